@@ -64,7 +64,7 @@ class Factors(Protocol):
 
 @dataclass(frozen=True)
 class StackedFactors:
-    """The factors of some members as the files of an artifact have them. The fields are those of `Factors`."""
+    """The factors of some members, as the files of an artifact have them. The fields: see `Factors`."""
 
     base: Tensor
     left: Tensor

@@ -151,8 +151,8 @@ def _check(weight: FactoredWeight, rows: Mapping[str, Weight], members: int) -> 
     rank = left.shape[1] if len(left.shape) == 2 else 0
     if not 1 <= rank <= min(outputs, inputs) or left.shape[0] != outputs or right.shape != [rank, inputs]:
         raise manifest_error(
-            f"{where}: the factors are {left.shape} and {right.shape}; the base is {base.shape}, so they would"
-            f" be [{outputs}, r] and [r, {inputs}] with r from 1 to {min(outputs, inputs)}"
+            f"{where}: the factors are {left.shape} and {right.shape}; the base is {base.shape}, so they"
+            f" would be [{outputs}, r] and [r, {inputs}] with r from 1 to {min(outputs, inputs)}"
         )
     if left.dtype != right.dtype or left.dtype not in FLOATS:
         raise manifest_error(f"{where}: the factors are {left.dtype} and {right.dtype}; expected one float")

@@ -100,7 +100,7 @@ class Manifest:
     version: tuple[int, int] = (1, 0)
     members: tuple[Member, ...]
     weights: tuple[Weight, ...]
-    factored: Factored = Factored()
+    factored: Factored = field(default_factory=Factored)
     entries: dict[str, Entry]
     probe: str = ""
     verification: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Manifest:
 
     @property
     def member_weights(self) -> tuple[Weight, ...]:
-        """The weights that the members' state dicts and programs have. A factored weight counts as Stacked."""
+        """The weights of the members' state dicts and programs. A factored weight counts as Stacked."""
         stored = tuple(w for w in self.weights if w.role != FACTOR)
         table = {w.name: w for w in self.weights}
         return stored + tuple(w.weight(table) for w in self.factored.weights)
@@ -183,10 +183,8 @@ class Manifest:
         members = _read_members(d["members"])
         weights = _read_weights(d["weights"], len(members))
         if not factored and any(w.role == FACTOR for w in weights):
-            raise manifest_error(f"weights: a weight has the role {FACTOR}, and no key factored says of which")
-        products = (
-            Factored.from_json(d["factored"], weights, len(members), files) if factored else Factored()
-        )
+            raise manifest_error(f"weights: a weight has the role {FACTOR}, and there is no key factored")
+        products = Factored.from_json(d["factored"], weights, len(members), files) if factored else Factored()
         entries = _read_entries(d["entries"], len(members), files, version)
         _check_initial_weights(entries, weights)
         if version >= (1, 1):

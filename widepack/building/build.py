@@ -110,8 +110,8 @@ def build(
         base: The checkpoint of the model that adapters were trained on. The artifact stores its weights once,
             and for each member the low-rank factors of the adapter.
         unmerge: Whether to look for a common base and low-rank differences in the members' weights, for
-            checkpoints that adapters were merged into. With `base`, the differences from it; without, the base
-            is one of the members, or is computed from three members or more. Weights without such
+            checkpoints that adapters were merged into. With `base`, the differences from it; without, the
+            base is one of the members, or is computed from three members or more. Weights without such
             differences are stored for each member.
         progress: A function that is called with `(stage, done, total)`.
 

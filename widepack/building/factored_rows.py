@@ -35,8 +35,8 @@ class FactoredRow:
     def weight(self) -> FactoredWeight:
         """The row of the manifest."""
         of = self.member.weight
-        names = [f"{of.name}@{part}" for part in ("base", "left", "right")]
-        return FactoredWeight(of.name, of.role, *names, list(self.factors.ranks), list(of.aliases))
+        base, left, right = (f"{of.name}@{part}" for part in ("base", "left", "right"))
+        return FactoredWeight(of.name, of.role, base, left, right, list(self.factors.ranks), list(of.aliases))
 
     @property
     def names(self) -> FactorNames:

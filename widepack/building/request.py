@@ -99,11 +99,13 @@ class BuildRequest:
             )
         if self.base is not None and not adapters and not self.unmerge:
             raise UsageError(
-                f"a base is given ({self.base}), but no adapter; add --unmerge for checkpoints that adapters were"
-                " merged into, or leave the base out"
+                f"a base is given ({self.base}), but no adapter; add --unmerge for checkpoints that adapters"
+                " were merged into, or leave the base out"
             )
         if (adapters or self.unmerge) and self.one_checkpoint:
-            raise UsageError("n is for stochastic passes of one checkpoint, which have no differences from it")
+            raise UsageError(
+                "n is for stochastic passes of one checkpoint, which have no differences from it"
+            )
         if (adapters or self.unmerge) and self.share == "none":
             raise UsageError("share='none' stores every member's weights, but a fleet shares its base")
 

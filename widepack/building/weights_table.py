@@ -64,7 +64,7 @@ class WeightsTable:
     def _factored(
         self, members: Sequence[WeightRow], fleet: Fleet, progress: Callable[[int, int], None]
     ) -> list[FactoredRow]:
-        """Returns the weights that are stored as factors, one after the other, and notes why others are not."""
+        """Returns the weights that are stored as factors, and notes why others are not."""
         found = []
         stacked = [r for r in members if r.weight.kind == "stacked" and r.weight.role == "parameter"]
         for done, row in enumerate(stacked):

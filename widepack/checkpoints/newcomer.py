@@ -51,7 +51,8 @@ def newcomer(
 ) -> Newcomer:
     """Opens a checkpoint and checks its names, shapes and dtypes against the artifact's.
 
-    key, trust_pickle: as `widepack.build` takes them. opened: the checkpoint, if it is open already. Floating weights are converted if the artifact's were
+    key, trust_pickle: as `widepack.build` takes them. opened: the checkpoint, if it is open already.
+    Floating weights are converted if the artifact's were
     (`--dtype`).
     Raises: CheckpointError; MemberMismatch with all differences, or if the members have different constants,
     which no checkpoint stores.

@@ -48,8 +48,9 @@ class AdapterMember:
         if unknown := [name for name in adapter.deltas if name not in known]:
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise CheckpointError(
-                f"adapter {adapter.path}: the base {base.path} has no {', '.join(unknown[:_MOST_NAMED])}{more};"
-                " give the base model that the adapter was trained on"
+                f"adapter {adapter.path}: the base {base.path} has no"
+                f" {', '.join(unknown[:_MOST_NAMED])}{more}; give the base model that the adapter was"
+                " trained on"
             )
         infos = dict(known)
         for name, value in adapter.replaced.items():

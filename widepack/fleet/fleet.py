@@ -72,6 +72,7 @@ def _if_smaller(found: Factors, count: int) -> Factors | KeptStacked:
         return KeptStacked("no member differs from the base by a low-rank difference", 0)
     if found.bytes >= stacked:
         return KeptStacked(
-            f"factors of rank {found.rank} take {found.bytes:,} bytes, and the weights {stacked:,}", found.rank
+            f"factors of rank {found.rank} take {found.bytes:,} bytes, and the weights {stacked:,}",
+            found.rank,
         )
     return found

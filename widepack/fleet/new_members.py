@@ -62,7 +62,7 @@ def open_newcomer(
     if not manifest.factored.weights:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
-            " they are; merge the adapter into its base first, or build the artifact with --base and --adapter"
+            " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
     member = AdapterMember(_base_of(manifest, files, path), read_adapter(path))
     return newcomer(manifest, path, opened=member.checkpoint)
@@ -96,8 +96,9 @@ def new_factors(
     found = unmerge([value], base, left.dtype)
     if not isinstance(found, Factors):
         raise MemberMismatch(
-            f"checkpoint {path}: {weight.name} is no low-rank fine-tune of the artifact's base: {found.reason}."
-            " The artifact stores this weight as a base and factors; build it again with all checkpoints"
+            f"checkpoint {path}: {weight.name} is no low-rank fine-tune of the artifact's base:"
+            f" {found.reason}. The artifact stores this weight as a base and factors; build it again with all"
+            " checkpoints"
         )
     most = max(int(left.shape[2]), found.rank) if room is None else room
     if found.rank > most:

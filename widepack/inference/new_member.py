@@ -5,6 +5,7 @@ probe.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.newcomer import Newcomer
 from ..errors import MemberMismatch, VerificationError
+from ..fleet.new_members import new_factors
 from ..verification.coarse_eps import coarsest
 from ..verification.tolerance import ErrorStats, floating, same_places
 from .member_runs import OwnAnswers
@@ -21,14 +23,31 @@ from .programs import EntryPrograms
 from .weight_exchange import MemberUpdate
 
 
-def changed_weights(
-    artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Returns the new weights that differ from those of the files, in memory: those that programs read, and
-    those that all members share and that no program reads (`num_batches_tracked` of a batch norm in eval
-    mode).
+@dataclass(frozen=True)
+class NewWeights:
+    """The weights of a new member that differ from those of the files, in memory.
 
-    Raises: MemberMismatch for other shapes, and for weights that all members share and that a program reads.
+    Attributes:
+        member: Those that programs read, by the names of the member.
+        stored: The same as the files have them: a factored weight is its left and right factors.
+        factors: Of each factored weight among them the rank and the correction.
+        before: The present values of these factored weights.
+        unread: Those that all members share and that no program reads (`num_batches_tracked` of a batch norm
+            in eval mode).
+    """
+
+    member: dict[str, Tensor]
+    stored: dict[str, Tensor]
+    factors: dict[str, tuple[int, bytes]]
+    before: dict[str, Tensor]
+    unread: dict[str, Tensor]
+
+
+def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path) -> NewWeights:
+    """Returns the new weights that differ from those of the files.
+
+    Raises: MemberMismatch for other shapes, for weights that all members share and that a program reads, and
+    for factored weights that are no low-rank fine-tune of the base.
     """
     number, name = artifact.chosen[place], artifact.members[place]
     rows = [w for w in artifact.manifest.member_weights if w.role != "constant"]
@@ -55,7 +74,16 @@ def changed_weights(
             "and lowers the programs again; an artifact that was built with --share none takes such a "
             "checkpoint in a swap"
         )
-    return _copies(found), _copies(unread)
+    member, factors = _copies(found), {}
+    stored = {n: v for n, v in member.items() if n not in artifact.factors}
+    for weight in artifact.manifest.factored.weights if artifact.factors else ():
+        if weight.name in member:
+            room = artifact.factors[weight.name].rank
+            own = new_factors(weight, weights.files, member[weight.name], path, room)
+            stored |= {weight.left: own.left, weight.right: own.right}
+            factors[weight.name] = own.rank, own.correction
+    before = _copies({name: weights.part(name, number) for name in factors})
+    return NewWeights(member, stored, factors, before, _copies(unread))
 
 
 def _copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -63,20 +91,24 @@ def _copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def checked_answers(
-    e: EntryPrograms, pattern: str, update: MemberUpdate, mapped: Mapping[str, Tensor], path: str | Path
+    e: EntryPrograms, pattern: str, update: MemberUpdate, new: NewWeights, path: str | Path
 ) -> OwnAnswers:
     """Returns the new member's own answers to the probe's inputs.
 
-    mapped: its weights that differ, in the files' dtype.
+    new: its weights that differ, in the files' dtype.
     Raises: VerificationError if the member fails, or if its answers are not close enough to float64.
     """
     artifact, place, weights = e.artifact, update.place, e.artifact.weights
 
     def weight(name: str) -> Tensor:
-        return update.values[name] if name in update.values else weights.of_member(name, place)
+        if name in update.values:
+            return update.values[name]
+        if name in new.factors:
+            return weights.place(new.member[name], f"checkpoint {path}: {name}")
+        return weights.of_member(name, place)
 
     def exact(name: str) -> Tensor:
-        value = mapped[name] if name in mapped else weights.part(name, artifact.chosen[place])
+        value = new.member[name] if name in new.member else weights.part(name, artifact.chosen[place])
         return value.to(artifact.device)
 
     where = f"checkpoint {path}, entry {e.name}, the probe's inputs ({pattern})"

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from widepack_artifacts.manifest import Member
 
-from ..checkpoints.newcomer import Newcomer, newcomer
+from ..checkpoints.newcomer import Newcomer
 from ..errors import UsageError, VerificationError
+from ..fleet.new_members import open_newcomer
 from ..ir.at_rest import draws
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
@@ -38,7 +39,7 @@ from ..verification import probe as probes
 from ..verification.record import OutputBounds
 from .bound_program import BoundProgram
 from .member_runs import OwnAnswers
-from .new_member import changed_weights, checked_answers
+from .new_member import NewWeights, changed_weights, checked_answers
 from .open_artifact import OpenArtifact, Replacement, SwappedAnswers
 from .programs import EntryPrograms
 from .weight_exchange import MemberUpdate, WeightChanges
@@ -108,7 +109,7 @@ def swap(
         artifact.check_open()
         artifact.check_unchanged()
         stages = StageClock()
-        new = newcomer(artifact.manifest, checkpoint, key, trust_pickle)
+        new = open_newcomer(artifact.manifest, artifact.weights.files, checkpoint, key, trust_pickle)
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)
 
 
@@ -133,47 +134,48 @@ class _Swap:
     def run(self, new: Newcomer) -> SwapReport:
         """Runs all stages. Raises: as `WideModel.swap`."""
         artifact = self.artifact
-        mapped, unread = changed_weights(artifact, self.place, new, self.checkpoint)
+        found = changed_weights(artifact, self.place, new, self.checkpoint)
+        place = artifact.weights.place
         update = MemberUpdate(
             artifact,
             self.place,
-            {n: artifact.weights.place(v, f"checkpoint {self.checkpoint}: {n}") for n, v in mapped.items()},
+            {n: place(v, f"checkpoint {self.checkpoint}: {n}") for n, v in found.stored.items()},
+            {n: found.member[n] for n in found.factors},
+            found.factors,
         )
         self.stages.done("open")
         name, source = artifact.members[self.place], str(self.checkpoint)
         file = Member(name, source, new.checkpoint.sha256(), new.checkpoint.bytes)
-        replacement = Replacement(file, unread)
-        differing = len(mapped) + len(unread)
-        if not mapped:
+        replacement = Replacement(file, found.unread)
+        differing = len(found.member) + len(found.unread)
+        if not found.member:
             artifact.replaced[self.number] = replacement
             return SwapReport(name, source, self.stages.seconds, 0.0, 0, differing, 0)
         for e in self.entries:
             for pattern in PATTERNS:
-                self._answer(e, pattern, update, mapped)
+                self._answer(e, pattern, update, found)
         self.stages.done("check")
-        changes, known, pause = self._replace(update, mapped, replacement)
+        changes, known, pause = self._replace(update, found, replacement)
         try:
             for e, pattern, bound in known:
                 _verify(
                     artifact, self.place, e, pattern, bound, self._answers[e.name, pattern], self.checkpoint
                 )
         except BaseException:
-            self._restore(update, mapped, changes, [b for _, _, b in known])
+            self._restore(update, found, changes, [b for _, _, b in known])
             raise
         self.stages.done("verify")
         return SwapReport(
             name, source, self.stages.seconds, pause, changes.bytes, differing, changes.exchanged
         )
 
-    def _answer(
-        self, e: EntryPrograms, pattern: str, update: MemberUpdate, mapped: Mapping[str, Tensor]
-    ) -> None:
+    def _answer(self, e: EntryPrograms, pattern: str, update: MemberUpdate, new: NewWeights) -> None:
         """Computes and checks the new member's answers. Raises: VerificationError."""
         if (e.name, pattern) not in self._answers:
-            self._answers[e.name, pattern] = checked_answers(e, pattern, update, mapped, self.checkpoint)
+            self._answers[e.name, pattern] = checked_answers(e, pattern, update, new, self.checkpoint)
 
     def _replace(
-        self, update: MemberUpdate, mapped: Mapping[str, Tensor], replacement: Replacement
+        self, update: MemberUpdate, new: NewWeights, replacement: Replacement
     ) -> tuple[WeightChanges, list[_Bound], float]:
         """Computes all new values, and exchanges them as soon as no program was bound meanwhile.
 
@@ -184,8 +186,8 @@ class _Swap:
         while True:
             known = [(e, pattern, bound) for e in self.entries for pattern, bound in e.bound()]
             for e, pattern, _ in known:
-                self._answer(e, pattern, update, mapped)
-            changes = WeightChanges(update.canonical(mapped))
+                self._answer(e, pattern, update, new)
+            changes = WeightChanges(update.canonical(new.stored), update.replaced_factors())
             for e, pattern, bound in known:
                 update.changes(bound, changes, partial(e.binder.rebind, pattern))
             self.stages.done("derive")
@@ -230,7 +232,7 @@ class _Swap:
     def _restore(
         self,
         update: MemberUpdate,
-        mapped: Mapping[str, Tensor],
+        weights: NewWeights,
         changes: WeightChanges,
         known: Sequence[BoundProgram],
     ) -> None:
@@ -238,7 +240,7 @@ class _Swap:
         with self.artifact.lock:
             since = WeightChanges()
             try:
-                self._add_since(update, mapped, changes, known, since)
+                self._add_since(update, weights, changes, known, since)
             finally:
                 with self.artifact.gate.shut():
                     _synchronize(self.artifact)
@@ -253,7 +255,7 @@ class _Swap:
     def _add_since(
         self,
         new: MemberUpdate,
-        mapped: Mapping[str, Tensor],
+        stored: NewWeights,
         changes: WeightChanges,
         known: Sequence[BoundProgram],
         since: WeightChanges,
@@ -265,11 +267,12 @@ class _Swap:
         """
         weights = self.artifact.weights
         # The first changes are those of the mapped files, one for each weight.
-        before = {name: w.before for name, w in zip(mapped, changes.written)}
+        before = {name: w.before for name, w in zip(stored.stored, changes.written)}
         old = MemberUpdate(
             self.artifact,
             new.place,
             {name: weights.place(value, f"weight {name}") for name, value in before.items()},
+            stored.before,
         )
         since.written += old.copies(changes.written)
         for e in self.entries:

@@ -16,7 +16,7 @@ already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.program import Output, Program, Ref, refs
+from widepack_artifacts.weights import Weights
 
 from .. import backends
 from ..backends.flat import Flat, dense
@@ -55,17 +56,36 @@ class WrittenWeights:
     before: Tensor
 
 
+@dataclass(frozen=True)
+class ReplacedFactors:
+    """The rank and the correction of one member's factored weight.
+
+    Attributes:
+        files: The weights files.
+        weight, member: The weight's name, and the member's number.
+        value, before: The new ones, and those that are there now.
+    """
+
+    files: Weights
+    weight: str
+    member: int
+    value: tuple[int, bytes]
+    before: tuple[int, bytes]
+
+
 @dataclass
 class WeightChanges:
     """All changes that have to be made at once.
 
     Attributes:
         written: The memory to write.
+        factors: The ranks and corrections of factored weights to replace.
         values: For each program the derived values to replace: new and old, by their numbers.
         bound: The programs to replace: new and old.
     """
 
     written: list[WrittenWeights] = field(default_factory=list)
+    factors: list[ReplacedFactors] = field(default_factory=list)
     values: list[tuple[Executable, dict[int, Any], dict[int, Any]]] = field(default_factory=list)
     bound: list[tuple[BoundProgram, Runnable, Runnable]] = field(default_factory=list)
 
@@ -95,6 +115,8 @@ class WeightChanges:
         with torch.inference_mode():
             for w in self.written:
                 w.into.copy_(value(w))
+        for f in self.factors:
+            f.files.replace_factors(f.weight, f.member, *which(f.value, f.before))
         for run, new, old in self.values:
             run.exchange(which(new, old))
         for bound, new_run, old_run in self.bound:
@@ -107,11 +129,21 @@ class MemberUpdate:
     Args:
         artifact: The open artifact.
         place: The member's place among the loaded ones.
-        values: The weights that differ from the present ones, by name, on the device.
+        values: The stored weights that differ from the present ones, by name, on the device.
+        products: The factored weights that differ, in the files' dtype.
+        factors: The ranks and corrections of these.
     """
 
-    def __init__(self, artifact: OpenArtifact, place: int, values: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        artifact: OpenArtifact,
+        place: int,
+        values: Mapping[str, Tensor],
+        products: Mapping[str, Tensor] | None = None,
+        factors: Mapping[str, tuple[int, bytes]] | None = None,
+    ) -> None:
         self.artifact, self.place, self.values = artifact, place, values
+        self.products, self.factors = dict(products or {}), dict(factors or {})
 
     def weight(self, name: str) -> Any:
         """Returns a weight of all members after the change. It is a copy if this member's part changes."""
@@ -139,6 +171,23 @@ class MemberUpdate:
             into.copy_(found[-1].before)
         return found + self.copies(found)
 
+    def replaced_factors(self) -> list[ReplacedFactors]:
+        """Returns the changes of the ranks and corrections of factored weights."""
+        files, number = self.artifact.weights.files, self.artifact.chosen[self.place]
+        return [
+            ReplacedFactors(files, name, number, new, files.factors_of(name, number))
+            for name, new in self.factors.items()
+        ]
+
+    def _computed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the members' values of factored weights that somebody uses, with the new ones."""
+        weights, number = self.artifact.weights, self.artifact.chosen[self.place]
+        for name, value in self.products.items():
+            if (own := weights.files.computed(name, number)) is not None:
+                yield own, value
+            if (copy := weights.member_copy(name, self.place)) is not None:
+                yield copy, weights.place(value, f"weight {name}")
+
     def copies(self, known: Sequence[WrittenWeights]) -> list[WrittenWeights]:
         """Returns the changes of copies that are not among the known ones.
 
@@ -155,7 +204,8 @@ class MemberUpdate:
             if (copy := weights.member_copy(name, self.place)) is not None:
                 tensors.append(copy)
             found += [_write(into, value) for into in tensors if (into.data_ptr(), into.shape) not in there]
-        return found
+        used = [(into, v) for into, v in self._computed() if (into.data_ptr(), into.shape) not in there]
+        return found + [_write(into, value) for into, value in used]
 
     def changes(self, bound: BoundProgram, into: WeightChanges, rebind: Rebind) -> None:
         """Adds what changes in a bound program beside the weights themselves.
@@ -177,7 +227,7 @@ class MemberUpdate:
             targets = _compiled_copies(flat, number, old)
             if not (tensors := _tensors(old)) or not all(storage(t) in homes for t in tensors):
                 targets.append((old, -1))
-            new = self._computed(run, number) if targets else None
+            new = self._derived(run, number) if targets else None
             for target, part in targets:
                 written, instead = _difference(
                     target, new if part < 0 and target is old else dense(_part(new, part))
@@ -195,7 +245,7 @@ class MemberUpdate:
             )
         into.values.append((run, exchanged, {n: run.given[n] for n in exchanged}))
 
-    def _computed(self, run: Executable, number: int) -> Any:
+    def _derived(self, run: Executable, number: int) -> Any:
         """Returns one of a program's weights or derived weights after the change."""
         part = _program_of(run, number)
         with torch.inference_mode():

@@ -36,9 +36,7 @@ class RevisedFactors:
     corrections: Mapping[str, bytes]
 
 
-def revised_factors(
-    manifest: Manifest, files: Weights, slots: Sequence[MemberSlot]
-) -> list[RevisedFactors]:
+def revised_factors(manifest: Manifest, files: Weights, slots: Sequence[MemberSlot]) -> list[RevisedFactors]:
     """Returns the factored weights of the revised members. The base stays.
 
     Raises: MemberMismatch, which lists the weights of new members that are no low-rank fine-tunes of it.

@@ -15,8 +15,8 @@ from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
 from .report import ReviseReport
 from .request import Model, PathText, ReviseRequest
-from .transaction import revise
 from .slots import MemberSlot
+from .transaction import revise
 
 
 def update(

@@ -52,8 +52,8 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
-from .prove import Modules, ProofContext
 from .factors import write_revised
+from .prove import Modules, ProofContext
 from .report import ReviseReport
 from .request import ReviseRequest
 from .revised_entry import ProvedRevision, RevisedEntry

@@ -31,7 +31,7 @@ from ..building.provenance import SHARD_SIZE
 from ..building.weight_row import WeightRow
 from ..building.write import SHARD_BYTES, write_weights
 from ..checkpoints.differences import bit_equal
-from ..checkpoints.newcomer import RAGGED, SHARED, Newcomer
+from ..checkpoints.newcomer import RAGGED, SHARED
 from ..system.readahead import Extent, extents
 from .factors import RevisedFactors, revised_factors
 from .slots import MemberSlot
@@ -75,9 +75,7 @@ def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[M
     """Returns the weights table of the revised members. files: the weights of the old artifact."""
     factored = revised_factors(manifest, files, slots)
     of_factors = {row.weight.name: row for f in factored for row in f.rows}
-    rows = [
-        of_factors[w.name] if w.role == FACTOR else _row(w, files, slots) for w in manifest.weights
-    ]
+    rows = [of_factors[w.name] if w.role == FACTOR else _row(w, files, slots) for w in manifest.weights]
     was = len(manifest.members)
     changed = [
         KindChange(old.name, old.kind, r.weight.kind, old.bytes(was), r.weight.bytes(len(slots)))

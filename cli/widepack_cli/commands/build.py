@@ -72,8 +72,8 @@ TOML = "widepack.toml"
 @click.option(
     "--unmerge",
     is_flag=True,
-    help="Find a common base and low-rank differences in checkpoints that adapters were merged into, and store "
-    "these. With --dry-run: show what is found.",
+    help="Find a common base and low-rank differences in checkpoints that adapters were merged into, and "
+    "store these. With --dry-run: show what is found.",
 )
 @click.option(
     "--skip-bad",
