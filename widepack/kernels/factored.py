@@ -36,7 +36,7 @@ def _fake_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    members, outputs, rank = left.shape
+    members, outputs = left.shape[:2]
     if x.shape[0] != members:
         return _of_shared_rows(x[0], base, left, right, bias)
     rows, inputs = x.shape[1:]
