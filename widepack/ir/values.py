@@ -94,7 +94,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
-    """One value for each member, in one tensor `[N, ...]`. factors: the parts of a weight, if it has parts."""
+    """One value for each member, in one tensor `[N, ...]`. factors: the parts of a weight that has parts."""
 
     value: Value
     factors: LowRank | None = None

@@ -36,7 +36,7 @@ def _fake_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    members, outputs, rank = left.shape
+    members, outputs = left.shape[:2]
     if x.shape[0] != members:
         return _of_shared_rows(x[0], base, left, right, bias)
     rows, inputs = x.shape[1:]
@@ -51,7 +51,7 @@ def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Te
 def _of_shared_rows(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """Computes `delta_linear` for rows `[R, I]` of all members: the base product runs once."""
     members, _, rank = left.shape
-    thin = torch.mm(x, right.reshape(members * rank, -1).t())  # [R, N*r]
+    thin = torch.mm(x, right.flatten(0, 1).t())  # [R, N*r]
     thin = thin.view(x.shape[0], members, rank).transpose(0, 1)
     product = torch.mm(x, base.t()).unsqueeze(0)
     if bias is not None:

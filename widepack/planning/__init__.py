@@ -13,5 +13,6 @@
 | `plan_cache.py` | Stores plans that were measured on this machine in the user's cache |
 | `regions.py` | Makes the wide plan and the loop plan of a member program |
 | `request.py` | Parses the strategies that a user requests |
+| `split_plans.py` | Plans for weights that are a base of all members plus thin factors: the strategy |
 | `working_set.py` | Computes how many bytes of activations an op reads and writes, and up to |
 """

@@ -7,11 +7,13 @@
 4. On a CPU, the batch decides (`cpu_plans.py`).
 5. On a CPU, if tables and ids differ between members, one table of all members is looked up (`flat_index`). A
    gather along each table takes twice as long.
+6. Layers whose weights are a base of all members plus thin factors split them: on a CPU for batches of few
+   rows (`split_plans.py`), on a GPU always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from widepack_artifacts.program import Kind, Program, Ref
 
@@ -22,6 +24,7 @@ from .cpu_plans import cpu_plans
 from .plan import REQUESTED, NodeChoice, Plan
 from .regions import Regions
 from .request import StrategyRequest
+from .split_plans import SPLIT, row_limit, split_layers, with_split
 
 
 def plans(
@@ -47,7 +50,8 @@ def plans(
         request: The strategies that the user requests.
     """
     found = kinds(program, slots)
-    choices = preferred(program, found, request)
+    split = split_layers(program, found)
+    choices = preferred(program, found, request, split)
     regions = Regions.of(program, found, slots, device, pattern, request.plain)
     if request.whole == "wide":
         return [regions.wide(REQUESTED, choices)]
@@ -56,9 +60,17 @@ def plans(
     if request.whole == "loop":
         return [regions.loop(REQUESTED, choices)]
     if device != "cpu":
+        # The weights that a GPU reads take the time, and merged ones take the memory of N models.
         why = f"on {device} N members cost N times the launches; one op for all costs one"
-        return [regions.wide(why, choices)]
-    return cpu_plans(regions, members, sizes, batch, {**looked_up(program, found), **choices})
+        return [regions.wide(why, {**split, **choices})]
+    tables = looked_up(program, found)
+    if split and SPLIT in request.preferred:
+        return [regions.wide(REQUESTED, {**tables, **choices})]
+    merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices})
+    if not split:
+        return merged
+    most = row_limit(program, found, sizes, batch)
+    return with_split(regions, merged, most, {**tables, **split, **choices}, batch)
 
 
 def looked_up(program: Program, found: Mapping[str, Kind]) -> dict[str, NodeChoice]:
@@ -78,12 +90,19 @@ def looked_up(program: Program, found: Mapping[str, Kind]) -> dict[str, NodeChoi
     return choices
 
 
-def preferred(program: Program, found: Mapping[str, Kind], request: StrategyRequest) -> dict[str, NodeChoice]:
-    """Returns the strategies that the user prefers, for the nodes whose ops have them."""
+def preferred(
+    program: Program, found: Mapping[str, Kind], request: StrategyRequest, split: Container[str]
+) -> dict[str, NodeChoice]:
+    """Returns the strategies that the user prefers, for the nodes whose ops have them.
+
+    split: the nodes that can split their weights.
+    """
     choices: dict[str, NodeChoice] = {}
     for node in program.nodes:
         known: Sequence[str] = tuple(REGISTRY[node.op].strategies) if node.op in REGISTRY else ()
         for name in request.preferred:
+            if name == SPLIT and node.name not in split:
+                continue
             if found[node.name] == "stacked" and (name in known or name == "sequential"):
                 choices[node.name] = NodeChoice.by_user(name)
                 break

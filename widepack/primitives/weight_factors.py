@@ -1,6 +1,6 @@
 """Layers over weights that are a base of all members plus a product of thin factors.
 
-    W[i] = base + left[i] @ right[i]    base: [O, ...]    left: [N, O, r]    right: [N, r, I]    W: [N, O, ...]
+    W[i] = base + left[i] @ right[i]    base: [O, ...]    left: [N, O, r]    right: [N, r, I]
 
 | op | strategy | how |
 |---|---|---|
@@ -145,8 +145,8 @@ def embedding(w: Writer, weight: Stacked, ids: WideValue, *_: Any, **__: Any) ->
     assert factors is not None
     dtype = weight.value.dtype
     left, right = (_cast(w, f.value, dtype) for f in (factors.left, factors.right))
-    rows = one_table(w, factors.base, ids).value  # type: ignore[arg-type, union-attr]
-    thin, back = _rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)  # type: ignore[union-attr]
+    rows = one_table(w, factors.base, ids).value
+    thin, back = _rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)
     delta = back(w.call("bmm", thin, right))
     return Stacked(w.call("add.Tensor", delta, rows))
 

@@ -53,7 +53,7 @@ def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Progra
     Raises:
         ValueError: A weight with factors has less than two dims, or a size that is no number.
     """
-    taken = {v.name for v in (*program.weights, *program.inputs, *program.nodes)}
+    taken = {s.name for s in (*program.weights, *program.inputs)} | {n.name for n in program.nodes}
 
     def name(wish: str) -> str:
         while wish in taken:

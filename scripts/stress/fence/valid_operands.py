@@ -482,6 +482,23 @@ def _streamed(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.delta_linear.default")
+def _delta_linear(draw: Draw) -> list[Sample]:
+    return [
+        call(draw.normal(x, 5, 4), draw.normal(6, 4), draw.normal(3, 6, 2), draw.normal(3, 2, 4), bias)
+        for x in (1, 3)
+        for bias in (None, draw.normal(1, 6), draw.normal(3, 6))
+    ]
+
+
+@_valid("widepack.factored_weight.default")
+def _factored_weight(draw: Draw) -> list[Sample]:
+    return [
+        call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4)),
+        call(draw.normal(6, 4, 3, 3), draw.normal(6, 1), draw.normal(1, 36)),
+    ]
+
+
 def _steps(draw: Draw, gates: int) -> list[Sample]:
     rows = []
     for members in (1, 3):
