@@ -65,6 +65,7 @@ def load(
     progress: Report | None = None,
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
+    memory: str = "auto",
 ) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
@@ -102,6 +103,9 @@ def load(
             amount, for artifacts from makers that you trust.
         allow_ops: Ops of other libraries (`mylib::op`) that the artifact's programs may use. The op of a
             library may do anything with values from a file, so name only ops that are safe with any input.
+        memory: For an artifact of fine-tunes that stores a base and low-rank factors. `auto` computes each
+            member's whole weights when a call first has so many rows that this is faster, if memory for N
+            models is available. `least` never does.
 
     Returns:
         A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output
@@ -134,6 +138,7 @@ def load(
         "progress": progress,
         "limit": limit,
         "allow_ops": allow_ops,
+        "memory": memory,
     }
     if isinstance(device, (list, tuple)):
         return load_parts(path, list(device), options)

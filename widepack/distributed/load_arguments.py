@@ -29,3 +29,4 @@ class LoadArguments(TypedDict, total=False):
     progress: Report | None
     limit: float | None
     allow_ops: Sequence[Any]
+    memory: str

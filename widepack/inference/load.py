@@ -32,6 +32,7 @@ from ..system.gate import Gate
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .merged_weights import MEMORY
 from .model import WideModel
 from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
 
@@ -61,6 +62,7 @@ def load(
     progress: Report | None = None,
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
+    memory: str = "auto",
     gate: Gate | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
@@ -69,13 +71,15 @@ def load(
         path, device: The artifact's folder, and one device.
         dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
             `widepack.load` takes them.
-        cache, progress, limit, allow_ops: The same.
+        cache, progress, limit, allow_ops, memory: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
         ArtifactError, UsageError: As `widepack.load`.
     """
     _check_choices(verify, backend, compile, cache, simplify)
+    if memory not in MEMORY:
+        raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
     _check_limit(limit)
     check_expected(expect)
     if threads is not None:
@@ -96,6 +100,7 @@ def load(
         cache=cache,
         limit=limit,
         allow_ops=allow_ops,
+        memory=memory,
     )
     extra = ops.allow(allow_ops)
     path = path_of(path)
@@ -107,6 +112,7 @@ def load(
         verified=verify != "off",
         backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
         limit=limit,
+        memory=memory,
     )
     opening = _Opening(options, verify, members, find_dtype(dtype), gate)
     with plain_modes(), guarded(str(path)):

@@ -59,6 +59,7 @@ class LoadLimits:
         self._weights_bytes = sum(map(bytes_on_disk, weights))
         self._probe_bytes = bytes_on_disk(probe) if probe is not None else 0
         self._justified: dict[str, int] = {}  # weight -> its bytes
+        self._merged_bytes = 0
         self.prologue = PrologueBytes()
         self.budget = self._new_budget()
         self.lowering = Deadline(limit)
@@ -68,7 +69,7 @@ class LoadLimits:
         """Returns a budget for what is bound now. before: the budget that it replaces in the same load."""
         if self.limit is None:
             return None
-        weights = min(self._weights_bytes, sum(self._justified.values()))
+        weights = min(self._weights_bytes, sum(self._justified.values())) + self._merged_bytes
         budget = Budget.of(weights, self._probe_bytes, self.limit)
         budget.resident = self.prologue.bytes
         if before is not None:
@@ -98,6 +99,15 @@ class LoadLimits:
         sizes: the bytes of each weight.
         """
         self._justified.update(sizes)
+        if self.budget is not None:
+            self.budget = self._new_budget(self.budget)
+
+    def justify_merged(self, size: int) -> None:
+        """Raises the budget by weights that are merged, after their memory was found to be available.
+
+        size: their bytes.
+        """
+        self._merged_bytes += size
         if self.budget is not None:
             self.budget = self._new_budget(self.budget)
 

@@ -69,6 +69,7 @@ class LoadOptions:
         backend: What programs run on.
         cast: The cast to another dtype; None for the artifact's.
         limit: How many times the usual memory and work a load may take; None for no limit.
+        memory: `auto` merges factored weights for many rows; `least` never does.
     """
 
     device: torch.device
@@ -79,6 +80,7 @@ class LoadOptions:
     backend: BackendOptions = BackendOptions()
     cast: Cast | None = None
     limit: float | None = 1.0
+    memory: str = "auto"
 
 
 @dataclass(frozen=True)

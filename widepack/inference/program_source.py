@@ -114,10 +114,26 @@ class ProgramSource:
         measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []
         return measured or [(w, p) for w, p in plans if not p.machine]
 
-    def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
+    def by_rules(self, pattern: str) -> list[StoredProgram]:
+        """Returns the artifact's programs by rules of thumb for this device; none if they cannot run."""
+        artifact = self.artifact
+        if not artifact.uses_stored_plans:
+            return []
+        rows = [
+            w
+            for w in self.entry.wide
+            if (w.pattern, w.device) == (pattern, artifact.device.type) and artifact.serves(w)
+        ]
+        return [
+            StoredProgram(artifact.reader.program(w.file), plan, artifact.manifest.files[w.file].sha256)
+            for w in rows
+            if not (plan := Plan.from_json(w.plan)).machine
+        ]
+
+    def lower(self, pattern: str, strategies: Sequence[str] = ()) -> list[tuple[Program, Plan]]:
         """Lowers the member programs of the loaded members for a pattern.
 
-        Entries over the same files and kinds of inputs are lowered once in a load. Raises: LoweringError;
+        strategies: those to prefer; default those of the load. Entries over the same files and kinds of inputs are lowered once in a load. Raises: LoweringError;
         UsageError.
         """
         from ..lowering.relower import relower  # imports the rules, which only lowering needs
@@ -136,6 +152,7 @@ class ProgramSource:
             pattern,
             self.plain,
             tuple(signatures),
+            tuple(strategies),
         )
         if key not in lowering.made:
             kinds: dict[str, Kind] = {w.name: w.kind for w in artifact.manifest.weights}  # type: ignore[misc]
@@ -149,7 +166,7 @@ class ProgramSource:
                     inputs.letter,
                     artifact.device.type,
                     pattern,
-                    artifact.options.strategies or "auto",
+                    list(strategies) or artifact.options.strategies or "auto",
                     artifact.options.simplify,
                     self.plain,
                     artifact.factors,

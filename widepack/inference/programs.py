@@ -15,10 +15,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from widepack_artifacts.rows import Rows
 
-from ..errors import ProbeError, WidepackError
+from ..errors import ProbeError, UsageError, WidepackError
 from ..planning.plan import for_size, scaled
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
@@ -26,11 +27,19 @@ from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
 from .entry_inputs import EntryInputs
+from .merged_weights import SPLIT, has_memory, merged_bytes
 from .open_artifact import OpenArtifact
 from .probe_check import ProbeCheck
 from .program_admission import ProgramAdmission
 from .program_binder import ProgramBinder
 from .program_source import ProgramSource
+
+
+class _DeferredClass(NamedTuple):
+    """The programs of one batch class, and the bytes of the weights that they merge."""
+
+    rows: list[StoredProgram]
+    bytes: int
 
 
 class EntryPrograms:
@@ -57,13 +66,37 @@ class EntryPrograms:
         self.binder = ProgramBinder(self.inputs, admission, self.probe_check)
         self.examined_rows: Rows | None = None
         self._bound: dict[str, list[BoundProgram]] = {}
+        self._deferred: dict[str, list[_DeferredClass]] = {}
 
     def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> BoundProgram:
-        """Returns the program that a call of these sizes runs."""
+        """Returns the program that a call of these sizes runs. A deferred one is bound."""
         bound = self.of(pattern)
+        if self._deferred.get(pattern):
+            size = scaled(sizes, self.inputs.letter, self.inputs.example)
+            if not any(b.plan.fits(size) for b in bound):
+                bound = self._with_deferred(pattern, size)
         if len(bound) == 1:
             return bound[0]
         return for_size(bound, scaled(sizes, self.inputs.letter, self.inputs.example), lambda b: b.plan)
+
+    def _with_deferred(self, pattern: str, size: int | None) -> list[BoundProgram]:
+        """Binds the deferred program for a batch if there is memory for it. Returns all bound programs.
+
+        Without the memory the program for fewer rows runs, from now on.
+        """
+        with self.artifact.lock, plain_modes():
+            waiting = self._deferred[pattern]
+            for one in [w for w in waiting if w.rows[0].plan.fits(size)]:
+                waiting.remove(one)
+                if not has_memory(self.artifact, one.bytes):
+                    continue
+                self.artifact.limits.begin()
+                self.artifact.limits.justify_merged(one.bytes)
+                with guarded(self.inputs.title(pattern), self.probe_check.explain):
+                    bound = self._bind_class(pattern, one.rows)
+                rows = [*self._bound[pattern], bound]
+                self._bound[pattern] = sorted(rows, key=lambda b: b.plan.batch[0])
+            return self._bound[pattern]
 
     @property
     def description(self) -> str:
@@ -80,6 +113,7 @@ class EntryPrograms:
     def forget(self) -> None:
         """Forgets the bound programs."""
         self._bound.clear()
+        self._deferred.clear()
 
     def of(self, pattern: str) -> list[BoundProgram]:
         """Returns the bound programs of a pattern. They are found, bound and checked on first use."""
@@ -112,7 +146,38 @@ class EntryPrograms:
         classes: dict[tuple[int, int | None], list[StoredProgram]] = {}
         for program in programs:
             classes.setdefault(program.plan.batch, []).append(program)
-        return [self._bind_class(pattern, rows) for rows in classes.values()]
+        now, later = [], []
+        for rows in classes.values():
+            size = max(merged_bytes(self.artifact, row.program) for row in rows)
+            (later if size else now).append(_DeferredClass(rows, size))
+        if not now:  # every program merges
+            size = max(one.bytes for one in later)
+            if not has_memory(self.artifact, size):
+                return self._bind_classes(pattern, self._without_merging(pattern, size))
+            self.artifact.limits.justify_merged(size)
+            now, later = later, []
+        bound = [self._bind_class(pattern, one.rows) for one in now]
+        self._deferred[pattern] = later
+        return bound
+
+    def _without_merging(self, pattern: str, size: int) -> list[StoredProgram]:
+        """Returns programs that merge no weights: the artifact's, or else lowered now.
+
+        size: the bytes that the others merge. Raises: UsageError if none can be lowered.
+        """
+        rules = [s for s in self.source.by_rules(pattern) if not merged_bytes(self.artifact, s.program)]
+        found = rules or [
+            StoredProgram(program, plan)
+            for program, plan in self.source.lower(pattern, SPLIT)
+            if not merged_bytes(self.artifact, program)
+        ]
+        if not found:
+            raise UsageError(
+                f"{self.inputs.title(pattern)}: its programs merge the factors of weights, which takes"
+                f" {size:,} bytes, and it has ops that cannot run over factors; leave memory='least' out, or"
+                " load fewer members"
+            )
+        return found
 
     def _bind_class(self, pattern: str, rows: Sequence[StoredProgram]) -> BoundProgram:
         """Binds the program for the requested backend, or the first one if no backend is requested.

@@ -1,0 +1,41 @@
+"""Tells which wide programs merge the factors of weights, and whether there is memory for it.
+
+A program for few rows reads a base and thin factors. A program for many rows computes each member's whole
+weight once, when it is bound: this takes the memory of N models. Such programs are bound when a call first
+needs one.
+"""
+
+from __future__ import annotations
+
+from widepack_artifacts.program import Program
+
+from ..runtime.prologue import split
+from ..system.memory import available_bytes
+from .open_artifact import OpenArtifact
+
+LEAST, AUTO = "least", "auto"
+MEMORY = (AUTO, LEAST)
+"""What `load(memory=)` takes."""
+SPLIT = ("split",)
+"""The strategies of programs that merge nothing."""
+_SHARE = 2
+"""Merged weights may take one of so many parts of the memory that is available."""
+
+
+def merged_bytes(artifact: OpenArtifact, program: Program) -> int:
+    """Returns how many bytes the weights take that a wide program merges; 0 if it merges none."""
+    if not artifact.manifest.factored.weights:
+        return 0
+    sources = {s.source: s.name for s in program.weights}
+    read = set(split(program).names)
+    bases = [w.base for w in artifact.manifest.factored.weights if w.base in sources]
+    merged = [artifact.weights.row(base) for base in bases if sources[base] not in read]
+    return len(artifact.chosen) * sum(row.bytes(1) for row in merged)
+
+
+def has_memory(artifact: OpenArtifact, size: int) -> bool:
+    """Returns whether weights of this many bytes may be merged now."""
+    if artifact.options.memory == LEAST:
+        return False
+    available = available_bytes() if artifact.device.type == "cpu" else None
+    return available is None or _SHARE * size <= available
