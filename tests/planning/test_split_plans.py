@@ -16,7 +16,7 @@ from widepack.simplify.factored_weights import FactorNames, with_factors
 from widepack_artifacts.program import Kind, Program, Ref
 
 
-def mlp(width: int = 8, tokens: str = "", layers: int = 2, weights: int = 2) -> Program:
+def mlp(width: int = 32, tokens: str = "", layers: int = 2, weights: int = 2) -> Program:
     """Returns linear layers with relus between them. weights: how many of them are factored."""
     shape = f"float32[B,{tokens}{width}]"
     nodes, last = [], "x"
@@ -28,17 +28,14 @@ def mlp(width: int = 8, tokens: str = "", layers: int = 2, weights: int = 2) -> 
     return factored(net, *(f"w{i}" for i in range(weights)))
 
 
-def factored(net: Program, *sources: str) -> Program:
-    parts = {s: FactorNames(f"{s}.base", f"{s}.left", f"{s}.right", 2, "float32") for s in sources}
+def factored(net: Program, *sources: str, rank: int = 2) -> Program:
+    parts = {s: FactorNames(f"{s}.base", f"{s}.left", f"{s}.right", rank, "float32") for s in sources}
     return with_factors(net, parts)
 
 
 def slots_of(net: Program, x: Kind = "stacked") -> dict[str, Kind]:
-    shared = {s.name for s in net.weights if s.source.endswith(".base")}
-    return {
-        **all_kinds(net, **{s.name: "stacked" for s in net.weights if s.name not in shared}),
-        **{s.name: x for s in net.inputs},
-    }
+    own: dict[str, Kind] = {s.name: "stacked" for s in net.weights if not s.source.endswith(".base")}
+    return {**all_kinds(net), **own, **{s.name: x for s in net.inputs}}
 
 
 def plans_of(
@@ -101,6 +98,13 @@ def test_rows_are_counted_over_all_dims_but_the_last(tokens: str, most: int) -> 
     assert plans_of(mlp(tokens=tokens))[0].batch == (1, most)
 
 
+@pytest.mark.parametrize(("rank", "most"), [(1, ROWS), (2, ROWS), (4, ROWS // 2), (16, ROWS // 8)])
+def test_large_factors_count_as_more_rows(rank: int, most: int) -> None:
+    """Up to an eighth of a weight's numbers the factors take no time: 2 * 64 of 1024."""
+    net = mlp(layers=1, weights=0)
+    assert plans_of(factored(net, "w0", rank=rank))[0].batch == (1, most)
+
+
 def test_no_batch_splits_where_one_sample_has_too_many_rows() -> None:
     assert not any(split(p) for p in plans_of(mlp(tokens="65,")))
 
@@ -116,19 +120,21 @@ def test_without_a_batch_the_sizes_of_the_example_decide(tokens: str, splits: bo
 def test_layers_count_as_often_as_they_have_weights() -> None:
     """A large layer over the batch alone outweighs a small one over 600 places."""
     nodes = [
-        node("a", "linear", Ref("x"), Ref("v"), out="float32[B,600,4]"),
-        node("p", "select.int", Ref("a"), 1, 0, out="float32[B,4]"),
+        node("a", "linear", Ref("x"), Ref("v"), out="float32[B,600,32]"),
+        node("p", "select.int", Ref("a"), 1, 0, out="float32[B,32]"),
         node("y", "linear", Ref("p"), Ref("w"), out="float32[B,4000]"),
     ]
-    net = program({"v": "float32[4,4]", "w": "float32[4000,4]"}, {"x": "float32[B,600,4]"}, nodes, ["y", "a"])
-    mean = (16 * 600 + 16000) / 16016  # rows of a sample
+    net = program(
+        {"v": "float32[32,32]", "w": "float32[4000,32]"}, {"x": "float32[B,600,32]"}, nodes, ["y", "a"]
+    )
+    mean = (1024 * 600 + 128000) / 129024  # rows of a sample
     most = plans_of(factored(net, "v", "w"))[0].batch[1]
     assert most == int(ROWS / mean)
 
 
 def test_places_of_an_image_are_the_rows_of_a_convolution() -> None:
-    conv = node("c", "conv2d", Ref("x"), Ref("w"), None, [1, 1], [1, 1], [1, 1], 1, out="float32[B,5,4,3]")
-    net = program({"w": "float32[5,2,3,3]"}, {"x": "float32[B,2,4,3]"}, [conv], ["c"])
+    conv = node("c", "conv2d", Ref("x"), Ref("w"), None, [1, 1], [1, 1], [1, 1], 1, out="float32[B,32,4,3]")
+    net = program({"w": "float32[32,16,3,3]"}, {"x": "float32[B,16,4,3]"}, [conv], ["c"])
     small = plans_of(factored(net, "w"))[0]
     assert small.batch == (1, ROWS // 12) and split(small) == {"c"}
 

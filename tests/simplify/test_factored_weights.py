@@ -263,6 +263,6 @@ def test_other_passes_keep_the_answers(x: Kind, split: bool) -> None:
 def test_factors_that_all_members_share_run_once() -> None:
     net, factored = block(), with_factors(block(), names("wc"))
     kinds = {**kinds_of(factored, "stacked"), "wc_left": "shared", "wc_right": "shared"}
-    lowered = lower([factored], [0] * 3, kinds, small.plan(), SIZES)  # type: ignore[arg-type]
+    lowered = lower([factored], [0] * 3, kinds, small.plan(), SIZES)
     assert lowered.used["wc"] == "once" and lowered.kinds["wc"] == "shared"
     assert net.nodes == factored.nodes[1:]
