@@ -17,7 +17,7 @@ import torch
 from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
 from widepack.ir.kinds import SIZES
-from widepack.ir.values import LowRank, Shared, Stacked, Value
+from widepack.ir.values import Shared, Stacked, Value, WeightFactors
 from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY, Strategy, always
 from widepack.registry.samples import SAMPLES, Draw, Sample
@@ -85,7 +85,7 @@ def packed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-def factors_of(x: torch.Tensor) -> LowRank | None:
+def factors_of(x: torch.Tensor) -> WeightFactors | None:
     """Returns exact factors of each member's tensor `x[i]`: a base of zeros, ones on the diagonal of left,
     and `x[i]` as right; None for a value that no op takes as a factored weight.
     """
@@ -95,7 +95,7 @@ def factors_of(x: torch.Tensor) -> LowRank | None:
     left = torch.eye(rows, dtype=x.dtype, device=x.device).expand(x.shape[0], rows, rows)
     parts = torch.zeros_like(x[0].detach()), left, x.reshape(x.shape[0], rows, -1)
     base, thin, right = (Value(None, p) for p in parts)
-    return LowRank(Shared(base), Stacked(thin), Stacked(right))
+    return WeightFactors(Shared(base), Stacked(thin), Stacked(right))
 
 
 def wide(

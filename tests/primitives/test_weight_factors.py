@@ -16,7 +16,7 @@ from torch import Tensor
 from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
 from widepack.ir.ops import full_name
-from widepack.ir.values import LowRank, Shared, Stacked, Value
+from widepack.ir.values import Shared, Stacked, Value, WeightFactors
 from widepack.kernels.checks import OperandError
 from widepack.kernels.decompose import decompose
 from widepack.kernels.library import FUNCTIONS
@@ -60,7 +60,8 @@ def factored(
     weight = REGISTRY[WEIGHT].strategies["merged"].rule(EagerWriter(members), base, left, right)
 
     def exact(i: int) -> Tensor:
-        return member(base, i) + (member(left, i) @ member(right, i)).reshape(shape)
+        whole: Tensor = member(base, i) + (member(left, i) @ member(right, i)).reshape(shape)
+        return whole
 
     return weight, exact
 
@@ -328,4 +329,4 @@ def test_factored_weight_equals_its_decomposition(
 
 def test_a_factored_value_has_low_rank_parts() -> None:
     weight, _ = factored(2, (4, 4), 2, torch.float32, torch.float32)
-    assert isinstance(weight.factors, LowRank) and Stacked(weight.value).factors is None
+    assert isinstance(weight.factors, WeightFactors) and Stacked(weight.value).factors is None

@@ -81,7 +81,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
+class WeightFactors:
     """The parts of a Stacked weight: member i's weight is `base + left[i] @ right[i]`, in the base's shape.
 
     base: Shared `[O, ...]`; left: Stacked `[N, O, r]`; right: Stacked `[N, r, I]`.
@@ -97,7 +97,7 @@ class Stacked:
     """One value for each member, in one tensor `[N, ...]`. factors: the parts of a weight that has parts."""
 
     value: Value
-    factors: LowRank | None = None
+    factors: WeightFactors | None = None
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,10 @@ A layer whose weight is a `widepack.factored_weight` may multiply with the base 
 with the merged weight of each member. Merged weights of N members are N times as many bytes to read, and
 `split` computes a little more for each row. On a CPU `split` pays off up to `ROWS` rows of a member, on
 average over the layers, each counted as often as it has weights. Above that the plans are those of merged
-weights. MEASURED
+weights. The rows of a layer with large factors count more than once: its thin products take longer.
+
+CPU time of a linear layer of 768 x 768 for 8 members on one thread, merged (`turned`) over `split`: rank 8:
+5.1 for 1 row, 3.0 for 4, 1.5 for 16, 1.09 for 64, 0.97 for 512; rank 96: 2.1, 1.7, 1.13, 0.90 and 0.82.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from widepack_artifacts.program import Kind, Node, Program, Ref
+from widepack_artifacts.program import Kind, Node, Program, Ref, refs
 
 from ..ir import ops
 from ..ir.fake_values import Fakes, replay
@@ -29,6 +32,7 @@ from .regions import Regions
 
 SPLIT = "split"
 ROWS = 64
+THIN = 8  # factors of up to a weight's numbers divided by this take no time beside the product with the base
 _TABLE = "aten.embedding.default"
 _WEIGHTS = {"aten.mm.default": "mat2", "aten.matmul.default": "other", "aten.addmm.default": "mat2"}
 _BECAUSE = "the base of all members is read once, and each member's thin factors"
@@ -88,14 +92,20 @@ def row_limit(
 
 
 def _rows(program: Program, layers: list[Node], sizes: Mapping[str, int]) -> float:
-    """Returns the rows of a member that a layer reads, on average over all weights of the layers."""
+    """Returns the rows of a member that a layer reads, on average over all weights of the layers.
+
+    Rows with large factors count more than once.
+    """
     values = replay(program, Fakes(sizes, static=True))
+    parts = {
+        n.name: sum(values[r].numel() for r in refs(n.args[1:])) for n in program.nodes if n.op == WEIGHT
+    }
     total, weights = 0.0, 0
     for node in layers:
         name = _weight(node)
         assert name is not None
         count = values[name].numel()
-        total += count * _rows_of(node, values)
+        total += count * _rows_of(node, values) * max(1.0, THIN * parts[name] / max(1, count))
         weights += count
     return total / max(weights, 1)
 

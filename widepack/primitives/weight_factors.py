@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..ir.values import LowRank, Shared, Stacked, Value, WideValue
+from ..ir.values import Shared, Stacked, Value, WeightFactors, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -46,14 +46,14 @@ def merged(w: Writer, base: Shared, left: Stacked, right: Stacked) -> WideValue:
     product = w.call("bmm", _cast(w, left.value, dtype), _cast(w, right.value, dtype))  # [N, O, I]
     product = w.call("reshape", product, [w.members, *w.sizes(base)])
     weight = w.call("add.Tensor", product, _cast(w, base.value, dtype))
-    return Stacked(_cast(w, weight, base.value.dtype), LowRank(base, left, right))
+    return Stacked(_cast(w, weight, base.value.dtype), WeightFactors(base, left, right))
 
 
 def _cast(w: Writer, value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else w.call("_to_copy", value, dtype=dtype)
 
 
-def _factors(x: WideValue, weight: WideValue, dims: int) -> LowRank | None:
+def _factors(x: WideValue, weight: WideValue, dims: int) -> WeightFactors | None:
     """Returns the factors of a weight of this rank; None if it has none, or x has another dtype."""
     if not isinstance(weight, Stacked) or weight.factors is None or weight.rank != dims:
         return None

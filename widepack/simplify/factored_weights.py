@@ -6,7 +6,7 @@
 2. One node with the name of the old slot computes the weight. It depends on weights alone, so all other nodes
    stay as they are.
 
-Requires: a functional member program whose weights with factors have at least two dims, the rows first.
+Requires: a functional member program whose weights with factors have at least two dims, the first of them O.
 Ensures: equal results except for rounding, if the factors are those of the weights. The result is internal:
 no file stores a member program with this op.
 """
