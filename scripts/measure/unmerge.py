@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.correction import encode_correction, whole
 from widepack.fleet.factors import KeptStacked
 from widepack.fleet.low_rank import FLOOR
 from widepack.fleet.rounding import noise_of
 from widepack.fleet.unmerge import most_rank, unmerge
+from widepack_artifacts.correction import encode_correction, whole
 from widepack_bench.measure.processors import quiet
 from widepack_bench.report.environment import environment
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fleet.drawn_fleets import drawn_fleet
 from widepack.errors import ArtifactError
-from widepack_artifacts.correction import MAGIC, VERSION, encode_correction, rounded, whole
 from widepack.fleet.factors import Factors, Residual
 from widepack.fleet.unmerge import unmerge
+from widepack_artifacts.correction import MAGIC, VERSION, encode_correction, rounded, whole
 
 HEADER = struct.Struct("<4sBBQQQQ32s")
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}

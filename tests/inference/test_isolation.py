@@ -6,6 +6,7 @@ is refused by all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None
         source = ens.entry("forward").programs.source
         lower = source.lower
 
-        def once(pattern: str) -> Any:
+        def once(pattern: str, strategies: Sequence[str] = ()) -> Any:
             if pattern not in programs:
-                programs[pattern] = lower(pattern)
+                programs[pattern] = lower(pattern, strategies)
             return programs[pattern]
 
         source.lower = once  # type: ignore[method-assign]

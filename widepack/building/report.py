@@ -72,6 +72,10 @@ class BuildReport:
             with `entry`, `member`, `output`, `numbers` (how many are not finite), `of` (how many there
             are) and `places` (`any` if the member's weights are not finite: then NaN and inf may be at other
             places of its answers than its own module has them; else `own`).
+        fleet: For members that are fine-tunes of one base: `factored`, a row for each weight that is stored as
+            factors (`weight`, `rank`, `ranks` of the members, `base`: `given`, `recovered` or the name of a
+            member, `residual` in units of rounding, `bytes`), and `stacked`, a row for each that is not
+            (`weight`, `why`, `rank`, `residual`). None for other members.
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
@@ -101,6 +105,7 @@ class BuildReport:
     tuned: dict[str, Any] | None = None
     raced: dict[str, Any] | None = None
     not_finite: list[dict[str, Any]] = field(default_factory=list)
+    fleet: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.
@@ -173,4 +178,35 @@ def build_report(
         plans=first.plans,
         left_out=[b._asdict() for b in left_out],
         entries=reports,
+        fleet=_fleet(table),
     )
+
+
+def _fleet(table: WeightsTable) -> dict[str, Any] | None:
+    """Returns what was found of a fleet; None if the members are none."""
+    if not table.factored and not table.kept:
+        return None
+    return {
+        "factored": [
+            {
+                "weight": row.weight.name,
+                "rank": row.factors.rank,
+                "ranks": list(row.factors.ranks),
+                "base": table.aligned.names[source]
+                if isinstance(source := row.factors.source, int)
+                else source,
+                "residual": row.factors.residual.rms,
+                "bytes": row.factors.bytes,
+            }
+            for row in table.factored
+        ],
+        "stacked": [
+            {
+                "weight": name,
+                "why": kept.reason,
+                "rank": kept.rank,
+                "residual": None if kept.residual is None else kept.residual.rms,
+            }
+            for name, kept in table.kept.items()
+        ],
+    }

@@ -58,6 +58,15 @@ class Cast:
             table | {_COMPLEX[old]: _COMPLEX[name] for old in table if old in _COMPLEX and name in _COMPLEX},
         )
 
+    @property
+    def widens(self) -> bool:
+        """Whether a dtype becomes one of more digits."""
+        return any(
+            torch.finfo(dtype_of(old)).eps > torch.finfo(self.dtype).eps
+            for old in self.table
+            if old in FLOATING
+        )
+
     def entry(self, entry: Entry) -> Entry:
         """Returns an entry whose inputs and outputs have the new dtype."""
         return replace(

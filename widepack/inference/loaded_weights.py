@@ -107,6 +107,8 @@ class LoadedWeights:
                 )
                 for i in self.chosen
             ], mapped
+        if row.name in self._factored:
+            return torch.stack([self.place(self.part(row.name, i), what) for i in self.chosen]), False
         if row.kind == "shared":
             return self.place(self.files.get(row.name), what), mapped
         if self._slice is not None:

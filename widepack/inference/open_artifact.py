@@ -19,6 +19,7 @@ from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
@@ -151,6 +152,14 @@ class OpenArtifact:
         self._cast_programs: dict[str, Program] = {}
         self._checked: set[tuple[str, str]] = set()
 
+    @cached_property
+    def stored_rows(self) -> tuple[Weight, ...]:
+        """The rows of the weights that wide programs read: stored ones, and factored ones if they read these."""
+        manifest = self.manifest
+        if self.factors or not manifest.factored.weights:
+            return manifest.weights
+        return manifest.member_weights
+
     @property
     def files_key(self) -> str:
         """Identifies the files of the weights and of the probe, for what the user's cache remembers of
@@ -206,9 +215,15 @@ class OpenArtifact:
 
     @cached_property
     def factors(self) -> dict[str, FactorNames]:
-        """The weights that are stored as factors, by name, in the requested dtype."""
+        """The weights whose factors programs read, by name, in the requested dtype.
+
+        They are none for a wider dtype: there the rounding of a merged weight is not rounding any more, so
+        that programs read the whole weights.
+        """
         from ..simplify.stored_factors import stored_factors  # only lowering needs it
 
+        if self.cast is not None and self.cast.widens:
+            return {}
         table = {w.name: w for w in self.manifest.weights}
         return stored_factors(self.manifest.factored, table, self.cast.table if self.cast else None)
 

@@ -26,7 +26,7 @@ class ProgramAdmission:
     def __init__(self, inputs: EntryInputs) -> None:
         self.inputs = inputs
         self.artifact, self.entry = inputs.artifact, inputs.entry
-        self._table = {w.name: w for w in inputs.artifact.manifest.weights}
+        self._table = {w.name: w for w in inputs.artifact.stored_rows}
 
     def check_slots(self, pattern: str, program: Program) -> None:
         """Checks that a wide program reads the manifest's weights and is of this entry. Raises:

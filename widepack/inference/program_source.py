@@ -4,6 +4,7 @@ programs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from widepack_artifacts.program import Kind, Program
@@ -133,8 +134,8 @@ class ProgramSource:
     def lower(self, pattern: str, strategies: Sequence[str] = ()) -> list[tuple[Program, Plan]]:
         """Lowers the member programs of the loaded members for a pattern.
 
-        strategies: those to prefer; default those of the load. Entries over the same files and kinds of inputs are lowered once in a load. Raises: LoweringError;
-        UsageError.
+        strategies: those to prefer; default those of the load. Entries over the same files and kinds of
+        inputs are lowered once in a load. Raises: LoweringError; UsageError.
         """
         from ..lowering.relower import relower  # imports the rules, which only lowering needs
 
@@ -155,7 +156,7 @@ class ProgramSource:
             tuple(strategies),
         )
         if key not in lowering.made:
-            kinds: dict[str, Kind] = {w.name: w.kind for w in artifact.manifest.weights}  # type: ignore[misc]
+            kinds: dict[str, Kind] = {w.name: w.kind for w in artifact.stored_rows}  # type: ignore[misc]
             with lowering.within(self.entry.member, [len(p.nodes) for p in programs]):
                 lowering.made[key] = relower(
                     programs,

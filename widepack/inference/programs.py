@@ -146,7 +146,8 @@ class EntryPrograms:
         classes: dict[tuple[int, int | None], list[StoredProgram]] = {}
         for program in programs:
             classes.setdefault(program.plan.batch, []).append(program)
-        now, later = [], []
+        now: list[_DeferredClass] = []
+        later: list[_DeferredClass] = []
         for rows in classes.values():
             size = max(merged_bytes(self.artifact, row.program) for row in rows)
             (later if size else now).append(_DeferredClass(rows, size))

@@ -108,6 +108,11 @@ def swap(
     with artifact.swapping, plain_modes():
         artifact.check_open()
         artifact.check_unchanged()
+        if artifact.manifest.factored.weights and not artifact.factors:
+            raise UsageError(
+                "swap: this artifact stores factors, and a load in a wider dtype runs whole weights; load"
+                " without dtype to swap members"
+            )
         stages = StageClock()
         new = open_newcomer(artifact.manifest, artifact.weights.files, checkpoint, key, trust_pickle)
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)

@@ -37,8 +37,8 @@ class ArtifactEntry(MemberPrograms):
 
     entry: its name. row: its row in the manifest. like: for each member the number of an artifact's member
     with its shapes. table: the weights of the revised artifact, by name. files, programs: the member programs
-    that are used. probed: the tensors of the artifact's probe; None without a probe. factors: the weights that
-    are stored as factors, by name.
+    that are used. probed: the tensors of the artifact's probe; None without a probe. factors: the weights
+    that are stored as factors, by name.
     """
 
     def __init__(

@@ -228,6 +228,9 @@ def _where(source: str) -> str:
 def _weights(manifest: Manifest, listed: bool) -> list[str]:
     kinds = Counter(w.kind for w in manifest.weights)
     text = [", ".join(f"{kinds[k]} {k}" for k in ("shared", "stacked", "ragged") if kinds[k]) or "none"]
+    if factored := manifest.factored.weights:
+        ranks = sorted({rank for w in factored for rank in w.ranks})
+        text.append(f"{len(factored)} as a base and factors, ranks {', '.join(map(str, ranks))}")
     if listed:
         rows = [[w.name, w.kind, w.role, w.dtype, str(w.shape)] for w in manifest.weights]
         text += columns([["name", "kind", "role", "dtype", "shape of one member"], *rows])

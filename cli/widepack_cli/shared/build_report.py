@@ -24,6 +24,7 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, "
         f"{size(report.bytes_memory)} in memory",
     ]
+    text += _fleet(report.fleet)
     for name, entry in report.entries.items():
         text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
@@ -33,6 +34,29 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
     )
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+_MOST_REASONS = 5
+"""How many reasons why weights stay stacked are printed."""
+
+
+def _fleet(fleet: Mapping[str, Any] | None) -> list[str]:
+    """Returns the lines of fine-tunes of one base."""
+    if fleet is None:
+        return []
+    factored, stacked = fleet["factored"], fleet["stacked"]
+    ranks = sorted({r for row in factored for r in row["ranks"]})
+    bases = ", ".join(dict.fromkeys(row["base"] for row in factored))
+    found = f"; ranks {', '.join(map(str, ranks))}; base {bases}" if factored else ""
+    text = [f"fleet        {plural(len(factored), 'weight')} as a base and factors{found}"]
+    by_reason: dict[str, list[str]] = {}
+    for row in stacked:
+        by_reason.setdefault(row["why"], []).append(row["weight"])
+    for why, names in list(by_reason.items())[:_MOST_REASONS]:
+        text.append(f"stacked      {some(names)}: {why}")
+    if len(by_reason) > _MOST_REASONS:
+        text.append(f"             and {len(by_reason) - _MOST_REASONS} more reasons; --json has all")
+    return text
 
 
 def _race(raced: Mapping[str, Any] | None) -> list[str]:
