@@ -30,7 +30,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(torch.relu(self.first(x)))
-        return self.head(torch.tanh(self.plain(self.second(x))))
+        found: Tensor = self.head(torch.tanh(self.plain(self.second(x))))
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,5 @@ def answer_of(state: dict[str, Tensor], x: Tensor) -> Tensor:
     net = Net().double()
     net.load_state_dict(state)
     with torch.inference_mode():
-        return net(x.double())
+        found: Tensor = net(x.double())
+    return found

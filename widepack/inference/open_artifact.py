@@ -154,7 +154,7 @@ class OpenArtifact:
 
     @cached_property
     def stored_rows(self) -> tuple[Weight, ...]:
-        """The rows of the weights that wide programs read: stored ones, and factored ones if they read these."""
+        """The rows of the weights that wide programs read."""
         manifest = self.manifest
         if self.factors or not manifest.factored.weights:
             return manifest.weights

@@ -1,0 +1,239 @@
+"""Measures fleets of fine-tunes against merged members: bytes, memory, and the time of calls.
+
+    python scripts/measure/fleets.py -o bench/results/fleets-cpu.json
+
+Each fleet is N LoRA adapters in all linear layers of an encoder. It is built twice: from the adapters, and from
+checkpoints into which they were merged. Calls of both artifacts are interleaved in one process, on one thread.
+Memory is read in fresh processes, after a load and a call of one row for each member.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import widepack
+from widepack_bench.report.environment import environment
+
+HEADS = 4
+LAYERS = ("q", "k", "v", "o", "up", "down")
+ALPHA = 16
+
+
+class Block(nn.Module):
+    """A layer of an encoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        found: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        return found
+
+
+class Encoder(nn.Module):
+    """An encoder of several layers."""
+
+    def __init__(self, width: int = 768, layers: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.blocks(x)
+        return found
+
+
+def write_fleet(
+    folder: Path, width: int, layers: int, members: int, rank: int
+) -> tuple[Path, list[Path], list[Path]]:
+    """Writes the base, the adapters, and the merged checkpoints. Returns: their paths."""
+    torch.manual_seed(0)
+    base = Encoder(width, layers).state_dict()
+    torch.save(base, folder / "base.pt")
+    adapters, merged = [], []
+    for i in range(members):
+        generator = torch.Generator().manual_seed(i + 1)
+        state, tensors = {n: t.clone() for n, t in base.items()}, {}
+        for b in range(layers):
+            for layer in LAYERS:
+                name = f"blocks.{b}.{layer}"
+                rows, columns = base[f"{name}.weight"].shape
+                left = torch.randn(rows, rank, generator=generator) * 0.01
+                right = torch.randn(rank, columns, generator=generator) * columns**-0.5
+                tensors[f"base_model.model.{name}.lora_B.weight"] = left
+                tensors[f"base_model.model.{name}.lora_A.weight"] = right
+                state[f"{name}.weight"] += (left @ right) * (ALPHA / rank)
+        adapters.append(folder / f"lora{i:02}")
+        adapters[-1].mkdir()
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": list(LAYERS)}
+        (adapters[-1] / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        save_file(tensors, adapters[-1] / "adapter_model.safetensors")
+        merged.append(folder / f"m{i:02}.pt")
+        torch.save(state, merged[-1])
+    return folder / "base.pt", adapters, merged
+
+
+MEMORY = """
+import sys, torch, widepack
+def smaps():
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        rows = dict(line.split(":", 1) for line in file if ":" in line)
+    kb = {k: int(v.split()[0]) for k, v in rows.items() if v.split()[-1:] == ["kB"]}
+    return kb["Rss"], kb["Private_Dirty"]
+torch.set_num_threads(1)
+torch.ones(64, 64) @ torch.ones(64, 64)
+import widepack.inference.load
+before = smaps()
+ens = widepack.load(sys.argv[1], memory=sys.argv[3])
+ens(torch.randn(1, 1, int(sys.argv[2])))
+after = smaps()
+print(after[0] - before[0], after[1] - before[1])
+"""
+
+
+def memory_of(path: Path, width: int, memory: str) -> dict[str, int]:
+    """Returns by how many bytes a load and a call of one row let the process grow."""
+    found = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path), str(width), memory],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    resident, private = (1024 * int(n) for n in found.stdout.split())
+    return {"resident": resident, "private_dirty": private}
+
+
+def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
+    """Runs the calls in turn. Returns for each the median ms, the CPU ms, and the quartiles."""
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 7 or time.perf_counter() < end:
+        order = list(calls)
+        order = order[rounds % len(order) :] + order[: rounds % len(order)]
+        for name in order:
+            wall, cpu = time.perf_counter(), time.process_time()
+            calls[name]()
+            times[name].append((1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)))
+        rounds += 1
+    found = {}
+    for name, rows in times.items():
+        wall_ms = sorted(w for w, _ in rows)
+        found[name] = {
+            "ms": median(wall_ms),
+            "cpu_ms": median(c for _, c in rows),
+            "low_ms": wall_ms[len(wall_ms) // 4],
+            "high_ms": wall_ms[3 * len(wall_ms) // 4],
+            "rounds": rounds,
+        }
+    return found
+
+
+def measured(
+    width: int, layers: int, members: int, rank: int, rows: Sequence[tuple[int, int]], seconds: float
+) -> dict[str, Any]:
+    """Returns the row of one fleet. rows: the sizes of the calls, (batch, tokens)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        base, adapters, merged = write_fleet(folder, width, layers, members, rank)
+        options: dict[str, Any] = {
+            "model": lambda: Encoder(width, layers),
+            "inputs": [f"x=float32[B,T,{width}]"],
+            "pt2": False,
+            "targets": ("cpu",),
+        }
+        thin, whole = folder / "fleet.wide", folder / "merged.wide"
+        began = time.perf_counter()
+        report = widepack.build(adapters, thin, base=base, **options)
+        build_s = time.perf_counter() - began
+        widepack.build(merged, whole, **options)
+        result: dict[str, Any] = {
+            "width": width,
+            "layers": layers,
+            "members": members,
+            "rank": rank,
+            "build_s": build_s,
+            "weights_bytes": {
+                "fleet": sum(report.weights.values()),
+                "merged": sum(w.bytes(members) for w in widepack.load(whole, warmup=False).manifest.weights),
+            },
+            "memory": {
+                "fleet": memory_of(thin, width, "auto"),
+                "fleet_least": memory_of(thin, width, "least"),
+                "merged": memory_of(whole, width, "auto"),
+            },
+            "verification": {k: v for k, v in report.verification.items() if k in ("wide", "truth")},
+            "calls": [],
+        }
+        ens, full = widepack.load(thin), widepack.load(whole)
+        least = widepack.load(thin, memory="least")
+        for batch, tokens in rows:
+            x = torch.randn(batch, tokens, width)
+            calls = {"fleet": lambda: ens(x), "least": lambda: least(x), "merged": lambda: full(x)}
+            scale = float(full(x).abs().max())
+            difference = float((ens(x) - full(x)).abs().max()) / scale
+            found = race(calls, seconds)
+            result["calls"].append(
+                {
+                    "batch": batch, "tokens": tokens, "rows": batch * tokens, "difference": difference,
+                    "ratio": found["merged"]["ms"] / found["fleet"]["ms"],
+                    "cpu_ratio": found["merged"]["cpu_ms"] / found["fleet"]["cpu_ms"],
+                    "ratio_least": found["merged"]["ms"] / found["least"]["ms"],
+                    "times": found,
+                }
+            )  # fmt: skip
+            print(width, members, batch, tokens, f"{result['calls'][-1]['ratio']:.2f}", file=sys.stderr)
+        ids = torch.arange(max(32, members)) % members
+        for tokens in (1, 16):
+            x = torch.randn(len(ids), tokens, width)
+            calls = {
+                "fleet": lambda: ens.route(x, member=ids.tolist()),
+                "merged": lambda: full.route(x, member=ids.tolist()),
+                "groups": lambda: [ens.member(i)(x[ids == i]) for i in range(members)],
+            }
+            found = race(calls, seconds)
+            result.setdefault("route", []).append({"batch": len(ids), "tokens": tokens, "times": found})
+        return result
+
+
+def main() -> None:
+    """Measures all fleets and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each size of a call")
+    parser.add_argument("--fleet", action="append", help="width,layers,members,rank; repeatable")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    fleets = [tuple(map(int, f.split(","))) for f in options.fleet or ("768,2,8,8", "768,1,32,8")]
+    sizes = ((1, 1), (1, 4), (1, 16), (4, 16), (8, 16), (32, 16))
+    rows = []
+    for width, layers, members, rank in fleets:
+        rows.append(measured(width, layers, members, rank, sizes, options.seconds))
+        command = "python scripts/measure/fleets.py -o bench/results/fleets-cpu.json"
+        document = {"command": command, "threads": 1, "environment": environment("cpu", 1), "rows": rows}
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
