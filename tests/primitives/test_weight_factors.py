@@ -22,7 +22,9 @@ from widepack.kernels.decompose import decompose
 from widepack.kernels.library import FUNCTIONS
 from widepack.registry.registry import REGISTRY
 from widepack.registry.writer import EagerWriter
+from widepack.runtime.cost_terms import rate
 from widepack.runtime.executable import Executable
+from widepack.runtime.op_costs import cost
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 ULPS = 16
@@ -356,3 +358,15 @@ def test_factored_weight_equals_its_decomposition(
 def test_a_factored_value_has_low_rank_parts() -> None:
     weight, _ = factored(2, (4, 4), 2, torch.float32, torch.float32)
     assert isinstance(weight.factors, WeightFactors) and Stacked(weight.value).factors is None
+
+
+@pytest.mark.parametrize("of_all", [1, 3])
+def test_costs_count_the_products_with_base_and_factors(of_all: int) -> None:
+    shapes = [(of_all, 50, 40), (60, 40), (3, 60, 8), (3, 8, 40)]
+    x, base, left, right = (torch.zeros(s, device="meta") for s in shapes)
+    out = torch.zeros(3, 50, 60, device="meta")
+    pairs = 3 * 50 * (60 * 40 + 8 * (60 + 40))
+    found = cost(LINEAR, [x, base, left, right, None], {}, out)
+    assert found.work >= pairs * rate(x) and found.room >= 4 * 3 * 50 * 8
+    weight = cost(WEIGHT, [base, left[0], right[0]], {}, base)
+    assert weight.work >= 60 * 40 * 8 * rate(x) and weight.room >= 4 * 60 * 40
