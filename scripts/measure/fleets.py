@@ -2,9 +2,9 @@
 
     python scripts/measure/fleets.py -o bench/results/fleets-cpu.json
 
-Each fleet is N LoRA adapters in all linear layers of an encoder. It is built twice: from the adapters, and from
-checkpoints into which they were merged. Calls of both artifacts are interleaved in one process, on one thread.
-Memory is read in fresh processes, after a load and a call of one row for each member.
+Each fleet is N LoRA adapters in all linear layers of an encoder. It is built twice: from the adapters, and
+from checkpoints into which they were merged. Calls of both artifacts are interleaved in one process, on one
+thread. Memory is read in fresh processes, after a load and a call of one row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -150,6 +151,11 @@ def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[
     return found
 
 
+def by_groups(members: Sequence[nn.Module], x: Tensor, ids: Tensor) -> list[Any]:
+    """Runs the rows of each member by the member alone."""
+    return [member(x[ids == i]) for i, member in enumerate(members)]
+
+
 def measured(
     width: int, layers: int, members: int, rank: int, rows: Sequence[tuple[int, int]], seconds: float
 ) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def measured(
         least = widepack.load(thin, memory="least")
         for batch, tokens in rows:
             x = torch.randn(batch, tokens, width)
-            calls = {"fleet": lambda: ens(x), "least": lambda: least(x), "merged": lambda: full(x)}
+            calls = {"fleet": partial(ens, x), "least": partial(least, x), "merged": partial(full, x)}
             scale = float(full(x).abs().max())
             difference = float((ens(x) - full(x)).abs().max()) / scale
             found = race(calls, seconds)
@@ -204,13 +210,14 @@ def measured(
                 }
             )  # fmt: skip
             print(width, members, batch, tokens, f"{result['calls'][-1]['ratio']:.2f}", file=sys.stderr)
+        alone = [ens.member(i) for i in range(members)]
         ids = torch.arange(max(32, members)) % members
         for tokens in (1, 16):
             x = torch.randn(len(ids), tokens, width)
             calls = {
-                "fleet": lambda: ens.route(x, member=ids.tolist()),
-                "merged": lambda: full.route(x, member=ids.tolist()),
-                "groups": lambda: [ens.member(i)(x[ids == i]) for i in range(members)],
+                "fleet": partial(ens.route, x, member=ids.tolist()),
+                "merged": partial(full.route, x, member=ids.tolist()),
+                "groups": partial(by_groups, alone, x, ids),
             }
             found = race(calls, seconds)
             result.setdefault("route", []).append({"batch": len(ids), "tokens": tokens, "times": found})

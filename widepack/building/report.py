@@ -73,8 +73,8 @@ class BuildReport:
             are) and `places` (`any` if the member's weights are not finite: then NaN and inf may be at other
             places of its answers than its own module has them; else `own`).
         fleet: For members that are fine-tunes of one base: `factored`, a row for each weight that is stored
-            as factors (`weight`, `rank`, `ranks` of the members, `base`: `given`, `recovered` or the name of a
-            member, `residual` in units of rounding, `bytes`), and `stacked`, a row for each that is not
+            as factors (`weight`, `rank`, `ranks` of the members, `base`: `given`, `recovered` or a member's
+            name, `residual` in units of rounding, `bytes`), and `stacked`, a row for each that is not
             (`weight`, `why`, `rank`, `residual`). None for other members.
 
     Example:

@@ -7,7 +7,7 @@ needs one.
 
 from __future__ import annotations
 
-from widepack_artifacts.program import Program
+from widepack_artifacts.program import Program, refs
 
 from ..runtime.prologue import split
 from ..system.memory import available_bytes
@@ -26,10 +26,17 @@ def merged_bytes(artifact: OpenArtifact, program: Program) -> int:
     """Returns how many bytes the weights take that a wide program merges; 0 if it merges none."""
     if not artifact.manifest.factored.weights:
         return 0
-    sources = {s.source: s.name for s in program.weights}
-    read = set(split(program).names)
-    bases = [w.base for w in artifact.manifest.factored.weights if w.base in sources]
-    merged = [artifact.weights.row(base) for base in bases if sources[base] not in read]
+    parts = split(program)
+    from_weights: dict[str, frozenset[str]] = {s.name: frozenset([s.source]) for s in program.weights}
+    for node in parts.prologue.nodes:
+        read = [from_weights[r] for r in refs((node.args, node.kwargs)) if r in from_weights]
+        from_weights[node.name] = frozenset().union(*read)
+    values = [from_weights[name] for name in parts.names if name in from_weights]
+    merged = [
+        artifact.weights.row(w.base)
+        for w in artifact.manifest.factored.weights
+        if any(w.base in value and w.left in value for value in values)
+    ]
     return len(artifact.chosen) * sum(row.bytes(1) for row in merged)
 
 
