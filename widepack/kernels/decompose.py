@@ -29,7 +29,6 @@ def decompose(program: Program) -> Program:
     values: dict[str, Any] = {}  # what replaces a value of the program, by name
     packs: dict[str, Node] = {}  # the nodes of `pack_lstm`, by name
     pairs: dict[str, tuple[Any, Any]] = {}  # the two results of a node, which `operator.getitem` reads
-    layers: set[str] = set()  # plain weights that were packed: they have a dim for the layers
     nodes: list[Node] = []
 
     def replaced(argument: Any) -> Any:
@@ -42,7 +41,6 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, body=decompose(node.body)))
         elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
             values[node.name] = node.args[0]
-            layers |= set(refs(node.args[:1]))
         elif node.op == "widepack.pack_convolutions.default":
             nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
         elif node.op in _PACKED_LAYERS:
@@ -50,7 +48,7 @@ def decompose(program: Program) -> Program:
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
         elif node.op in (factored.LINEAR, factored.WEIGHT):
-            nodes += factored_in_aten(node, program.members, layers)
+            nodes += factored_in_aten(node, program.members)
         elif node.op == "widepack.pack_lstm.default":
             packs[node.name] = node
         elif node.op in _RECURRENT:

@@ -4,14 +4,13 @@
     base: [O, ...]   left: [O, r]   right: [r, I], where base has O * I numbers
 
     delta_linear(x, base, left, right, bias) -> [N, R, O]
-    x: [N, R, I], or [1, R, I] for all members   base: [O, I], or packed by `pack_linear`
-    left: [N, O, r]   right: [N, r, I]   bias: [N, O], [1, O] or none
+    x: [N, R, I], or [1, R, I] for all members   base: [O, I]   left: [N, O, r]   right: [N, r, I]
+    bias: [N, O], [1, O] or none
 
 `factored_weight` is for one member. It computes in float32 at least, and rounds once, to the dtype of the
 base. `delta_linear` never makes a member's weight: it computes `x @ base^T + (x @ right^T) @ left^T + bias`.
-The product with the base reads the base once, for the rows of all members, and is added in memory. Over a
-base that `pack_linear` packed, as the layer of one member, oneDNN computes it. `factored_in_aten.py`
-writes both ops in ATen ops.
+The product with the base reads the base once, for the rows of all members, and is added in the memory of the
+thin products. `decompose.py` writes both ops in ATen ops.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .checks import own_ops as checks
-from .library import FUNCTIONS, define
+from .library import define
 
 WEIGHT = "widepack.factored_weight.default"
 LINEAR = "widepack.delta_linear.default"
@@ -38,35 +37,26 @@ def _fake_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     members, outputs = left.shape[:2]
-    of_all, rows, inputs = x.shape
-    thin, turned = _thin(x, right), left.transpose(1, 2)
-    if base.dim() == 4 or of_all != members:
-        shared = None if bias is None or bias.shape[0] != 1 else bias
-        product = _base_product(x.reshape(1, of_all * rows, inputs), base, shared)
-        product = product.reshape(of_all, rows, outputs)
-        y = product.baddbmm_(thin, turned) if of_all == members else torch.baddbmm(product, thin, turned)
-        return y if bias is shared else y.add_(bias.unsqueeze(1))  # type: ignore[union-attr]
+    if x.shape[0] != members:
+        return _of_shared_rows(x[0], base, left, right, bias)
+    rows, inputs = x.shape[1:]
+    thin = torch.bmm(x, right.transpose(1, 2))  # [N, R, r]
+    turned = left.transpose(1, 2)
     y = torch.bmm(thin, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), thin, turned)
     y = y.contiguous()
     y.view(members * rows, outputs).addmm_(x.reshape(members * rows, inputs), base.t())
     return y
 
 
-def _thin(x: Tensor, right: Tensor) -> Tensor:
-    """Returns `x @ right^T`, `[N, R, r]`. The rows of all members meet all factors in one product."""
-    members, rank = right.shape[:2]
-    if x.shape[0] == members:
-        return torch.bmm(x, right.transpose(1, 2))
-    thin = torch.mm(x[0], right.flatten(0, 1).t())  # [R, N*r]
-    return thin.view(x.shape[1], members, rank).transpose(0, 1)
-
-
-def _base_product(x: Tensor, base: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns `x @ base^T + bias` in new memory. x: [1, R, I]; base: [O, I] or packed; bias: [1, O]."""
-    if base.dim() == 4:
-        product: Tensor = FUNCTIONS["widepack.linear.default"](x, base, bias)
-        return product
-    return torch.nn.functional.linear(x, base, None if bias is None else bias[0])
+def _of_shared_rows(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Computes `delta_linear` for rows `[R, I]` of all members: the base product runs once."""
+    members, _, rank = left.shape
+    thin = torch.mm(x, right.flatten(0, 1).t())  # [R, N*r]
+    thin = thin.view(x.shape[0], members, rank).transpose(0, 1)
+    product = torch.mm(x, base.t()).unsqueeze(0)
+    if bias is not None:
+        product = product + bias.unsqueeze(1)  # [N, R, O], or [1, R, O]
+    return torch.baddbmm(product, thin, left.transpose(1, 2))
 
 
 def _fake_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

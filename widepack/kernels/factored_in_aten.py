@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from widepack_artifacts.program import Node, Tag
 
 from . import factored
 from .node_list import NodeList
 
 
-def factored_in_aten(node: Node, members: int, layers: Container[str]) -> list[Node]:
-    """Returns a `delta_linear` or `factored_weight` node as ATen nodes.
-
-    members: N. layers: the names of plain weights `[1, O, I]` that replace packed ones.
-    """
-    return _weight(node) if node.op == factored.WEIGHT else _linear(node, members, layers)
+def factored_in_aten(node: Node, members: int) -> list[Node]:
+    """Returns a `delta_linear` or `factored_weight` node as ATen nodes. members: N."""
+    return _weight(node) if node.op == factored.WEIGHT else _linear(node, members)
 
 
 def _weight(node: Node) -> list[Node]:
@@ -33,11 +28,9 @@ def _weight(node: Node) -> list[Node]:
     return new.named_as_the_node()
 
 
-def _linear(node: Node, members: int, layers: Container[str]) -> list[Node]:
+def _linear(node: Node, members: int) -> list[Node]:
     new = NodeList(node)
     x, base, left, right, bias = node.args
-    if base.name in layers:
-        base = new.add("aten.squeeze.dim", base, 0, suffix="layer")
     product = new.add("aten.linear.default", x, base, suffix="base")
     rows = new.add("aten.expand.default", x, [members, -1, -1], suffix="rows")
     turned = new.add("aten.transpose.int", right, 1, 2, suffix="right")

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..ir.values import Shared, Stacked, Value, WeightFactors, WideValue, hint
+from ..ir.values import Shared, Stacked, Value, WeightFactors, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -94,9 +94,6 @@ def _product(
     elif bias is not None:
         b = w.call("unsqueeze", bias.value, 0)  # type: ignore[union-attr]
     left, right = (_cast(w, f, rows.dtype) for f in (left, right))
-    if w.device == "cpu" and rows.dtype == torch.float32 and all(base.sizes):
-        count = hint(rows.fake.shape[0]) * hint(rows.fake.shape[1])
-        base = w.call("widepack.pack_linear.default", w.call("unsqueeze", base, 0), count)
     return Stacked(back(w.call("widepack.delta_linear.default", rows, base, left, right, b)))
 
 

@@ -484,10 +484,8 @@ def _streamed(draw: Draw) -> list[Sample]:
 
 @_valid("widepack.delta_linear.default")
 def _delta_linear(draw: Draw) -> list[Sample]:
-    packed = _packing("pack_linear", draw.normal(1, 6, 4), 15)
     return [
-        call(draw.normal(x, 5, 4), base, draw.normal(3, 6, 2), draw.normal(3, 2, 4), bias)
-        for base in (draw.normal(6, 4), packed)
+        call(draw.normal(x, 5, 4), draw.normal(6, 4), draw.normal(3, 6, 2), draw.normal(3, 2, 4), bias)
         for x in (1, 3)
         for bias in (None, draw.normal(1, 6), draw.normal(3, 6))
     ]

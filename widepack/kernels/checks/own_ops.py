@@ -169,21 +169,17 @@ def factored_weight(base: Tensor, left: Tensor, right: Tensor) -> None:
 
 def delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
     """Checks `widepack.delta_linear`."""
-    members, outputs, rank = dense("left", left, 3).shape
-    inputs = dense("x", x, 3).shape[2]
+    outputs, inputs = dense("base", base, 2).shape
+    members, _, rank = dense("left", left, 3).shape
+    dense("x", x, 3)
     require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
-    if packed_for("base", base, "linear", 1):
-        require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
-        wanted = [outputs, inputs, 1, 1]
-        require(list(base.shape) == wanted, f"base is {list(base.shape)}; {wanted} is needed")
-    else:  # a base that could not be packed keeps the dims of a packed one
-        of_shape("base", base, [outputs, inputs] if base.dim() == 2 else [outputs, inputs, 1, 1], x)
-    of_shape("left", left, [members, outputs, rank], x)
-    of_shape("right", right, [members, rank, inputs], x)
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs], base)
+    of_shape("left", left, [members, outputs, rank], base)
+    of_shape("right", right, [members, rank, inputs], base)
     if bias is not None:
         rows = dense("bias", bias, 2).shape[0]
         require(rows in (1, members), f"bias is for {rows} members; {members} are needed")
-        of_shape("bias", bias, [rows, outputs], x)
+        of_shape("bias", bias, [rows, outputs], base)
 
 
 def steps(
