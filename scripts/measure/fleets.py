@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -122,7 +122,7 @@ def memory_of(path: Path, width: int, memory: str) -> dict[str, int]:
     return {"resident": resident, "private_dirty": private}
 
 
-def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
+def race(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
     """Runs the calls in turn. Returns for each the median ms, the CPU ms, and the quartiles."""
     for call in calls.values():
         for _ in range(3):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import onednn
 from .checks import own_ops as checks
 from .library import define
 
@@ -37,26 +38,43 @@ def _fake_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     members, outputs = left.shape[:2]
-    if x.shape[0] != members:
-        return _of_shared_rows(x[0], base, left, right, bias)
-    rows, inputs = x.shape[1:]
-    thin = torch.bmm(x, right.transpose(1, 2))  # [N, R, r]
-    turned = left.transpose(1, 2)
-    y = torch.bmm(thin, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), thin, turned)
-    y = y.contiguous()
-    y.view(members * rows, outputs).addmm_(x.reshape(members * rows, inputs), base.t())
-    return y
+    of_all, rows, inputs = x.shape
+    thin, turned = _thin(x, right), left.transpose(1, 2)
+    flat = x.reshape(of_all * rows, inputs)
+    if of_all == members and not _on_onednn(flat, base):
+        y = torch.bmm(thin, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), thin, turned)
+        y = y.contiguous()
+        y.view(members * rows, outputs).addmm_(flat, base.t())
+        return y
+    shared = None if bias is None or bias.shape[0] != 1 else bias[0]
+    product = _base_product(flat, base, shared).view(of_all, rows, outputs)
+    y = product.baddbmm_(thin, turned) if of_all == members else torch.baddbmm(product, thin, turned)
+    return y if bias is None or shared is not None else y.add_(bias.unsqueeze(1))
 
 
-def _of_shared_rows(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes `delta_linear` for rows `[R, I]` of all members: the base product runs once."""
-    members, _, rank = left.shape
-    thin = torch.mm(x, right.flatten(0, 1).t())  # [R, N*r]
-    thin = thin.view(x.shape[0], members, rank).transpose(0, 1)
-    product = torch.mm(x, base.t()).unsqueeze(0)
-    if bias is not None:
-        product = product + bias.unsqueeze(1)  # [N, R, O], or [1, R, O]
-    return torch.baddbmm(product, thin, left.transpose(1, 2))
+def _thin(x: Tensor, right: Tensor) -> Tensor:
+    """Returns `x @ right^T`, `[N, R, r]`. The rows of all members meet all factors in one product."""
+    members, rank = right.shape[:2]
+    if x.shape[0] == members:
+        return torch.bmm(x, right.transpose(1, 2))
+    thin = torch.mm(x[0], right.flatten(0, 1).t())  # [R, N*r]
+    return thin.view(x.shape[1], members, rank).transpose(0, 1)
+
+
+def _on_onednn(x: Tensor, base: Tensor) -> bool:
+    """Returns whether oneDNN computes the product with the base.
+
+    With a plain float32 weight it takes up to half the time of torch's product at 8 rows and more
+    (bench/results/split-linear-cpu.json). With one row it has no advantage.
+    """
+    return x.shape[0] > 1 and x.dtype == torch.float32 and base.is_contiguous() and onednn.usable(base)
+
+
+def _base_product(x: Tensor, base: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns `x @ base^T + bias` in new memory. x: [R, I]; base: [O, I]; bias: [O]."""
+    if _on_onednn(x, base):
+        return onednn.linear(x, base, bias)
+    return torch.nn.functional.linear(x, base, bias)
 
 
 def _fake_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -43,6 +43,13 @@ def convolution(
     return y
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns `x @ weight^T + bias` over a weight `[O, I]` in its own order."""
+    run = torch.ops.mkldnn._linear_pointwise  # torch has no public name for it
+    y: Tensor = run(x.contiguous(), weight, bias, "none", [], "")
+    return y
+
+
 def reorder_lstm_weights(
     w_x: Tensor, w_h: Tensor, reverse: bool, size: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
