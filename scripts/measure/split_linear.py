@@ -69,7 +69,7 @@ def measured(shape: tuple[int, int, int, int, int], seconds: float) -> dict[str,
     found = forms(*shape)
     answers = {name: form() for name, form in found.items()}
     scale = float(answers["turned"].abs().max())
-    for name, answer in answers.items():
+    for answer in answers.values():
         torch.testing.assert_close(answer, answers["turned"], rtol=0, atol=1e-4 * scale)
     times: dict[str, list[float]] = {name: [] for name in found}
     order, end, rounds = list(found), time.perf_counter() + seconds, 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import nn
 
 import widepack
 from fleet.small_fleets import (
@@ -293,3 +294,42 @@ def test_the_command_line(fleet: SmallFleet, tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     found = CliRunner().invoke(cli, ["build", str(fleet.adapters[0]), "-o", str(tmp_path / "n"), *options])
     assert found.exit_code == 2 and "--base" in found.output
+
+
+class Recurrent(nn.Module):
+    """A network whose recurrent layer cannot run over factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(SIZE, SIZE, batch_first=True)
+        self.out = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.rnn(x)[0])
+        return found
+
+
+def test_ops_that_cannot_run_over_factors_read_merged_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base, paths = Recurrent().state_dict(), []
+    for i in range(4):
+        state = {name: value.clone() for name, value in base.items()}
+        for name in ("rnn.weight_ih_l0", "rnn.weight_hh_l0", "out.weight"):
+            rows, columns = state[name].shape
+            state[name] += 0.02 * torch.randn(rows, 3) @ torch.randn(3, columns)
+        paths.append(tmp_path / f"{i}.pt")
+        torch.save(state, paths[-1])
+    out = tmp_path / "recurrent.wide"
+    inputs = [f"x=float32[B,3,{SIZE}]"]
+    widepack.build(paths, out, unmerge=True, model=Recurrent, inputs=inputs, race=False)
+    for memory in ("auto", "least"):
+        ens = widepack.load(out, memory=memory)
+        assert len(ens.manifest.factored.weights) == 3
+        for rows in (2, 300):
+            x = torch.randn(rows, 3, SIZE)
+            answers = ens(x)
+            for i in range(4):
+                torch.testing.assert_close(answers[i], ens.member(i)(x), rtol=1e-5, atol=1e-5)
+        ens.swap(0, paths[1])
+        answers = ens(x)
+        torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)

@@ -111,9 +111,8 @@ def test_answers_are_those_of_peft(tmp_path: Path, name: str) -> None:
         truth = [(m.double()(x.double() if x.is_floating_point() else x)) for m in whole]
     for i, ((of_all, own), exact) in enumerate(zip(unmerged, truth)):
         scale = float(exact.abs().max())
-        close = {"rtol": 0.0, "atol": 3e-6 * scale}
-        torch.testing.assert_close(shared[i], of_all, **close)
-        torch.testing.assert_close(shared[i].double(), exact, **close)
+        torch.testing.assert_close(shared[i], of_all, rtol=0, atol=3e-6 * scale)
+        torch.testing.assert_close(shared[i].double(), exact, rtol=0, atol=3e-6 * scale)
         torch.testing.assert_close(each[i], own, rtol=0, atol=3e-6 * float(own.abs().max()))
         merged = {n.replace("base_model.model.", ""): t for n, t in whole[i].float().state_dict().items()}
         for weight, value in ens.state_dict(i).items():

@@ -71,8 +71,12 @@ def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str
             f"checkpoint {path} differs in {len(shared)} weight{'s' if len(shared) > 1 else ''} that "
             f"all members share, {sum(s for _, s in shared):,} bytes: {names}{more}. One member alone "
             "cannot change them in a running service: `widepack update` stores them for each member "
-            "and lowers the programs again; an artifact that was built with --share none takes such a "
-            "checkpoint in a swap"
+            "and lowers the programs again"
+            + (
+                ""
+                if artifact.manifest.factored.weights
+                else "; an artifact that was built with --share none takes such a checkpoint in a swap"
+            )
         )
     member, factors = _copies(found), {}
     stored = {n: v for n, v in member.items() if n not in artifact.factors}

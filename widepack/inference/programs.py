@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from widepack_artifacts.rows import Rows
 
-from ..errors import ProbeError, UsageError, WidepackError
+from ..errors import ProbeError, WidepackError
 from ..planning.plan import for_size, scaled
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
@@ -154,31 +154,23 @@ class EntryPrograms:
         if not now:  # every program merges
             size = max(one.bytes for one in later)
             if not has_memory(self.artifact, size):
-                return self._bind_classes(pattern, self._without_merging(pattern, size))
-            self.artifact.limits.justify_merged(size)
+                later = [
+                    _DeferredClass([one], merged_bytes(self.artifact, one.program))
+                    for one in self._without_merging(pattern)
+                ]
+            self.artifact.limits.justify_merged(max(one.bytes for one in later))
             now, later = later, []
         bound = [self._bind_class(pattern, one.rows) for one in now]
         self._deferred[pattern] = later
         return bound
 
-    def _without_merging(self, pattern: str, size: int) -> list[StoredProgram]:
+    def _without_merging(self, pattern: str) -> list[StoredProgram]:
         """Returns programs that merge no weights: the artifact's, or else lowered now.
 
-        size: the bytes that the others merge. Raises: UsageError if none can be lowered.
+        Ops that cannot run over factors, for example recurrent ones, read merged weights in these too.
         """
         rules = [s for s in self.source.by_rules(pattern) if not merged_bytes(self.artifact, s.program)]
-        found = rules or [
-            StoredProgram(program, plan)
-            for program, plan in self.source.lower(pattern, SPLIT)
-            if not merged_bytes(self.artifact, program)
-        ]
-        if not found:
-            raise UsageError(
-                f"{self.inputs.title(pattern)}: its programs merge the factors of weights, which takes"
-                f" {size:,} bytes, and it has ops that cannot run over factors; leave memory='least' out, or"
-                " load fewer members"
-            )
-        return found
+        return rules or [StoredProgram(program, plan) for program, plan in self.source.lower(pattern, SPLIT)]
 
     def _bind_class(self, pattern: str, rows: Sequence[StoredProgram]) -> BoundProgram:
         """Binds the program for the requested backend, or the first one if no backend is requested.

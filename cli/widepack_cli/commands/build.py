@@ -228,9 +228,7 @@ def command(
         raise click.UsageError(
             "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
         )
-    if not checkpoints and not adapters:
-        raise click.UsageError("Missing argument 'CKPT...': give the members' checkpoints, or --adapter")
-    paths = in_order([*expand(checkpoints), *expand(adapters)], sort)
+    paths = in_order(members_of(adapters, checkpoints), sort)
     settings = settings_of(config, paths)
     if model:  # arguments in the file belong to the model that is named there
         settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
@@ -274,6 +272,16 @@ def command(
         emit(report.to_json())
     else:
         click.echo("\n".join(build_lines(report, dry_run)))
+
+
+def members_of(adapters: tuple[str, ...], checkpoints: tuple[str, ...]) -> list[str]:
+    """Returns the paths of the members: those of `--adapter`, then the arguments.
+
+    A shell gives `--adapter lora/*` the first folder, and the others are arguments.
+    """
+    if not checkpoints and not adapters:
+        raise click.UsageError("Missing argument 'CKPT...': give the members' checkpoints, or --adapter")
+    return [*expand(adapters), *expand(checkpoints)]
 
 
 def expand(checkpoints: tuple[str, ...]) -> list[str]:

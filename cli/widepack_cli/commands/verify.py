@@ -198,10 +198,17 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
     from widepack.checkpoints.differences import bit_equal, under_model_names
     from widepack.checkpoints.discovery import open_all
     from widepack.errors import VerificationError
+    from widepack.fleet.adapter_files import is_adapter
 
     from .build import expand
 
-    opened = open_all(expand(checkpoints), key, trust)
+    paths = expand(checkpoints)
+    if adapters := [path for path in paths if is_adapter(path)]:
+        raise VerificationError(
+            f"checkpoints: {adapters[0]} is a LoRA adapter, and the weights are compared with whole"
+            " checkpoints; merge it into its base, or leave the checkpoints out"
+        )
+    opened = open_all(paths, key, trust)
     if len(opened) != len(ens):
         raise VerificationError(
             f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: "

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from ..errors import RequestError
 
+_SETTINGS = "adapter_config.json"
+
 
 def checkpoint_in(folder: Path, name: str) -> Path:
     """Returns a checkpoint of a folder.
 
     Args:
         folder: The only folder from which checkpoints are read.
-        name: The path of the file, relative to the folder.
+        name: The path of the file, or of the folder of a LoRA adapter, relative to the folder.
 
     Raises:
         RequestError: The path leaves the folder, also by way of a link, or there is no such file.
@@ -22,7 +24,8 @@ def checkpoint_in(folder: Path, name: str) -> Path:
     try:
         root = folder.resolve()
         path = (root / name).resolve()
-        inside, found = path.is_relative_to(root), path.is_file()
+        inside = path.is_relative_to(root)
+        found = inside and (path.is_file() or _is_adapter(path, root))
     except (OSError, RuntimeError):  # a name that is too long, or links in a circle
         inside, found = True, False
     if not inside:
@@ -30,3 +33,10 @@ def checkpoint_in(folder: Path, name: str) -> Path:
     if not found:
         raise RequestError(f"there is no checkpoint {name[:80]!r} in the folder of --swap-from")
     return path
+
+
+def _is_adapter(path: Path, root: Path) -> bool:
+    """Returns whether a path is the folder of a LoRA adapter. Links in it stay in the folder of swaps."""
+    if not path.is_dir() or not (path / _SETTINGS).is_file():
+        return False
+    return all(file.resolve().is_relative_to(root) for file in path.iterdir())
