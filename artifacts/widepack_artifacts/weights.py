@@ -354,7 +354,7 @@ def _check_corrections(files: Weights, factored: Mapping[str, FactoredWeight]) -
         if name not in factored or not 0 <= member < len(factored[name].ranks):
             raise ArtifactError(f"the correction {tensor[:80]!r} is of no member's factored weight")
         dtype, shape = files.info(tensor)
-        if dtype != "uint8" or len(shape) != 1:
+        if dtype != "uint8" or len(shape) != 1 or not shape[0]:
             raise ArtifactError(f"the correction {tensor[:80]!r} is {dtype}{shape}; expected bytes")
 
 
