@@ -10,6 +10,7 @@
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
 | `correction` | restores weights that are stored as factors, bit for bit (imports torch) |
 | `program_limit` | how many bytes and nodes the programs of one load may have |
+| `file_sizes` | the bytes of a file that are on the disk: a sparse file has holes |
 | `file_identity` | what the system tells about a file, to notice changes without reading it |
 
 Start reading with `manifest.py`, then `program.py` and `reader.py`. FORMAT.md, in the folder above, is the

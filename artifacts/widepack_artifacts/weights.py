@@ -32,6 +32,7 @@ from .correction import StackedFactors, rounded, whole
 from .errors import ArtifactError
 from .factored import Factored, FactoredWeight
 from .file_identity import FileIdentity
+from .file_sizes import check_on_disk
 from .weight_table import ITEM_BYTES, Weight, member_of, member_tensor
 
 _PAIRS = "complex128"
@@ -199,6 +200,7 @@ class Weights:
         self._replaced: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._computed: WeakValueDictionary[tuple[str, int], Tensor] = WeakValueDictionary()
         self._open: dict[str, Any] = {}
+        self._paths: dict[int, Path] = {}
         self._pairs: set[str] = set()
         self.identities: list[FileIdentity] = []
         for file in files:
@@ -213,6 +215,7 @@ class Weights:
                 raise ArtifactError(f"{file}: not a whole safetensors file: {e}") from e
             identity.check_same()
             self.identities.append(identity)
+            self._paths[id(opened)] = Path(file)
             self._pairs |= _pairs(opened, str(file))
             for name in opened.keys():  # noqa: SIM118  it is not a dict
                 if name in self._open:
@@ -273,6 +276,9 @@ class Weights:
         if (known := self._computed.get(key)) is not None:
             return known
         rank, correction = self.factors_of(*key)
+        dtype, shape = self.info(weight.base)
+        place = self._paths[id(self._of(weight.base))]
+        check_on_disk(place, _bytes(shape, dtype), f"weight {weight.name[:200]}")
         ranks = [*weight.ranks[:member], rank, *weight.ranks[member + 1 :]]
         factors = StackedFactors(self.get(weight.base), self.get(weight.left), self.get(weight.right), ranks)
         try:

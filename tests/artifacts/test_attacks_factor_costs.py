@@ -84,6 +84,34 @@ def test_small_factors_that_are_not_merged(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
+def test_a_base_that_is_a_hole(tmp_path: Path) -> None:
+    """A base of 4 GiB, none of which is on the disk, with programs that lowering reads at load."""
+    side = 2**15
+    forged = large([])
+    m, header, at = forged.manifest, {}, 0
+    forged.entry["wide"] = []
+    for program in forged.programs("programs/member."):
+        program["weights"][0][3] = f"float32[{side},{side}]"
+        program["inputs"][0][3] = f"float32[B,{side}]"
+    forged.entry["inputs"][0]["type"] = forged.entry["outputs"][0]["type"] = f"float32[B,{side}]"
+    for row in m["weights"]:
+        row["shape"] = [side if n == SIDE else n for n in row["shape"]]
+        stored = row["shape"] if row["kind"] == "shared" else [MEMBERS, *row["shape"]]
+        end = at + 4 * torch.Size(stored).numel()
+        header[row["name"]] = {"dtype": "F32", "shape": stored, "data_offsets": [at, end]}
+        at = end
+    start = tensors(header)
+    forged.files = dict.fromkeys(forged.files, start)
+    path = forged.save(tmp_path)
+    (place,) = path.glob("weights-*")
+    with open(place, "r+b") as file:
+        file.truncate(len(start) + at)
+    words = "weight w has 4,294,967,296 bytes, but its file has "
+    refused(path, words, verify="off")
+    with pytest.raises(ArtifactError, match=words):
+        load(path, verify="off", warmup=False).state_dict(0)
+
+
 def test_corrections_that_are_holes(tmp_path: Path) -> None:
     """A correction of 4 GiB, none of which is on the disk."""
     size = 2**32
