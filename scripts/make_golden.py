@@ -53,6 +53,16 @@ class Mlp(nn.Module):
         return y
 
 
+class Tall(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(24, 32), nn.Linear(32, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.inner(x).relu())
+        return y
+
+
 class Sum(nn.Module):
     """Adds the rows of every call to a total that the caller carries."""
 
@@ -88,10 +98,26 @@ def headed(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
 
 
 class Golden(NamedTuple):
+    """How an artifact is built. base: of members that adapters were merged into."""
+
     members: list[Callable[[], nn.Module]]
     inputs: list[str]
     model: Callable[..., nn.Module]
     options: dict[str, Any]
+    base: Callable[[], nn.Module] | None = None
+
+
+def fine_tuned(rank: int) -> nn.Module:
+    """Returns a module that a difference of low rank, of whole numbers, was merged into."""
+    module = whole_numbers(Tall(), 0)
+    for weight in (p for p in module.parameters() if p.dim() == 2):
+        generator = torch.Generator().manual_seed(rank)
+        left, right = (
+            torch.randint(-1, 2, shape, generator=generator).float()
+            for shape in ((len(weight), rank), (rank, weight.shape[1]))
+        )
+        weight.data += left @ right
+    return module
 
 
 GOLDEN = {
@@ -106,6 +132,13 @@ GOLDEN = {
         {"entries": ["forward", "encode"]},
     ),
     "parts": Golden([Mlp] * 3, ["x=float32[B,6]"], Mlp, {"shards": 2, "race": False}),
+    "fleet": Golden(
+        [lambda: fine_tuned(2), lambda: fine_tuned(1), lambda: fine_tuned(3)],
+        ["x=float32[B,24]"],
+        Tall,
+        {"race": False},
+        Tall,
+    ),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
 }
 
@@ -159,6 +192,17 @@ def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str)
     return {**flat(first, f"{at}.answer.0"), **flat(second, f"{at}.answer.1"), **flat(state, f"{at}.state")}
 
 
+def of_members(ens: widepack.WideModel) -> dict[str, Tensor]:
+    """Returns every member's weights, an input, and the members' own answers to it. Wide programs compute
+    with factors, which are no whole numbers, so their answers are near these.
+    """
+    tensors = {
+        f"{i}.{n}": v.contiguous().clone() for i in range(len(ens)) for n, v in ens.state_dict(i).items()
+    }
+    x = torch.randint(-3, 4, (3, 24), generator=torch.Generator().manual_seed(1)).float()
+    return {**tensors, "input": x, "answer": torch.stack([ens.member(i)(x) for i in range(len(ens))])}
+
+
 def main(folder: Path) -> None:
     there = {
         p.name.partition("-")[2].removesuffix(".wide").partition("-")[2].partition("-")[2]
@@ -174,16 +218,19 @@ def main(folder: Path) -> None:
             os.chdir(work)  # so that the names of checkpoints contain no path of this machine
             try:
                 paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
-                for i, (path, make) in enumerate(zip(paths, golden.members)):
-                    torch.save(whole_numbers(make(), i).state_dict(), path)
                 options = {"pt2": False, "targets": ("cpu",), **golden.options}
+                for i, (path, make) in enumerate(zip(paths, golden.members)):
+                    torch.save((make() if golden.base else whole_numbers(make(), i)).state_dict(), path)
+                if golden.base:
+                    torch.save(whole_numbers(golden.base(), 0).state_dict(), "base.pt")
+                    options |= {"base": "base.pt", "unmerge": True}
                 widepack.build(
                     paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options
                 )
             finally:
                 os.chdir(back)
         ens = widepack.load(folder / f"{stem}.wide", backend="eager")
-        save_file(calls(ens), folder / f"{stem}.answers.safetensors")
+        save_file(of_members(ens) if golden.base else calls(ens), folder / f"{stem}.answers.safetensors")
         print(
             f"{stem}: "
             f"{sum(f.stat().st_size for f in (folder / f'{stem}.wide').rglob('*') if f.is_file()):,} bytes"

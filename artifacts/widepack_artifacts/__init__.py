@@ -3,11 +3,14 @@
 | module | content |
 |---|---|
 | `manifest` | `manifest.json`, in `entry`, `wide_program`, `dims`, `rows`, `weight_table`, `file_list` |
+| `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
+| `correction` | restores weights that are stored as factors, bit for bit (imports torch) |
 | `program_limit` | how many bytes and nodes the programs of one load may have |
+| `file_sizes` | the bytes of a file that are on the disk: a sparse file has holes |
 | `file_identity` | what the system tells about a file, to notice changes without reading it |
 
 Start reading with `manifest.py`, then `program.py` and `reader.py`. FORMAT.md, in the folder above, is the

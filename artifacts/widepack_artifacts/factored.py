@@ -7,6 +7,7 @@ tensors are rows of the weights table with the role `factor`. `correction.py` co
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,11 @@ from .fields import (
     read_object,
 )
 from .file_list import File, read_file_name
-from .weight_table import FACTOR, Weight
+from .weight_table import FACTOR, Weight, check_ragged_names
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 ROLES = ("parameter", "buffer")
+_CORRECTIONS = re.compile(r"corrections-[0-9a-f]{16}\.safetensors\Z")
 _KEYS = ("name", "role", "aliases", "base", "left", "right", "ranks")
 
 
@@ -115,7 +117,7 @@ class Factored:
         )
         if not found.weights:
             raise manifest_error("factored: weights: an artifact without factored weights has no such key")
-        if found.corrections and not found.corrections.startswith("corrections-"):
+        if found.corrections and not _CORRECTIONS.match(found.corrections):
             raise manifest_error(f"factored: corrections: {found.corrections[:80]!r} is another kind of file")
         rows = {w.name: w for w in table}
         factors = [name for w in found.weights for name in (w.base, w.left, w.right)]
@@ -127,6 +129,7 @@ class Factored:
         )
         for weight in found.weights:
             _check(weight, rows, members)
+        check_ragged_names([*rows.values(), *(w.weight(rows) for w in found.weights)], members)
         if unread := {n for n, row in rows.items() if row.role == FACTOR}.difference(factors):
             raise manifest_error(f"factored: no weight has the factor {min(unread)[:80]!r}")
         return found

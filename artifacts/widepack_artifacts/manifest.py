@@ -256,8 +256,8 @@ def _read_entries(
 
 
 def _check_initial_weights(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
-    """Refuses a state whose initial weight does not exist, is Ragged, or has another type than the state."""
-    table = {w.name: w for w in weights}
+    """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state."""
+    table = {w.name: w for w in weights if w.role != FACTOR}
     for name, entry in entries.items():
         for state in entry.state:
             if not state.initial:

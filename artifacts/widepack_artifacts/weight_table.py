@@ -30,6 +30,12 @@ def member_tensor(name: str, member: int) -> str:
     return f"{name}@{member}"
 
 
+def member_of(tensor: str) -> tuple[str, int]:
+    """Returns the name and the member of `member_tensor`; the number is -1 if the tensor is none."""
+    name, at, number = tensor.rpartition("@")
+    return (name, int(number)) if at and _PART.match(number) else (tensor, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A row of the weights table.
@@ -127,8 +133,8 @@ def check_ragged_names(weights: Iterable[Weight], members: int) -> None:
     """
     ragged = {w.name for w in weights if w.kind == "ragged"}
     for name in (name for w in weights if ragged for name in (w.name, *w.aliases)):
-        of, at, number = name.rpartition("@")
-        if at and of in ragged and _PART.match(number) and int(number) < members:
+        of, member = member_of(name)
+        if of in ragged and 0 <= member < members:
             raise manifest_error(
                 f"weights: the name {name[:80]!r} occurs twice: "
                 f"it is also the name of a tensor of the ragged weight {of[:80]!r}"

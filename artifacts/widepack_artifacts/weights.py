@@ -32,7 +32,8 @@ from .correction import StackedFactors, rounded, whole
 from .errors import ArtifactError
 from .factored import Factored, FactoredWeight
 from .file_identity import FileIdentity
-from .weight_table import ITEM_BYTES, Weight, member_tensor
+from .file_sizes import check_on_disk
+from .weight_table import ITEM_BYTES, Weight, member_of, member_tensor
 
 _PAIRS = "complex128"
 ALIGNMENT = 64  # a cache line, and the widest vector load
@@ -57,6 +58,7 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items() if name != _PAIRS}
 _CHUNK_BYTES = 64 * 2**20
+_MOST_FOR_ELEMENT, _MOST_BESIDE = 10, 1024  # bytes of a correction; its streams have 9.2 for an element
 _MOST_NAMED = 20  # differences that an error names
 
 Source = Callable[[], Iterator[Tensor]]
@@ -193,9 +195,12 @@ class Weights:
     ) -> None:
         self._factored = {w.name: w for w in factored.weights} if factored is not None else {}
         self._corrections = None if corrections is None else Weights([corrections])
+        if self._corrections is not None:
+            _check_corrections(self._corrections, self._factored)
         self._replaced: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._computed: WeakValueDictionary[tuple[str, int], Tensor] = WeakValueDictionary()
         self._open: dict[str, Any] = {}
+        self._paths: dict[int, Path] = {}
         self._pairs: set[str] = set()
         self.identities: list[FileIdentity] = []
         for file in files:
@@ -210,6 +215,7 @@ class Weights:
                 raise ArtifactError(f"{file}: not a whole safetensors file: {e}") from e
             identity.check_same()
             self.identities.append(identity)
+            self._paths[id(opened)] = Path(file)
             self._pairs |= _pairs(opened, str(file))
             for name in opened.keys():  # noqa: SIM118  it is not a dict
                 if name in self._open:
@@ -246,6 +252,8 @@ class Weights:
         """
         for identity in self.identities:
             identity.check_content()
+        if self._corrections is not None:
+            self._corrections.check_unchanged()
 
     def slice(self, name: str, i: int) -> Tensor:
         """Returns `[i]` of a tensor without a copy: the weight of one member."""
@@ -268,20 +276,17 @@ class Weights:
         if (known := self._computed.get(key)) is not None:
             return known
         rank, correction = self.factors_of(*key)
-        part = slice(member, member + 1)
-        factors = StackedFactors(
-            self.get(weight.base), self.get(weight.left)[part], self.get(weight.right)[part], [rank]
-        )
-        found = whole(factors, 0, correction) if correction else rounded(factors, 0)
+        dtype, shape = self.info(weight.base)
+        place = self._paths[id(self._of(weight.base))]
+        check_on_disk(place, _bytes(shape, dtype), f"weight {weight.name[:200]}")
+        ranks = [*weight.ranks[:member], rank, *weight.ranks[member + 1 :]]
+        factors = StackedFactors(self.get(weight.base), self.get(weight.left), self.get(weight.right), ranks)
+        try:
+            found = whole(factors, member, correction) if correction else rounded(factors, member)
+        except ArtifactError as e:
+            raise ArtifactError(f"weight {weight.name[:200]}: {e}") from e
         self._computed[key] = found
         return found
-
-    def _correction(self, name: str) -> bytes:
-        assert self._corrections is not None
-        dtype, shape = self._corrections.info(name)
-        if dtype != "uint8" or len(shape) != 1:
-            raise ArtifactError(f"the correction {name[:80]!r} is {dtype}{shape}; expected bytes")
-        return b"".join(bytes(view) for view in views(self._corrections.get(name)))
 
     def computed(self, name: str, member: int) -> Tensor | None:
         """Returns one member's value of a factored weight if somebody still uses it; else None."""
@@ -306,8 +311,12 @@ class Weights:
         if (name, member) in self._replaced:
             return self._replaced[name, member]
         stored = member_tensor(name, member)
-        known = self._corrections is not None and stored in self._corrections
-        return weight.ranks[member], self._correction(stored) if known else b""
+        if self._corrections is None or stored not in self._corrections:
+            return weight.ranks[member], b""
+        size, count = self._corrections.info(stored)[1][0], math.prod(self.info(weight.base)[1])
+        if size > _MOST_FOR_ELEMENT * count + _MOST_BESIDE:  # it may be a hole in the file
+            raise ArtifactError(f"the correction {stored[:80]!r} has {size:,} bytes for {count:,} elements")
+        return weight.ranks[member], b"".join(map(bytes, views(self._corrections.get(stored))))
 
     def check(self, table: Iterable[Weight], members: int) -> None:
         """Refuses files whose tensors differ from the manifest's table. It reads headers only.
@@ -342,6 +351,17 @@ class Weights:
         if name not in self._open:
             raise ArtifactError(f"weight {name[:80]!r} is in none of the weights files")
         return self._open[name]
+
+
+def _check_corrections(files: Weights, factored: Mapping[str, FactoredWeight]) -> None:
+    """Refuses tensors that are no correction of a factored weight of a member. It reads the header only."""
+    for tensor in files.names:
+        name, member = member_of(tensor)
+        if name not in factored or not 0 <= member < len(factored[name].ranks):
+            raise ArtifactError(f"the correction {tensor[:80]!r} is of no member's factored weight")
+        dtype, shape = files.info(tensor)
+        if dtype != "uint8" or len(shape) != 1 or not shape[0]:
+            raise ArtifactError(f"the correction {tensor[:80]!r} is {dtype}{shape}; expected bytes")
 
 
 def _pairs(opened: Any, file: str) -> set[str]:

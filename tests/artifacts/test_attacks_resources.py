@@ -22,9 +22,9 @@ from inside import prologue_bytes
 import widepack
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError, UsageError
-from widepack.inference.file_sizes import bytes_on_disk
 from widepack.lowering import relower as relower_
 from widepack.system.deadline import Deadline, over
+from widepack_artifacts.file_sizes import bytes_on_disk
 from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 

@@ -89,6 +89,30 @@ MANIFEST: list[Callable[[Any], object]] = [
     lambda m: m["files"].update({"a/b-0123456789abcdef.json": {"bytes": 1, "sha256": "0" * 64}}),
     lambda m: m.update(digest="md5:0"),
 ]
+FACTORED: list[Callable[[Any], object]] = [
+    lambda m: m.update(factored={}),
+    lambda m: m.update(factored=[]),
+    lambda m: m["factored"].update(more=1),
+    lambda m: m["factored"].update(weights=[]),
+    lambda m: m["factored"].pop("corrections"),
+    lambda m: m["factored"].update(corrections=None),
+    lambda m: m["factored"].update(corrections="corrections.safetensors"),
+    lambda m: m["factored"].update(corrections=m["probe"]),
+    lambda m: m["factored"]["weights"][0].update(more=1),
+    lambda m: m["factored"]["weights"][0].pop("aliases"),
+    lambda m: m["factored"]["weights"][0].update(name=""),
+    lambda m: m["factored"]["weights"][0].update(aliases=["a\nb"]),
+    lambda m: m["factored"]["weights"][0].update(role="factor"),
+    lambda m: m["factored"]["weights"][0].update(role="constant"),
+    lambda m: m["factored"]["weights"][0].update(base=None),
+    lambda m: m["factored"]["weights"][0].update(left=1),
+    lambda m: m["factored"]["weights"][0].update(right=[]),
+    lambda m: m["factored"]["weights"][0].update(ranks=[]),
+    lambda m: m["factored"]["weights"][0].update(ranks=[1, -1, 1]),
+    lambda m: m["factored"]["weights"][0].update(ranks=[1, 1.5, 1]),
+    lambda m: m["factored"]["weights"][0].update(ranks=[1, True, 1]),
+    lambda m: m["weights"][-1].update(role="factors"),
+]
 PROGRAM: list[Callable[[Any], object]] = [
     lambda p: p.pop("members"),
     lambda p: p.update(format="widepack.program/2"),
@@ -108,15 +132,37 @@ PROGRAM: list[Callable[[Any], object]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(MANIFEST)))
-def test_schema_and_reader_refuse_the_same_manifests(number: int) -> None:
-    document = Forged().manifest
-    MANIFEST[number](document)
+def refused_by_both(document: Any) -> None:
     assert not validator("manifest").is_valid(document)
     if "digest" in document and document["digest"] != "md5:0":
         document["digest"] = strict_json.digest({k: v for k, v in document.items() if k != "digest"})
     with pytest.raises(ArtifactError):
         Manifest.from_json(document)
+
+
+@pytest.mark.parametrize("number", range(len(MANIFEST)))
+def test_schema_and_reader_refuse_the_same_manifests(number: int) -> None:
+    document = Forged().manifest
+    MANIFEST[number](document)
+    refused_by_both(document)
+
+
+@pytest.mark.parametrize("number", range(len(FACTORED)))
+def test_schema_and_reader_refuse_the_same_factored_weights(number: int) -> None:
+    document = Forged("fleet").manifest
+    FACTORED[number](document)
+    refused_by_both(document)
+
+
+@pytest.mark.parametrize("corrections", ["", None])
+def test_schema_and_reader_accept_the_same_factored_weights(corrections: str | None) -> None:
+    document = Forged("fleet").manifest
+    if corrections is not None:
+        document["factored"]["corrections"] = corrections
+    document["factored"]["weights"][0].update(role="buffer", aliases=["tied"], ranks=[0, 3, 1])
+    document["digest"] = strict_json.digest({k: v for k, v in document.items() if k != "digest"})
+    validator("manifest").validate(document)
+    assert Manifest.from_json(document).to_json() == document
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAM)))

@@ -24,7 +24,6 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
 | `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
-| `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
 | `load.py` | Loads an artifact on one device and returns a `WideModel` |
 | `load_limits.py` | Limits the memory and the work |
 | `loaded_entry.py` | Defines what every entry of a loaded model can do, wherever its members are |

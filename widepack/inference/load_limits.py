@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.file_sizes import bytes_on_disk
+
 from ..runtime.budget import Budget
 from ..runtime.executable import Executable, storage
 from ..system.deadline import Deadline
-from .file_sizes import bytes_on_disk
 
 
 class PrologueBytes:
