@@ -63,7 +63,7 @@ def assert_right(ens: widepack.WideModel, states: list[dict[str, torch.Tensor]],
         torch.testing.assert_close(answers[i].double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("memory", ["auto", "least"])
+@pytest.mark.parametrize("memory", ["auto", "least", "most"])
 def test_answers_of_adapters_are_those_of_the_merged_models(
     fleet: SmallFleet, of_adapters: Path, memory: str
 ) -> None:

@@ -105,7 +105,7 @@ def load(
             library may do anything with values from a file, so name only ops that are safe with any input.
         memory: For an artifact of fine-tunes that stores a base and low-rank factors. `auto` computes each
             member's whole weights when a call first has so many rows that this is faster, if memory for N
-            models is available. `least` never does.
+            models is available. `least` never does, and `most` does at load, so that no call waits for it.
 
     Returns:
         A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output

@@ -21,6 +21,7 @@ from widepack_artifacts.weights import Weights
 
 from ..backends.task import Mapped
 from ..errors import ArtifactError
+from ..spec.dtypes import dtype_of
 from ..system.pinned_copy import Pinned
 from ..system.readahead import Extent, extents, parts_of, will_read
 from .cast import Cast
@@ -126,6 +127,13 @@ class LoadedWeights:
         if name not in self._factored:
             self._request(row, [number])
         return self.files.of_member(name, row.kind, number)
+
+    def for_sizes(self, name: str, number: int) -> Tensor:
+        """Returns a weight of one member of which only the sizes count. A factored one is not computed."""
+        if name not in self._factored:
+            return self.part(name, number)
+        row = self.row(name)
+        return torch.empty(row.of(number), dtype=dtype_of(row.dtype), device="meta")
 
     def of_member(self, name: str, place: int) -> Tensor:
         """Returns a weight of one loaded member on the device. place: of the member among the loaded ones."""

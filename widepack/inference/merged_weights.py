@@ -13,8 +13,8 @@ from ..runtime.prologue import split
 from ..system.memory import available_bytes
 from .open_artifact import OpenArtifact
 
-LEAST, AUTO = "least", "auto"
-MEMORY = (AUTO, LEAST)
+LEAST, AUTO, MOST = "least", "auto", "most"
+MEMORY = (AUTO, LEAST, MOST)
 """What `load(memory=)` takes."""
 SPLIT = ("split",)
 """The strategies of programs that merge nothing."""
@@ -42,7 +42,10 @@ def merged_bytes(artifact: OpenArtifact, program: Program) -> int:
 
 def has_memory(artifact: OpenArtifact, size: int) -> bool:
     """Returns whether weights of this many bytes may be merged now."""
-    if artifact.options.memory == LEAST:
-        return False
+    return artifact.options.memory != LEAST and fits_memory(artifact, size)
+
+
+def fits_memory(artifact: OpenArtifact, size: int) -> bool:
+    """Returns whether merged weights of this many bytes fit in the memory that is available."""
     available = available_bytes() if artifact.device.type == "cpu" else None
     return available is None or _SHARE * size <= available

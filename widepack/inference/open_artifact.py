@@ -70,7 +70,7 @@ class LoadOptions:
         backend: What programs run on.
         cast: The cast to another dtype; None for the artifact's.
         limit: How many times the usual memory and work a load may take; None for no limit.
-        memory: `auto` merges factored weights for many rows; `least` never does.
+        memory: `auto` merges factored weights when a call has many rows, `least` never, `most` at load.
     """
 
     device: torch.device

@@ -109,7 +109,7 @@ class ProgramAdmission:
             title = f"{artifact.reader.root}: the member program {k} of entry {self.inputs.name}"
             number = artifact.chosen[signatures.index(k)]
             artifact.justify(s.source for s in programs[k].weights)
-            weights = [artifact.weights.part(s.source, number) for s in programs[k].weights]
+            weights = [artifact.weights.for_sizes(s.source, number) for s in programs[k].weights]
             budget = artifact.limits.budget
             walk = Walk(replace(budget), title, artifact.device)
             # Values that are needed decide sizes that nobody knows, neither here nor in lowering.

@@ -27,7 +27,7 @@ from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
 from .entry_inputs import EntryInputs
-from .merged_weights import SPLIT, has_memory, merged_bytes
+from .merged_weights import MOST, SPLIT, fits_memory, has_memory, merged_bytes
 from .open_artifact import OpenArtifact
 from .probe_check import ProbeCheck
 from .program_admission import ProgramAdmission
@@ -151,18 +151,31 @@ class EntryPrograms:
         for rows in classes.values():
             size = max(merged_bytes(self.artifact, row.program) for row in rows)
             (later if size else now).append(_DeferredClass(rows, size))
-        if not now:  # every program merges
-            size = max(one.bytes for one in later)
-            if not has_memory(self.artifact, size):
-                later = [
-                    _DeferredClass([one], merged_bytes(self.artifact, one.program))
-                    for one in self._without_merging(pattern)
-                ]
-            self.artifact.limits.justify_merged(max(one.bytes for one in later))
-            now, later = later, []
-        bound = [self._bind_class(pattern, one.rows) for one in now]
+        if later and (not now or self.artifact.options.memory == MOST):
+            now, later = [*now, *self._merging_now(pattern, later, bool(now))], []
         self._deferred[pattern] = later
-        return bound
+        in_order = sorted(now, key=lambda one: one.rows[0].plan.batch[0])
+        return [self._bind_class(pattern, one.rows) for one in in_order]
+
+    def _merging_now(
+        self, pattern: str, classes: Sequence[_DeferredClass], optional: bool
+    ) -> Sequence[_DeferredClass]:
+        """Returns the programs that are bound now although they merge weights.
+
+        classes: those that merge. optional: whether other programs can run without them. Without the memory
+        it returns none of them if they are optional, and else programs that merge as little as possible.
+        """
+        if not has_memory(self.artifact, sum(one.bytes for one in classes)):
+            if optional:
+                return []
+            classes = [
+                _DeferredClass([one], merged_bytes(self.artifact, one.program))
+                for one in self._without_merging(pattern)
+            ]
+        size = sum(one.bytes for one in classes)
+        if fits_memory(self.artifact, size):  # else the budget of the load refuses them
+            self.artifact.limits.justify_merged(size)
+        return classes
 
     def _without_merging(self, pattern: str) -> list[StoredProgram]:
         """Returns programs that merge no weights: the artifact's, or else lowered now.

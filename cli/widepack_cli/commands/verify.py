@@ -139,9 +139,8 @@ def checks(
     yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
     import widepack
 
-    ens = widepack.load(
-        artifact, device=device, dtype=dtype, verify="off" if not manifest.probe else "sizes", warmup=False
-    )
+    probed = "sizes" if manifest.probe else "off"
+    ens = widepack.load(artifact, device=device, dtype=dtype, verify=probed, warmup=False, memory="most")
     if manifest.probe:
         for name in entries:
             ens.entry(name).probe()
@@ -163,6 +162,7 @@ def checks(
                 "parts",
                 f"{plural(len(parts), 'part')} of the members on {device}, against the same answers",
             )
+    yield from _factors(ens)
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
@@ -178,6 +178,18 @@ def checks(
                 "answers",
                 f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if which else ''}",
             )
+
+
+def _factors(ens: Any) -> Iterator[tuple[str, str]]:
+    """Computes every member's weights that are stored as factors. Raises: ArtifactError."""
+    factored = ens.manifest.factored
+    if not factored.weights:
+        return
+    for member in ens.members:
+        ens.state_dict(member)
+    exact = ", bit for bit" if factored.corrections else ""
+    count = f"{plural(len(factored.weights), 'weight')} of {plural(len(ens), 'member')}"
+    yield "factors", f"{count} computed from factors{exact}"
 
 
 def parts_of(manifest: Manifest) -> list[range]:
