@@ -32,8 +32,8 @@ from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [
-    (members, rows, 768, 768, rank)
-    for rank in (8, 96)
+    (members, rows, size, size, rank)
+    for size, rank in ((768, 8), (768, 96), (256, 8), (256, 16))
     for members in (8, 32)
     for rows in (1, 4, 16, 64, 128, 512)
 ]

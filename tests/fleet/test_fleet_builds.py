@@ -22,6 +22,7 @@ from fleet.small_fleets import (
     write_adapter,
     write_fleet,
 )
+from widepack.inference.gathered_rows import GatheredCall
 from widepack_cli.main import cli
 
 
@@ -202,6 +203,43 @@ def test_rows_of_a_fleet_are_routed(of_adapters: Path, fleet: SmallFleet) -> Non
         for row, i in enumerate(ids.tolist()):
             expected = answer_of(fleet.states[i], x[row : row + 1])[0]
             torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_drawn_rows_run_together_over_the_factors(of_adapters: Path, fleet: SmallFleet) -> None:
+    ens = widepack.load(of_adapters)
+    router = ens.entry("forward").router
+    generator = torch.Generator().manual_seed(2)
+    exact = [Net().double() for _ in fleet.states]
+    for net, state in zip(exact, fleet.states):
+        net.load_state_dict(state)
+    together = 0
+    for _ in range(1000):
+        rows = int(torch.randint(1, 20, (1,), generator=generator))
+        ids = torch.randint(0, 3, (rows,), generator=generator).tolist()
+        x = torch.randn(rows, SIZE, generator=generator)
+        together += isinstance(router.prepared([x], ids).together, GatheredCall)
+        answers = ens.route(x, member=ids)
+        with torch.inference_mode():
+            expected = torch.stack([exact[i](x[row].double()) for row, i in enumerate(ids)])
+        torch.testing.assert_close(answers.double(), expected, rtol=1e-5, atol=1e-5)
+    assert together > 800
+
+
+def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
+    fleet = write_fleet(tmp_path, [2] * 12)
+    out = tmp_path / "many.wide"
+    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False)
+    ens = widepack.load(out, memory="least")
+    ids = [i % 12 for i in range(90)]
+    x = torch.randn(90, SIZE)
+    answers = ens.route(x, member=ids)
+    for row, i in enumerate(ids):
+        expected = answer_of(fleet.states[i], x[row : row + 1])[0]
+        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+    ens.swap("a3", fleet.adapters[0])
+    again = ens.route(x, member=ids)
+    torch.testing.assert_close(again[3].double(), answer_of(fleet.states[0], x[3:4])[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(again[4], answers[4])
 
 
 def test_a_fleet_loads_in_a_fresh_process_without_peft(of_merged: Path, fleet: SmallFleet) -> None:

@@ -24,6 +24,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
 | `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
+| `gathered_rows.py` | Runs rows of a fleet in one call, each with the factors of its own member |
 | `load.py` | Loads an artifact on one device and returns a `WideModel` |
 | `load_limits.py` | Limits the memory and the work |
 | `loaded_entry.py` | Defines what every entry of a loaded model can do, wherever its members are |
@@ -32,6 +33,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `member_access.py` | Defines the part of a loaded model that is about single members |
 | `member_numbers.py` | Reads which member each row of a call is for |
 | `member_runs.py` | Runs single members of a loaded model on the probe's inputs: their own programs |
+| `merged_weights.py` | Tells which wide programs merge the factors of weights, and whether there is memory |
 | `model.py` | Defines a loaded artifact: N members that run as one, with an entry for each method |
 | `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |
 | `open_artifact.py` | Defines an open artifact with its weights and the options of its load |

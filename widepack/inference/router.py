@@ -7,6 +7,7 @@ The part of the member program that reads only weights which all members share r
 |---|---|
 | by rows | one function for all rows; each row reads the weights of its own member (`rows/per_row.py`) |
 | by groups | the rows of one member after the other, over views of its weights (`row_groups.py`) |
+| gathered | for fleets: each row with the factors of its member, the base for all (`gathered_rows.py`) |
 | padded | all members with as many rows as the largest group, where that is faster (`padded_rows.py`) |
 
 A group that is smaller than the guards allow runs some of its rows twice.
@@ -37,6 +38,7 @@ from .answer_rows import check_rows
 from .binder import Binder
 from .call_check import key_of
 from .entry_rows import rows_of_entry
+from .gathered_rows import GatheredCall, GatheredRows
 from .input_names import ROUTE
 from .member_numbers import member_numbers
 from .output import named_values
@@ -67,12 +69,12 @@ class RoutedCall(NamedTuple):
     others: _Others
     members: _Members
     weights: RowWeights | None
-    padded: PaddedCall | None
+    together: PaddedCall | GatheredCall | None
 
     def run(self) -> list[Any]:
         """Runs the rows. Returns: the leaves of the answer, in the order of the rows."""
-        if self.padded is not None:
-            return self.padded.run(*self.values)
+        if self.together is not None:
+            return self.together.run(*self.values)
         return self.router.run(self.values, self.numbers, self.others, self.members, self.weights)
 
     def explained(self, error: Exception) -> InputError:
@@ -109,6 +111,8 @@ class Router:
         self._places = [axis.dim for axis in self.dims if axis is not None]
         padded = PaddedRows(programs, self.letter, self.axes, self._places)
         self._padded = padded if padded.possible else None
+        gathered = GatheredRows(programs, self.letter, self.axes, self._places)
+        self._gathered = gathered if gathered.possible else None
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
         self._limited = self._artifact.limits.limit is not None
@@ -158,6 +162,10 @@ class Router:
         self._artifact.check_open()
         rows, others = self._sizes(values)
         numbers = member_numbers(member, self._artifact.members, rows)
+        if self._gathered is not None:
+            gathered = self._gathered.call(numbers, dict(others))
+            if gathered is not None:
+                return RoutedCall(self, values, numbers, others, {}, None, gathered)
         members = self._members.bound(numbers)
         weights = self._members.for_rows(rows, members) if len(members) > 1 else None
         padded = self._padded_call(numbers, others, members) if weights is None else None

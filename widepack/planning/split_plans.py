@@ -7,8 +7,8 @@ average over the layers, each counted as often as it has weights. Above that the
 weights. The rows of a layer with large factors count more than once: its thin products take longer.
 
 bench/results/split-linear-cpu.json has the times of a linear layer (scripts/measure/split_linear.py). At rank
-8 and up to 64 rows, `turned` over merged weights takes 2.2 to 6.1 times as long as `split`, and the fastest
-strategy over merged weights 1.0 to 4.0 times; at rank 96 these are 1.4 to 2.3 and 0.7 to 1.6.
+8 and 16, `turned` over merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at 512
+rows; at rank 96 less from 64 rows on. bench/results/fleets-cpu.json has whole encoders at up to 512 rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .plan import NodeChoice, Plan
 from .regions import Regions
 
 SPLIT = "split"
-ROWS = 64
+ROWS = 512
+LARGE = 4  # with which power the rows count more
 THIN = 8  # factors of up to a weight's numbers divided by this take no time beside the product with the base
 _TABLE = "aten.embedding.default"
 _WEIGHTS = {"aten.mm.default": "mat2", "aten.matmul.default": "other", "aten.addmm.default": "mat2"}
@@ -106,7 +107,7 @@ def _rows(program: Program, layers: list[Node], sizes: Mapping[str, int]) -> flo
         name = _weight(node)
         assert name is not None
         count = values[name].numel()
-        total += count * _rows_of(node, values) * max(1.0, THIN * parts[name] / max(1, count))
+        total += count * _rows_of(node, values) * max(1.0, THIN * parts[name] / max(1, count)) ** LARGE
         weights += count
     return total / max(weights, 1)
 
