@@ -11,7 +11,7 @@ from widepack.ir.kinds import kinds
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, Plan
 from widepack.planning.request import StrategyRequest
-from widepack.planning.split_plans import ROWS, row_limit
+from widepack.planning.split_plans import LARGE, ROWS, row_limit
 from widepack.simplify.factored_weights import FactorNames, with_factors
 from widepack_artifacts.program import Kind, Program, Ref
 
@@ -93,23 +93,30 @@ def test_every_batch_has_one_plan() -> None:
         ]
 
 
-@pytest.mark.parametrize(("tokens", "most"), [("T,", ROWS // 6), ("16,", ROWS // 16), ("64,", 1)])
+@pytest.mark.parametrize(
+    ("tokens", "most"), [("T,", ROWS // 6), ("16,", ROWS // 16), ("64,", ROWS // 64), (f"{ROWS},", 1)]
+)
 def test_rows_are_counted_over_all_dims_but_the_last(tokens: str, most: int) -> None:
     assert plans_of(mlp(tokens=tokens))[0].batch == (1, most)
 
 
-@pytest.mark.parametrize(("rank", "most"), [(1, ROWS), (2, ROWS), (4, ROWS // 2), (16, ROWS // 8)])
+@pytest.mark.parametrize(("rank", "most"), [(1, ROWS), (2, ROWS), (4, ROWS // 2**LARGE)])
 def test_large_factors_count_as_more_rows(rank: int, most: int) -> None:
     """Up to an eighth of a weight's numbers the factors take no time: 2 * 64 of 1024."""
     net = mlp(layers=1, weights=0)
     assert plans_of(factored(net, "w0", rank=rank))[0].batch == (1, most)
 
 
+def test_factors_as_large_as_the_weight_are_merged_at_every_batch() -> None:
+    net = mlp(layers=1, weights=0)
+    assert not any(split(p) for p in plans_of(factored(net, "w0", rank=16)))
+
+
 def test_no_batch_splits_where_one_sample_has_too_many_rows() -> None:
-    assert not any(split(p) for p in plans_of(mlp(tokens="65,")))
+    assert not any(split(p) for p in plans_of(mlp(tokens=f"{ROWS + 1},")))
 
 
-@pytest.mark.parametrize(("tokens", "splits"), [("", True), ("65,", False)])
+@pytest.mark.parametrize(("tokens", "splits"), [("", True), (f"{ROWS + 1},", False)])
 def test_without_a_batch_the_sizes_of_the_example_decide(tokens: str, splits: bool) -> None:
     found = plans_of(mlp(tokens=tokens), batch="")
     assert bool(split(found[0])) is splits
