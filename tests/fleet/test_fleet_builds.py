@@ -23,6 +23,7 @@ from fleet.small_fleets import (
     write_fleet,
 )
 from widepack.inference.gathered_rows import GatheredCall
+from widepack.tuning import quick_race
 from widepack_cli.main import cli
 
 
@@ -371,3 +372,46 @@ def test_ops_that_cannot_run_over_factors_read_merged_weights(tmp_path: Path) ->
         ens.swap(0, paths[1])
         answers = ens(x)
         torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
+
+
+class Tied(nn.Module):
+    """A network whose output layer is its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Embedding(SIZE, SIZE)
+        self.second = nn.Linear(SIZE, SIZE, bias=False)
+        self.head = nn.Linear(SIZE, SIZE, bias=False)
+        self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.second(self.first(x)))
+        return found
+
+
+@pytest.mark.parametrize("names", [("first.weight", "head.weight"), ("first.weight",), ("head.weight",)])
+def test_an_adapter_of_a_tied_weight_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    state = Tied().state_dict()
+    kept = {name: value for name, value in state.items() if name == "second.weight" or name in names}
+    torch.save(kept, tmp_path / "base.pt")
+    for i in range(3):
+        write_adapter(tmp_path / "lora" / f"a{i}", 2, 4, i, head=False)
+    with pytest.raises(
+        widepack.CheckpointError, match="it changes first.weight, and the model ties|has no first.weight"
+    ):
+        widepack.build(
+            sorted((tmp_path / "lora").iterdir()),
+            tmp_path / "x.wide",
+            base=tmp_path / "base.pt",
+            model=Tied,
+            inputs=[f"x=int64[B]:0..{SIZE - 1}"],
+        )
+
+
+def test_a_race_needs_the_memory_of_whole_weights(
+    of_adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_race, "available_bytes", lambda: 10_000)
+    with pytest.raises(widepack.UsageError, match="too many for a race on this machine"):
+        quick_race.race_plans(of_adapters)

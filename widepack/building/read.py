@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
-from ..checkpoints.differences import mismatch, under_model_names
+from ..checkpoints.differences import mismatch, tied_names, under_model_names
 from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoint, open_good
 from ..checkpoints.factory import Factory
 from ..errors import MemberMismatch, UsageError
-from ..fleet.adapter_members import AdapterMember, read_adapters
+from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from .factories import choose_factory
 from .request import BuildRequest, adapters_in
@@ -94,6 +94,9 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     adapters, left_out = read_adapters(request.paths)
     if left_out and not request.skip_bad:
         raise bad_ones(left_out, len(request.paths))
+    _, tied = tied_names(state, [base.tensors()])
+    for adapter in adapters:
+        check_ties(adapter, [(name, *others) for name, others in tied.items()])
     fleet = [AdapterMember(base, adapter) for adapter in adapters]
     members = OpenedMembers(request.paths, [m.checkpoint for m in fleet], left_out)
     if not fleet:

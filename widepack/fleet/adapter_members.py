@@ -7,7 +7,7 @@ rounded once. That of DoRA is computed as PEFT does.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from widepack_artifacts.correction import StackedFactors, rounded
 
 from ..checkpoints.checkpoint import Checkpoint, is_floating
+from ..checkpoints.differences import bit_equal
 from ..checkpoints.discovery import LeftOut
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import CheckpointError
@@ -83,6 +84,30 @@ class AdapterMember:
             return merged(value, delta)
         left, right = factors_of(value, delta)
         return rounded(StackedFactors(value, left.unsqueeze(0), right.unsqueeze(0), [left.shape[1]]), 0)
+
+
+def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
+    """Refuses an adapter that changes one name of a tied weight and not the others.
+
+    PEFT computes a tied layer without the difference, and merges it into both.
+
+    Args:
+        adapter: The adapter.
+        tied: The names of each tied weight.
+
+    Raises:
+        CheckpointError: The adapter has a difference of a tied weight, or replaces it under some names only.
+    """
+    for names in tied:
+        changed = [name for name in names if name in adapter.deltas]
+        replaced = [adapter.replaced[name] for name in names if name in adapter.replaced]
+        whole = len(replaced) == len(names) and all(bit_equal(replaced[0], v) for v in replaced[1:])
+        if changed or (replaced and not whole):
+            raise CheckpointError(
+                f"adapter {adapter.path}: it changes {changed[0] if changed else min(names)}, and the model"
+                f" ties {', '.join(sorted(names)[:4])} to one weight; merge the adapter into its base, and"
+                " build of the merged checkpoints"
+            )
 
 
 def factors_of(weight: Tensor, delta: LoraDelta) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from ..checkpoints.newcomer import Newcomer, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
 from .adapter_files import is_adapter, read_adapter
-from .adapter_members import AdapterMember
+from .adapter_members import AdapterMember, check_ties
 from .factors import Factors
 from .unmerge import unmerge
 
@@ -64,7 +64,9 @@ def open_newcomer(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
             " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
-    member = AdapterMember(_base_of(manifest, files, path), read_adapter(path))
+    adapter = read_adapter(path)
+    check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
+    member = AdapterMember(_base_of(manifest, files, path), adapter)
     return newcomer(manifest, path, opened=member.checkpoint)
 
 
