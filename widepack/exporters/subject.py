@@ -17,10 +17,12 @@ import torch
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.opset import EXTRA
+from widepack_artifacts.reader import Reader
 
 from ..errors import ProbeError, UsageError, VerificationError
 from ..inference.bound_program import StoredProgram
 from ..inference.load import load
+from ..inference.merged_weights import SPLIT
 from ..inference.model import WideModel
 from ..ir.at_rest import draws
 from ..ir.fake_values import CPU
@@ -228,13 +230,15 @@ def subject_of(
     """Opens one program of an artifact. All files are checked against their hashes, because an exported
     file has no hashes.
 
-    strategies: `wide`, or `loop` for every op once for each member. Raises: UsageError, ArtifactError.
+    strategies: `wide`, or `loop` for every op once for each member. The wide program of a fleet reads the
+    base and the factors. Raises: UsageError, ArtifactError.
     """
+    factored = Reader(path).manifest.factored.weights if member is None else ()
     selected = None if member is None and members is None else [member] if member is not None else members
     model = load(
         path,
         members=selected,
-        strategies=strategies,
+        strategies=list(SPLIT) if factored and strategies == "wide" else strategies,
         backend="eager",
         verify="hashes",
         warmup=False,
