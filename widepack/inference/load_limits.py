@@ -103,6 +103,11 @@ class LoadLimits:
         if self.budget is not None:
             self.budget = self._new_budget(self.budget)
 
+    @property
+    def weights_bytes(self) -> int:
+        """The bytes of the weights files on the disk."""
+        return self._weights_bytes
+
     def justify_merged(self, size: int) -> None:
         """Raises the budget by weights that are merged, after their memory was found to be available.
 

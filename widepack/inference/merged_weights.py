@@ -18,6 +18,8 @@ MEMORY = (AUTO, LEAST, MOST)
 """What `load(memory=)` takes."""
 SPLIT = ("split",)
 """The strategies of programs that merge nothing."""
+MOST_TIMES = 64
+"""How many times the bytes of the weights files merged weights may take, times the limit of the load."""
 _SHARE = 2
 """Merged weights may take one of so many parts of the memory that is available."""
 
@@ -46,6 +48,11 @@ def has_memory(artifact: OpenArtifact, size: int) -> bool:
 
 
 def fits_memory(artifact: OpenArtifact, size: int) -> bool:
-    """Returns whether merged weights of this many bytes fit in the memory that is available."""
+    """Returns whether merged weights of this many bytes fit: in the memory that is available, and in what the
+    files of the artifact justify.
+    """
+    limits = artifact.limits
+    if limits.limit is not None and size > limits.limit * MOST_TIMES * limits.weights_bytes:
+        return False
     available = available_bytes() if artifact.device.type == "cpu" else None
     return available is None or _SHARE * size <= available
