@@ -19,6 +19,7 @@ from oracle import EXACT, SEQUENTIAL, bits, member, outputs, packed, put, tensor
 
 from widepack.ir.values import Shared, Stacked, Value
 from widepack.lowering.interpreter import applicable
+from widepack.planning.split_plans import SPLIT
 from widepack.registry.registry import REGISTRY
 from widepack.registry.samples import Draw, Sample, call
 from widepack.registry.writer import EagerWriter
@@ -133,8 +134,11 @@ def check(
 
 
 def named(op: str) -> set[str]:
-    """Returns the strategies that the grid must reach."""
-    return set(REGISTRY[op].strategies) - (DRAWS if op in DROPS else set())
+    """Returns the strategies that the grid must reach.
+
+    `split` needs a weight with factors, which the grid does not draw (test_weight_factors.py).
+    """
+    return set(REGISTRY[op].strategies) - (DRAWS if op in DROPS else set()) - {SPLIT}
 
 
 def run(

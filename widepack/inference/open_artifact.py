@@ -220,10 +220,10 @@ class OpenArtifact:
         They are none for a wider dtype: there the rounding of a merged weight is not rounding any more, so
         that programs read the whole weights.
         """
+        if not self.manifest.factored.weights or (self.cast is not None and self.cast.widens):
+            return {}
         from ..simplify.stored_factors import stored_factors  # only lowering needs it
 
-        if self.cast is not None and self.cast.widens:
-            return {}
         table = {w.name: w for w in self.manifest.weights}
         return stored_factors(self.manifest.factored, table, self.cast.table if self.cast else None)
 
