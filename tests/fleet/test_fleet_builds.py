@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ from fleet.small_fleets import (
     write_adapter,
     write_fleet,
 )
+from widepack.inference import merged_weights
 from widepack.inference.gathered_rows import GatheredCall
-from widepack.tuning import quick_race
+from widepack.tuning.quick_race import race_plans
 from widepack_cli.main import cli
 
 
@@ -409,9 +411,23 @@ def test_an_adapter_of_a_tied_weight_is_refused(tmp_path: Path, names: tuple[str
         )
 
 
-def test_a_race_needs_the_memory_of_whole_weights(
-    of_adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_memory_for_whole_weights_a_race_and_route_run_over_the_factors(
+    of_adapters: Path, fleet: SmallFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_race, "available_bytes", lambda: 10_000)
-    with pytest.raises(widepack.UsageError, match="too many for a race on this machine"):
-        quick_race.race_plans(of_adapters)
+    monkeypatch.setattr(merged_weights, "available_bytes", lambda: 10_000)
+    out = tmp_path / "raced.wide"
+    shutil.copytree(of_adapters, out)
+    report = race_plans(out, seconds=3)
+    assert {row["chosen"] for row in report.to_json()["rows"]} == {"rules of thumb"}
+    ens = widepack.load(out)
+    for rows in (2, 4000):
+        assert_right(ens, fleet.states, rows)
+    assert all("split" in plan.strategies() for plan in ens.plans())
+    x = torch.randn(60, SIZE)
+    router = ens.entry("forward").router
+    for ids in ([0] * 60, [i % 3 for i in range(60)]):
+        assert isinstance(router.prepared([x], ids).together, GatheredCall)
+        answers = ens.route(x, member=ids)
+        for row in (0, 1, 59):
+            exact = answer_of(fleet.states[ids[row]], x[row : row + 1])[0]
+            torch.testing.assert_close(answers[row].double(), exact, rtol=1e-5, atol=1e-5)

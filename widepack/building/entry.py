@@ -17,6 +17,7 @@ from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..simplify.canonical import plain
 from ..simplify.member_programs import MemberPrograms
+from ..simplify.stored_factors import stored_factors
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, CarriedState
@@ -45,7 +46,7 @@ class BuildEntry(MemberPrograms):
             captures.first.states,
             captures.first.sizes,
             captures.signatures,
-            {f.weight.name: f.names for f in table.factored},
+            stored_factors([f.weight for f in table.factored], {r.weight.name: r.weight for r in table.rows}),
         )
         self.sources = [
             InputSource(

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
 from widepack_artifacts.correction import encode_correction
 from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.weight_table import FACTOR, Weight, member_tensor
 
 from ..fleet.factors import Factors
-from ..simplify.factored_weights import FactorNames
 from ..spec.dtypes import dtype_name
 from .weight_row import WeightRow
 
@@ -38,12 +34,6 @@ class FactoredRow:
         base, left, right = (f"{of.name}@{part}" for part in ("base", "left", "right"))
         return FactoredWeight(of.name, of.role, base, left, right, list(self.factors.ranks), list(of.aliases))
 
-    @property
-    def names(self) -> FactorNames:
-        """The tensors as programs read them."""
-        w, f = self.weight, self.factors
-        return FactorNames(w.base, w.left, w.right, f.rank, dtype_name(f.left.dtype))
-
     def stored(self) -> list[WeightRow]:
         """Returns the rows of the base and the factors."""
         w, f, of = self.weight, self.factors, self.member.weight
@@ -59,7 +49,7 @@ class FactoredRow:
             ),
         ]
 
-    def corrections(self, count: int) -> Mapping[str, Tensor]:
+    def corrections(self, count: int) -> Mapping[str, bytes]:
         """Returns the corrections of all members, by the names of their tensors; empty if there are none.
 
         count: the number of members.
@@ -67,8 +57,6 @@ class FactoredRow:
         if self.exact:
             return {}
         return {
-            member_tensor(self.weight.name, i): torch.frombuffer(
-                bytearray(encode_correction(self.member.value(i), self.factors, i)), dtype=torch.uint8
-            )
+            member_tensor(self.weight.name, i): encode_correction(self.member.value(i), self.factors, i)
             for i in range(count)
         }

@@ -162,7 +162,8 @@ def _verified(
     """
     with stages.stage("write weights"):
         files = write_weights(writer, lowered.table, request.shard_bytes, stages.step)
-        factored = write_factored(writer, lowered.table.factored, lowered.table.count)
+        rows, count = lowered.table.factored, lowered.table.count
+        factored = write_factored(writer, [r.weight for r in rows], (r.corrections(count) for r in rows))
     read_headers([writer.place(name) for name in files])
     written = WeightFiles.open(writer, files, factored)
     plain = replace(request.strategies, plain=True)

@@ -16,7 +16,7 @@ from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.dims import Dim, Guard
 from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
-from widepack_artifacts.factored import Factored
+from widepack_artifacts.factored import Factored, FactoredWeight
 from widepack_artifacts.weight_table import member_tensor
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
@@ -27,7 +27,6 @@ from ..lowering.wide_programs import LoweredProgram, wide_only
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
 from .entry import BuildEntry
-from .factored_rows import FactoredRow
 from .weight_row import WeightRow
 from .weights_table import WeightsTable
 
@@ -125,14 +124,19 @@ def _file_tensors(row: WeightRow, count: int, counter: _Progress) -> list[FileTe
     return [(weight.name, weight.tensors(count)[weight.name], dtype, source(members))]
 
 
-def write_factored(writer: Writer, rows: Sequence[FactoredRow], count: int) -> Factored:
+def write_factored(
+    writer: Writer, weights: Iterable[FactoredWeight], corrections: Iterable[Mapping[str, bytes]]
+) -> Factored:
     """Writes the corrections of factored weights, and returns what the manifest says of these weights.
 
-    count: the number of members.
+    corrections: of each weight, by the names of their tensors.
     """
-    corrections = {name: value for row in rows for name, value in row.corrections(count).items()}
-    file = write_tensors(writer, "corrections", corrections) if corrections else ""
-    return Factored(tuple(row.weight for row in rows), file)
+    tensors = {
+        name: torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for of_weight in corrections
+        for name, data in of_weight.items()
+    }
+    return Factored(tuple(weights), write_tensors(writer, "corrections", tensors) if tensors else "")
 
 
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -105,8 +105,8 @@ def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
         if changed or (replaced and not whole):
             raise CheckpointError(
                 f"adapter {adapter.path}: it changes {changed[0] if changed else min(names)}, and the model"
-                f" ties {', '.join(sorted(names)[:4])} to one weight; merge the adapter into its base, and"
-                " build of the merged checkpoints"
+                f" ties {', '.join(sorted(names)[:4])} to one weight; merge the adapter into its base with"
+                " PEFT, and build from the merged checkpoints"
             )
 
 

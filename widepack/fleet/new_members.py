@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +117,3 @@ def _padded(part: Tensor, shape: tuple[int, int]) -> Tensor:
     wide = torch.zeros(shape, dtype=part.dtype)
     wide[: part.shape[0], : part.shape[1]] = part
     return wide
-
-
-def by_name(manifest: Manifest) -> Mapping[str, FactoredWeight]:
-    """Returns the factored weights of an artifact by name."""
-    return {w.name: w for w in manifest.factored.weights}

@@ -23,7 +23,7 @@ from ..runtime.admission import check_member_run
 from ..runtime.graph_module import Function, graph_module
 from ..system.autocast import autocast_off, plain_modes
 from .answer_rows import check_rows
-from .merged_weights import SPLIT
+from .merged_weights import SPLIT, has_memory
 from .padding import count_padding
 from .programs import EntryPrograms
 
@@ -37,7 +37,7 @@ _THIN = 4
 
 @dataclass(frozen=True)
 class _RowProgram:
-    """A program for a number of rows, and the kinds of its weights."""
+    """A program for a number of rows, and its function."""
 
     program: Program
     function: Function
@@ -47,12 +47,11 @@ class _RowProgram:
 class GatheredCall:
     """A call whose rows run together.
 
-    rows: chooses programs. numbers: the number of each row's member. others: the sizes of the other dims.
+    rows: what runs it. numbers: the number of each row's member. programs: by their number of rows.
     """
 
     rows: GatheredRows
     numbers: Sequence[int]
-    others: Mapping[str, int]
     programs: Mapping[int, _RowProgram]
 
     def run(self, *values: Tensor) -> list[Any]:
@@ -75,6 +74,9 @@ class GatheredRows:
         self._axes, self._dims = axes, dims
         self._artifact = programs.artifact
         self._title = f"{self._artifact.reader.root.name}: entry {programs.name}"
+        factored = {w.name for w in self._artifact.manifest.factored.weights}
+        whole = [w for w in self._artifact.manifest.member_weights if w.name in factored]
+        self._member_bytes = sum(w.bytes(1) for w in whole)
         self._lowered: dict[int, _RowProgram | None] = {}
         self._admitted: set[tuple[int, tuple[torch.Size, ...]]] = set()
 
@@ -90,13 +92,14 @@ class GatheredRows:
         return _THIN * own <= sum(w.bytes(1) for w in artifact.manifest.member_weights)
 
     def call(self, numbers: Sequence[int], others: Mapping[str, int]) -> GatheredCall | None:
-        """Returns a call whose rows run together; None if one member after the other is faster, or if the
-        program has no such form. Not inside the gate.
+        """Returns a call whose rows run together; None if one member after the other is faster and there is
+        memory for the members' whole weights, or if the program has no such form. Not inside the gate.
 
         numbers: the number of the member of each row. others: the sizes of the other dims.
         """
         members = len(set(numbers))
-        if members < 2 or len(numbers) > MOST_FOR_EACH * members:
+        many = members < 2 or len(numbers) > MOST_FOR_EACH * members
+        if many and has_memory(self._artifact, members * self._member_bytes):
             return None
         if not self._programs.inputs.fits({**others, self._letter: 1}):
             return None
@@ -107,7 +110,7 @@ class GatheredRows:
             if program is None:
                 return None
             found[count] = program
-        return GatheredCall(self, numbers, others, found)
+        return GatheredCall(self, numbers, found)
 
     def run(
         self, values: Sequence[Tensor], numbers: Sequence[int], programs: Mapping[int, _RowProgram]

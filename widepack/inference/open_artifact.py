@@ -225,7 +225,7 @@ class OpenArtifact:
         from ..simplify.stored_factors import stored_factors  # only lowering needs it
 
         table = {w.name: w for w in self.manifest.weights}
-        return stored_factors(self.manifest.factored, table, self.cast.table if self.cast else None)
+        return stored_factors(self.manifest.factored.weights, table, self.cast.table if self.cast else None)
 
     def check_open(self) -> None:
         """Raises: UsageError after `close`."""

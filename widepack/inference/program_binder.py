@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from widepack_artifacts import strict_json
+from widepack_artifacts.program import Program
 
 from .. import backends
 from ..errors import ArtifactError, UsageError
@@ -20,6 +21,7 @@ from ..verification import probe as probes
 from .bound_program import BoundProgram, Runnable, StoredProgram
 from .compiled_choice import CompiledChoice
 from .entry_inputs import EntryInputs
+from .merged_weights import fits_memory, merged_bytes
 from .open_artifact import BackendOptions
 from .probe_check import ProbeCheck
 from .program_admission import ProgramAdmission
@@ -51,6 +53,7 @@ class ProgramBinder:
         program = stored.program
         self.artifact.check_unchanged()
         self.admission.check_slots(pattern, program)
+        self._check_merged(pattern, program)
         if weights is None:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
         backend = self._backend(pattern, stored, options)
@@ -94,6 +97,22 @@ class ProgramBinder:
         return BoundProgram(
             program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged
         )
+
+    def _check_merged(self, pattern: str, program: Program) -> None:
+        """Refuses a program that merges more weights than fit, and raises the budget for another one.
+
+        Raises: UsageError.
+        """
+        size = merged_bytes(self.artifact, program)
+        if not size:
+            return
+        if not fits_memory(self.artifact, size):
+            raise UsageError(
+                f"{self.inputs.title(pattern)} merges the factors of weights into {size:,} bytes; the memory"
+                " that is available, or the size of the artifact's files, does not allow it. Load fewer"
+                " members, or if you trust its makers with limit=None"
+            )
+        self.artifact.limits.justify_merged(size)
 
     def _check_indices(self, pattern: str, backend: str, run: Executable) -> None:
         """Raises: Unavailable for a program whose indices or divisors the backend would not check."""

@@ -27,7 +27,7 @@ from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
 from .entry_inputs import EntryInputs
-from .merged_weights import MOST, SPLIT, fits_memory, has_memory, merged_bytes
+from .merged_weights import MOST, SPLIT, has_memory, merged_bytes
 from .open_artifact import OpenArtifact
 from .probe_check import ProbeCheck
 from .program_admission import ProgramAdmission
@@ -91,7 +91,6 @@ class EntryPrograms:
                 if not has_memory(self.artifact, one.bytes):
                     continue
                 self.artifact.limits.begin()
-                self.artifact.limits.justify_merged(one.bytes)
                 with guarded(self.inputs.title(pattern), self.probe_check.explain):
                     bound = self._bind_class(pattern, one.rows)
                 rows = [*self._bound[pattern], bound]
@@ -172,9 +171,6 @@ class EntryPrograms:
                 _DeferredClass([one], merged_bytes(self.artifact, one.program))
                 for one in self._without_merging(pattern)
             ]
-        size = sum(one.bytes for one in classes)
-        if fits_memory(self.artifact, size):  # else the budget of the load refuses them
-            self.artifact.limits.justify_merged(size)
         return classes
 
     def _without_merging(self, pattern: str) -> list[StoredProgram]:

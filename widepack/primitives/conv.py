@@ -33,7 +33,7 @@ from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
 
-_CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
+CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
 _TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
 
 
@@ -46,7 +46,7 @@ def _flat(w: Writer, x: WideValue | None) -> Value | None:
     return None if x is None else w.call("flatten.using_ints", w.stack(x), 0, 1)
 
 
-def _batched(w: Writer, x: WideValue, weight: WideValue) -> tuple[WideValue, Any]:
+def batched(w: Writer, x: WideValue, weight: WideValue) -> tuple[WideValue, Any]:
     """Returns x with a batch dim, and a function that removes this dim from the result if x had none."""
     if rank(x) == _spatial(weight) + 2:
         return x, lambda y: y
@@ -55,7 +55,7 @@ def _batched(w: Writer, x: WideValue, weight: WideValue) -> tuple[WideValue, Any
     return Shared(w.call("unsqueeze", x.value, 0)), lambda y: Stacked(w.call("squeeze.dim", y.value, 1))  # type: ignore[union-attr]
 
 
-def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], Any]:
+def groups_of(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], Any]:
     """Returns the arguments after the bias, with defaults filled in, and the member's number of groups.
 
     The number of groups is at index `at`. It is a Value where it depends on a size of the inputs.
@@ -78,12 +78,12 @@ def _x_shared(
     return isinstance(x, Shared) and isinstance(weight, Stacked)
 
 
-@strategy(f"{_CONV} {_TRANSPOSED}", "fold", family="conv", when=_weight_shared)
+@strategy(f"{CONV} {_TRANSPOSED}", "fold", family="conv", when=_weight_shared)
 def fold(
     w: Writer, x: WideValue, weight: Shared, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
     """for a Shared weight: folds members into the batch"""
-    x, back = _batched(w, x, weight)
+    x, back = batched(w, x, weight)
     rest, options = put_shared(args), put_shared(kwargs)
     if not isinstance(bias, Stacked):
         assert isinstance(x, Stacked)
@@ -98,13 +98,13 @@ def fold(
     return back(Stacked(w.call("add.Tensor", out, b)))  # type: ignore[no-any-return]
 
 
-@strategy(_CONV, "one_conv", family="conv", when=_x_shared)
+@strategy(CONV, "one_conv", family="conv", when=_x_shared)
 def one_conv(
     w: Writer, x: Shared, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
     """for a Shared input: one convolution with N*O outputs"""
-    rest, groups = _groups(w, args, kwargs, 3)
-    x, back = _batched(w, x, weight)  # type: ignore[assignment]
+    rest, groups = groups_of(w, args, kwargs, 3)
+    x, back = batched(w, x, weight)  # type: ignore[assignment]
     if isinstance(groups, int) and groups == 1:
         return back(w.unpack(w.call(w.op, x.value, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
     # Each group reads its own channels. Weights in the order [g, N, O/g] avoid a copy of the input for each
@@ -122,7 +122,7 @@ def one_conv(
     return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]
 
 
-@strategy(f"{_CONV} {_TRANSPOSED}", "grouped", family="conv")
+@strategy(f"{CONV} {_TRANSPOSED}", "grouped", family="conv")
 def grouped(
     w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
@@ -130,9 +130,9 @@ def grouped(
 
     The weight [N, C, O/g, *k] of a transposed convolution packs on its axis 0 too.
     """
-    rest, groups = _groups(w, args, kwargs, 3)
+    rest, groups = groups_of(w, args, kwargs, 3)
     rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
-    x, back = _batched(w, x, weight)
+    x, back = batched(w, x, weight)
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
@@ -150,7 +150,7 @@ def fixed_numbers(
 
     window: the spatial sizes of the weight.
     """
-    (stride, padding, dilation, groups), _ = _groups(w, args, kwargs, 3)
+    (stride, padding, dilation, groups), _ = groups_of(w, args, kwargs, 3)
     n = len(window)
 
     def numbers(value: Any) -> list[int] | None:
@@ -190,7 +190,7 @@ def _packable(
     )
 
 
-@strategy(_CONV, "packed", family="conv", when=_packable, derivative=False)
+@strategy(CONV, "packed", family="conv", when=_packable, derivative=False)
 def packed(
     w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
@@ -198,7 +198,7 @@ def packed(
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
     assert fixed is not None
     stride, padding, dilation, groups = fixed
-    x, back = _batched(w, x, weight)
+    x, back = batched(w, x, weight)
     image = w.pack(x) if isinstance(x, Stacked) else x.value  # type: ignore[union-attr]
     matrix, b = _flat(w, weight), _flat(w, bias)
     assert matrix is not None
@@ -224,15 +224,15 @@ def packed(
 
 
 @strategy(
-    [op for op in _CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both
+    [op for op in CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both
 )
 def grouped_channels_last(
     w: Writer, x: Stacked, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
     """one convolution of N*g groups in channels-last memory, weights reordered at load"""
-    rest, groups = _groups(w, args, kwargs, 3)
+    rest, groups = groups_of(w, args, kwargs, 3)
     rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
-    x, back = _batched(w, x, weight)  # type: ignore[assignment]
+    x, back = batched(w, x, weight)  # type: ignore[assignment]
     order = torch.channels_last if _spatial(weight) == 2 else torch.channels_last_3d
     image, matrix = (w.call("contiguous", v, memory_format=order) for v in (w.pack(x), _flat(w, weight)))
     return back(w.unpack(w.call(w.op, image, matrix, _flat(w, bias), *rest)))  # type: ignore[no-any-return]

@@ -43,7 +43,7 @@ def _both(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = N
     return isinstance(weight, Stacked) and rank(weight) == 2
 
 
-def _whole(bias: WideValue | None, weight: WideValue) -> bool:
+def is_whole_bias(bias: WideValue | None, weight: WideValue) -> bool:
     """Whether the bias is None or has one number for each output.
 
     Any other bias broadcasts, and is added to the product.
@@ -56,7 +56,7 @@ def _whole(bias: WideValue | None, weight: WideValue) -> bool:
     return bool(expression(outputs) == expression(numbers))
 
 
-def _added(w: Writer, y: Value, bias: WideValue | None, rank_: int) -> WideValue:
+def add_bias(w: Writer, y: Value, bias: WideValue | None, rank_: int) -> WideValue:
     """Adds a bias that broadcasts to a product. rank_: the rank of the product in the member."""
     if bias is None:
         return Stacked(y)
@@ -66,8 +66,8 @@ def _added(w: Writer, y: Value, bias: WideValue | None, rank_: int) -> WideValue
 @strategy("linear", "one_gemm", family="linear", when=_x_shared)
 def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """for a Shared input: one product with N*O outputs"""
-    if not _whole(bias, weight):
-        return _added(w, one_gemm(w, x, weight).value, bias, rank(x))
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, one_gemm(w, x, weight).value, bias, rank(x))
     flat = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)  # [N*O]
     y = w.call("linear", x.value, w.call("flatten.using_ints", weight.value, 0, 1), flat)  # [*, N*O]
     y = w.call("unflatten.int", y, -1, [w.members, -1])  # [*, N, O]
@@ -77,27 +77,27 @@ def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: WideValue | None = Non
 @strategy("linear", "fold", family="linear", when=_w_shared)
 def fold(w: Writer, x: WideValue, weight: Shared, bias: WideValue | None = None) -> WideValue:
     """for a Shared weight: one product over all members' rows"""
-    if not isinstance(bias, Stacked) and _whole(bias, weight):
+    if not isinstance(bias, Stacked) and is_whole_bias(bias, weight):
         return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
     y = w.call("linear", x.value, weight.value)  # type: ignore[union-attr]
-    return _added(w, y, bias, rank(x) - (rank(weight) == 1))
+    return add_bias(w, y, bias, rank(x) - (rank(weight) == 1))
 
 
 @strategy("linear", "bmm", family="linear", when=_both)
 def bmm(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """one batched product that adds the bias"""
-    rows, back = _rows(w, w.stack(x), rank(x))  # [N, R, I]
+    rows, back = flatten_rows(w, w.stack(x), rank(x))  # [N, R, I]
     turned = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
-    if bias is None or not _whole(bias, weight):
-        return _added(w, back(w.call("bmm", rows, turned)), bias, rank(x))
+    if bias is None or not is_whole_bias(bias, weight):
+        return add_bias(w, back(w.call("bmm", rows, turned)), bias, rank(x))
     return Stacked(back(w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, turned)))  # [N, R, O]
 
 
 @strategy("linear", "turned", family="linear", when=_both)
 def turned(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """one product over weights that were transposed at load: [N, I, O], or [I, N*O] for a Shared input"""
-    if not _whole(bias, weight):
-        return _added(w, turned(w, x, weight).value, bias, rank(x))
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, turned(w, x, weight).value, bias, rank(x))
     if isinstance(x, Shared):
         flat = w.call("t", w.call("flatten.using_ints", weight.value, 0, 1))
         flat = w.call("clone", flat, memory_format=torch.contiguous_format)  # [I, N*O]
@@ -108,7 +108,7 @@ def turned(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
             y = w.call("matmul", x.value, flat)
             y = y if b is None else w.call("add.Tensor", y, b)
         return Stacked(w.call("movedim.int", w.call("unflatten.int", y, -1, [w.members, -1]), -2, 0))
-    rows, back = _rows(w, w.stack(x), rank(x))
+    rows, back = flatten_rows(w, w.stack(x), rank(x))
     matrix = w.call(
         "clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format
     )
@@ -132,11 +132,11 @@ def _packable(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None
 @strategy("linear", "streamed", family="linear", when=_packable, derivative=False)
 def streamed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """for one row per member: reads weights that were transposed at load once, in memory order"""
-    if not _whole(bias, weight):
-        return _added(w, streamed(w, x, weight).value, bias, rank(x))
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, streamed(w, x, weight).value, bias, rank(x))
     # [1, *, I] of a Shared input: one for all members
     value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
-    rows, back = _rows(w, value, rank(x))
+    rows, back = flatten_rows(w, value, rank(x))
     matrix = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
     matrix = w.call("clone", matrix, memory_format=torch.contiguous_format)
     b = None if bias is None else w.stack(bias)
@@ -146,14 +146,14 @@ def streamed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = 
 @strategy("linear", "packed", family="linear", when=_packable, derivative=False)
 def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """one oneDNN call over weights that were prepacked at load"""
-    if not _whole(bias, weight):
-        return _added(w, packed(w, x, weight).value, bias, rank(x))
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, packed(w, x, weight).value, bias, rank(x))
     b = None if bias is None else w.stack(bias)  # [N, O]
     if isinstance(x, Stacked):
-        rows, back = _rows(w, x.value, rank(x))
+        rows, back = flatten_rows(w, x.value, rank(x))
         matrix = w.call("widepack.pack_linear.default", weight.value, hint(rows.fake.shape[1]))
         return Stacked(back(w.call("widepack.linear.default", rows, matrix, b)))
-    rows, back = _rows(w, w.call("unsqueeze", put_shared(x), 0), rank(x))  # [1, R, I]
+    rows, back = flatten_rows(w, w.call("unsqueeze", put_shared(x), 0), rank(x))  # [1, R, I]
     matrix = w.call(
         "widepack.pack_linear.default",
         w.call("unsqueeze", w.call("flatten.using_ints", weight.value, 0, 1), 0),
@@ -165,7 +165,7 @@ def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
     return Stacked(w.call("movedim.int", y, -2, 0))
 
 
-def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
+def flatten_rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
     """Flattens `[N, *, I] -> [N, R, I]`, and returns a function that restores the dims.
 
     The rows keep their order in memory, so that a transposed value is not copied.

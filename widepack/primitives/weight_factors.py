@@ -28,9 +28,9 @@ from ..ir.values import Shared, Stacked, Value, WeightFactors, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
-from .conv import _CONV, _batched, _groups
+from .conv import CONV, batched, groups_of
 from .embedding import flat_index, one_table
-from .linear import _added, _rows, _whole
+from .linear import add_bias, flatten_rows, is_whole_bias
 
 _CONTIGUOUS = torch.contiguous_format
 
@@ -84,10 +84,10 @@ def _product(
     bias: WideValue | None,
 ) -> WideValue:
     """Returns `x @ (base + left @ right)^T + bias`. base: [O, I]; left: [N, O, r]; right: [N, r, I]."""
-    if not _whole(bias, weight):
-        return _added(w, _product(w, x, base, left, right, weight, None).value, bias, rank(x))  # type: ignore[union-attr]
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, _product(w, x, base, left, right, weight, None).value, bias, rank(x))  # type: ignore[union-attr]
     value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
-    rows, back = _rows(w, value, rank(x))
+    rows, back = flatten_rows(w, value, rank(x))
     b = None
     if isinstance(bias, Stacked):
         b = bias.value
@@ -146,7 +146,7 @@ def embedding(w: Writer, weight: Stacked, ids: WideValue, *_: Any, **__: Any) ->
     dtype = weight.value.dtype
     left, right = (_cast(w, f.value, dtype) for f in (factors.left, factors.right))
     rows = one_table(w, factors.base, ids).value
-    thin, back = _rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)
+    thin, back = flatten_rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)
     delta = back(w.call("bmm", thin, right))
     return Stacked(w.call("add.Tensor", delta, rows))
 
@@ -154,19 +154,19 @@ def embedding(w: Writer, weight: Stacked, ids: WideValue, *_: Any, **__: Any) ->
 def _conv_fits(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
-    groups = _groups(w, args, kwargs, 3)[1]
+    groups = groups_of(w, args, kwargs, 3)[1]
     return isinstance(groups, int) and groups == 1 and _factors(x, weight, rank(weight)) is not None
 
 
-@strategy(_CONV, "split", family="conv", when=_conv_fits)
+@strategy(CONV, "split", family="conv", when=_conv_fits)
 def conv(
     w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
     """for a base with thin factors: one convolution with the base, one with N*r outputs, one of size 1"""
     factors = weight.factors
     assert factors is not None
-    rest = _groups(w, args, kwargs, 3)[0]
-    x, back = _batched(w, x, weight)
+    rest = groups_of(w, args, kwargs, 3)[0]
+    x, back = batched(w, x, weight)
     left, right = (_cast(w, f.value, weight.value.dtype) for f in (factors.left, factors.right))
     filters = w.sizes(factors.base)[1:]  # [C, *k]
     right = w.call("reshape", right, [-1, *filters])  # [N*r, C, *k]

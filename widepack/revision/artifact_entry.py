@@ -51,6 +51,7 @@ class ArtifactEntry(MemberPrograms):
         probed: weight_files.Weights | None,
         factors: Mapping[str, FactorNames] | None = None,
     ) -> None:
+        self._factors = dict(factors or {})
         of = [row.signatures[i] for i in like]
         used = sorted(set(of))
         self.entry, self.row, self.table, self.probed = name, row, table, probed
@@ -59,13 +60,12 @@ class ArtifactEntry(MemberPrograms):
         self.sizes = {d: v.example for d, v in row.dims.items()}
         super().__init__(
             [programs[s] for s in used],
-            lambda weight: cast(Kind, table[weight].kind if weight in table else "stacked"),
+            lambda weight: cast(Kind, "stacked" if weight in self._factors else table[weight].kind),
             _states(row),
             self.sizes,
             [used.index(s) for s in of],
             factors,
         )
-        self._factors = dict(factors or {})
         self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
         self.batch = batch_letter(parse_slot(x.type).dims for x in row.inputs)
         self.signature, self.result = row.signature, row.result

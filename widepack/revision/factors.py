@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from widepack_artifacts.factored import Factored, FactoredWeight
+from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.weight_table import Weight, member_tensor
 from widepack_artifacts.weights import Weights
-from widepack_artifacts.writer import Writer
 
 from ..building.weight_row import WeightRow
-from ..building.write import write_tensors
 from ..errors import MemberMismatch
 from ..fleet.new_members import NewFactors, new_factors
 from .slots import MemberSlot
@@ -96,14 +94,3 @@ def _revised(
         ],
         corrections,
     )
-
-
-def write_revised(writer: Writer, rows: Sequence[RevisedFactors]) -> Factored:
-    """Writes the corrections, and returns what the manifest says of the factored weights."""
-    corrections = {
-        name: torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for row in rows
-        for name, data in row.corrections.items()
-    }
-    file = write_tensors(writer, "corrections", corrections) if corrections else ""
-    return Factored(tuple(row.weight for row in rows), file)

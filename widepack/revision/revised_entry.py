@@ -12,7 +12,6 @@ import torch
 
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Entry
-from widepack_artifacts.factored import Factored
 from widepack_artifacts.file_list import File
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.wide_program import WideProgram
@@ -56,7 +55,7 @@ class RevisedEntry:
         self.name, self.row, self.reader = name, row, reader
         by_name = {w.name: w for w in table.weights}
         programs = [reader.program(f) for f in row.member]
-        factors = stored_factors(Factored(tuple(f.weight for f in table.factored)), by_name)
+        factors = stored_factors([f.weight for f in table.factored], by_name)
         self.entry = ArtifactEntry(name, row, programs, [s.like for s in slots], by_name, probed, factors)
         self.change = self._change()
         measured = [w for w in row.wide if w.plan.get("machine")]

@@ -32,7 +32,7 @@ from widepack_artifacts.writer import Writer
 
 from ..building.factories import find_factory
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
-from ..building.write import WeightFiles, write_tensors
+from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.factory import Factory
 from ..checkpoints.newcomer import Newcomer
@@ -52,7 +52,6 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
-from .factors import write_revised
 from .prove import Modules, ProofContext
 from .report import ReviseReport
 from .request import ReviseRequest
@@ -110,7 +109,8 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
             wides = {e.name: e.lower(strategies) for e in checked.entries}
         with stages.stage("write weights"):
             files, way = rewrite(writer, reader, checked.table, checked.slots, shard_bytes, stages.step)
-            factored = write_revised(writer, checked.table.factored)
+            rows = checked.table.factored
+            factored = write_factored(writer, [r.weight for r in rows], (r.corrections for r in rows))
         context = ProofContext(
             WeightFiles.open(writer, files, factored), checked.slots, checked.modules, strategies, stages
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from widepack_artifacts.factored import Factored
+from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.weight_table import Weight
 
 from .factored_weights import FactorNames
 
 
 def stored_factors(
-    factored: Factored, table: Mapping[str, Weight], dtypes: Mapping[str, str] | None = None
+    factored: Iterable[FactoredWeight], table: Mapping[str, Weight], dtypes: Mapping[str, str] | None = None
 ) -> dict[str, FactorNames]:
     """Returns the factors of all factored weights, by the weights' names.
 
@@ -21,7 +21,7 @@ def stored_factors(
         dtypes: For each dtype that a load casts the new one. Default: none is cast.
     """
     found = {}
-    for w in factored.weights:
+    for w in factored:
         left = table[w.left]
         dtype = (dtypes or {}).get(left.dtype, left.dtype)
         found[w.name] = FactorNames(w.base, w.left, w.right, int(left.shape[1]), dtype)

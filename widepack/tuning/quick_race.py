@@ -91,11 +91,9 @@ def race_plans(
 
     Raises:
         ArtifactError: The artifact is damaged, or cannot be written.
-        UsageError: The members are a fleet, and their whole weights do not fit in memory.
     """
     limit = TimeLimit.of(seconds)
     ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA))
-    _check_memory(ens)
     digest, device = ens.manifest.digest, str(ens.device)
     rows: list[MeasuredBatch] = []
     refused: dict[str, str] = {}
@@ -133,19 +131,6 @@ def _may_race(ens: WideModel, name: str) -> bool:
     entry = ens.entry(name)
     here = any(w.device == ens.device.type for w in entry.entry.wide)
     return here and not draws(entry.programs.source.member(0)[0])
-
-
-def _check_memory(ens: WideModel) -> None:
-    """Refuses to race plans that merge the factors of weights, without memory for it. Raises: UsageError."""
-    if not ens.manifest.factored.weights:
-        return
-    available = available_bytes()
-    merged = sum(w.bytes(len(ens.members)) for w in ens.manifest.member_weights)
-    if available is not None and COPIES * merged > available:
-        raise UsageError(
-            f"whole weights of all members take {merged:,} bytes, too many for a race on this machine; the"
-            " plans by rules of thumb run over base and factors"
-        )
 
 
 def _may_pack(ens: WideModel) -> bool:

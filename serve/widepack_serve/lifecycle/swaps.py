@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import RequestError
+from widepack.fleet.adapter_files import is_adapter
 
-_SETTINGS = "adapter_config.json"
+from ..errors import RequestError
 
 
 def checkpoint_in(folder: Path, name: str) -> Path:
@@ -25,7 +25,7 @@ def checkpoint_in(folder: Path, name: str) -> Path:
         root = folder.resolve()
         path = (root / name).resolve()
         inside = path.is_relative_to(root)
-        found = inside and (path.is_file() or _is_adapter(path, root))
+        found = inside and (path.is_file() or (is_adapter(path) and _stays_inside(path, root)))
     except (OSError, RuntimeError):  # a name that is too long, or links in a circle
         inside, found = True, False
     if not inside:
@@ -35,8 +35,6 @@ def checkpoint_in(folder: Path, name: str) -> Path:
     return path
 
 
-def _is_adapter(path: Path, root: Path) -> bool:
-    """Returns whether a path is the folder of a LoRA adapter. Links in it stay in the folder of swaps."""
-    if not path.is_dir() or not (path / _SETTINGS).is_file():
-        return False
+def _stays_inside(path: Path, root: Path) -> bool:
+    """Returns whether no file of a folder is a link to outside of the folder of swaps."""
     return all(file.resolve().is_relative_to(root) for file in path.iterdir())
