@@ -228,7 +228,9 @@ def test_a_damaged_program_is_refused(
     (package,) = copy.glob("*/*.pt2")
     data, content = package.read_bytes(), json.loads(record.read_text())["record"]
     if damage == "bytes":
-        package.write_bytes(data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :])
+        changed = bytearray(data)
+        changed[len(data) // 2] ^= 1
+        package.write_bytes(changed)
     elif damage == "package":  # matches its record, but is not a package
         package.write_bytes(b"PK no package")
         content["files"][package.name] = [13, hashlib.sha256(b"PK no package").hexdigest()]
