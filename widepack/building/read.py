@@ -71,7 +71,7 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     fleet = None
     if request.unmerge:
         base = None if request.base is None else under_model_names(_open_base(request), state)
-        fleet = MergedFleet(base)
+        fleet = MergedFleet(base, request.tolerance)
     return ReadMembers(factory, aligned, members.left_out, fleet)
 
 
