@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,32 @@ class Encoder(nn.Module):
         return found
 
 
+def write_adapter(folder: Path, base: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Tensor]:
+    """Writes an adapter of all linear layers. Returns: the differences of the weights, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors, found = {}, {}
+    for weight, value in base.items():
+        name = weight.removesuffix(".weight")
+        if name.rsplit(".", 1)[-1] not in LAYERS:
+            continue
+        rows, columns = value.shape
+        left = torch.randn(rows, rank, generator=generator) * 0.01
+        right = torch.randn(rank, columns, generator=generator) * columns**-0.5
+        tensors[f"base_model.model.{name}.lora_B.weight"] = left
+        tensors[f"base_model.model.{name}.lora_A.weight"] = right
+        found[weight] = (left @ right) * (ALPHA / rank)
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": list(LAYERS)}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return found
+
+
+def merged_state(base: Mapping[str, Tensor], differences: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the state dict of the base with an adapter merged in."""
+    return {n: t + differences[n] if n in differences else t.clone() for n, t in base.items()}
+
+
 def write_fleet(
     folder: Path, width: int, layers: int, members: int, rank: int
 ) -> tuple[Path, list[Path], list[Path]]:
@@ -53,24 +80,10 @@ def write_fleet(
     torch.save(base, folder / "base.pt")
     adapters, merged = [], []
     for i in range(members):
-        generator = torch.Generator().manual_seed(i + 1)
-        state, tensors = {n: t.clone() for n, t in base.items()}, {}
-        for b in range(layers):
-            for layer in LAYERS:
-                name = f"blocks.{b}.{layer}"
-                rows, columns = base[f"{name}.weight"].shape
-                left = torch.randn(rows, rank, generator=generator) * 0.01
-                right = torch.randn(rank, columns, generator=generator) * columns**-0.5
-                tensors[f"base_model.model.{name}.lora_B.weight"] = left
-                tensors[f"base_model.model.{name}.lora_A.weight"] = right
-                state[f"{name}.weight"] += (left @ right) * (ALPHA / rank)
         adapters.append(folder / f"lora{i:02}")
-        adapters[-1].mkdir()
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": list(LAYERS)}
-        (adapters[-1] / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
-        save_file(tensors, adapters[-1] / "adapter_model.safetensors")
+        differences = write_adapter(adapters[-1], base, rank, i + 1)
         merged.append(folder / f"m{i:02}.pt")
-        torch.save(state, merged[-1])
+        torch.save(merged_state(base, differences), merged[-1])
     return folder / "base.pt", adapters, merged
 
 
