@@ -20,6 +20,7 @@ from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
 from .adapter_files import is_adapter, read_adapter
 from .adapter_members import AdapterMember, check_ties
+from .base_record import warn_of_other_base
 from .factors import Factors
 from .unmerge import unmerge
 
@@ -52,6 +53,8 @@ def open_newcomer(
         files: Its weights; an adapter changes the base in them.
         path, key, trust_pickle: As `widepack.build` takes them.
 
+    Warns if an adapter names another base model than the adapters of the artifact.
+
     Raises:
         CheckpointError, MemberMismatch: As `newcomer`.
         UsageError: The path is an adapter, and the artifact has no base.
@@ -64,6 +67,7 @@ def open_newcomer(
             " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
     adapter = read_adapter(path)
+    warn_of_other_base(manifest.provenance, adapter)
     check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
     member = AdapterMember(_base_of(manifest, files, path), adapter)
     return newcomer(manifest, path, opened=member.checkpoint)
