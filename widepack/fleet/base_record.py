@@ -72,7 +72,7 @@ def warn_of_other_base(provenance: Mapping[str, Any], adapter: Adapter) -> None:
         f"adapter {adapter.path} names the base model {mine!r}, and the adapters of the artifact name"
         f" {_shown(named)!r}. Its answers are computed over the artifact's base; if these are different"
         " models, build an artifact with the other base",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

@@ -66,11 +66,29 @@ def open_newcomer(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
             " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
+    return newcomer(manifest, path, opened=adapter_checkpoint(manifest, files, path))
+
+
+def adapter_checkpoint(
+    manifest: Manifest, files: Weights, path: str | Path, base: Checkpoint | None = None
+) -> Checkpoint:
+    """Returns the member of a LoRA adapter as a checkpoint with the merged weights.
+
+    Args:
+        manifest: Of the artifact that has the member, or gets it.
+        files: Its weights.
+        path: The folder of the adapter.
+        base: Of the adapter, under the model's names and in the artifact's dtype; None for the artifact's.
+
+    Warns if the adapter names another base model than the adapters of the artifact.
+
+    Raises:
+        CheckpointError: The adapter cannot be read, or changes a weight that the base does not have.
+    """
     adapter = read_adapter(path)
     warn_of_other_base(manifest.provenance, adapter)
     check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
-    member = AdapterMember(_base_of(manifest, files, path), adapter)
-    return newcomer(manifest, path, opened=member.checkpoint)
+    return AdapterMember(base or _base_of(manifest, files, path), adapter).checkpoint
 
 
 def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint:
