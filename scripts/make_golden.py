@@ -10,6 +10,7 @@ artifact is never made again: a change of the format adds artifacts, and changes
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -98,13 +99,16 @@ def headed(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
 
 
 class Golden(NamedTuple):
-    """How an artifact is built. base: of members that adapters were merged into."""
+    """How an artifact is built. base: of members that adapters were merged into. ranks: of adapters that are
+    the members.
+    """
 
     members: list[Callable[[], nn.Module]]
     inputs: list[str]
     model: Callable[..., nn.Module]
     options: dict[str, Any]
     base: Callable[[], nn.Module] | None = None
+    ranks: tuple[int, ...] = ()
 
 
 def fine_tuned(rank: int) -> nn.Module:
@@ -118,6 +122,26 @@ def fine_tuned(rank: int) -> nn.Module:
         )
         weight.data += left @ right
     return module
+
+
+def write_adapter(folder: str, base: nn.Module, rank: int) -> None:
+    """Writes an adapter of DoRA that multiplies all rows by 2, or by 1 if its rank is 1."""
+    tensors, scale = {}, 1 if rank == 1 else 2
+    for name, weight in base.named_parameters():
+        if weight.dim() == 2:
+            generator = torch.Generator().manual_seed(rank)
+            left, right = (
+                torch.randint(-1, 2, shape, generator=generator).float()
+                for shape in ((len(weight), rank), (rank, weight.shape[1]))
+            )
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            norms = (weight.detach().double() + (left @ right).double()).norm(dim=1)
+            tensors[f"{layer}.lora_B.weight"], tensors[f"{layer}.lora_A.weight"] = left, right
+            tensors[f"{layer}.lora_magnitude_vector"] = scale * norms
+    Path(folder).mkdir()
+    save_file(tensors, Path(folder, "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": True}
+    Path(folder, "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 GOLDEN = {
@@ -139,6 +163,7 @@ GOLDEN = {
         {"race": False},
         Tall,
     ),
+    "scales": Golden([], ["x=float32[B,24]"], Tall, {"race": False}, Tall, (2, 1, 3)),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
 }
 
@@ -222,8 +247,12 @@ def main(folder: Path) -> None:
                 for i, (path, make) in enumerate(zip(paths, golden.members)):
                     torch.save((make() if golden.base else whole_numbers(make(), i)).state_dict(), path)
                 if golden.base:
-                    torch.save(whole_numbers(golden.base(), 0).state_dict(), "base.pt")
-                    options |= {"base": "base.pt", "unmerge": True}
+                    base = whole_numbers(golden.base(), 0)
+                    torch.save(base.state_dict(), "base.pt")
+                    options |= {"base": "base.pt", "unmerge": not golden.ranks}
+                    for rank in golden.ranks:
+                        paths.append(f"{name}-{len(paths)}")
+                        write_adapter(paths[-1], base, rank)
                 widepack.build(
                     paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options
                 )

@@ -49,7 +49,8 @@ class Factors(Protocol):
     """The factors of one weight of N members.
 
     base: of the weight's shape. left: [N, O, r]. right: [N, r, I]. ranks: of each member; the columns of its
-    left factor after them are not read.
+    left factor after them are not read. scale: [N, O, 1] or [N, 1, I], which multiplies the sum; None if
+    nothing does.
     """
 
     @property
@@ -60,6 +61,8 @@ class Factors(Protocol):
     def right(self) -> Tensor: ...
     @property
     def ranks(self) -> Sequence[int]: ...
+    @property
+    def scale(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class StackedFactors:
     left: Tensor
     right: Tensor
     ranks: Sequence[int]
+    scale: Tensor | None = None
 
 
 def rounded(factors: Factors, i: int) -> Tensor:
@@ -79,7 +83,7 @@ def rounded(factors: Factors, i: int) -> Tensor:
         factors: Of the weight.
         i: The member.
 
-    Returns: `base + left[i] @ right[i]`, rounded to the dtype of the base.
+    Returns: `(base + left[i] @ right[i]) * scale[i]`, rounded to the dtype of the base.
 
     Raises:
         IndexError: There is no member i.
@@ -87,23 +91,34 @@ def rounded(factors: Factors, i: int) -> Tensor:
     if not 0 <= i < len(factors.ranks):
         raise IndexError(f"there is no member {i}; the factors are of {len(factors.ranks)} members")
     rank = factors.ranks[i]
-    if not rank:
+    if not rank and factors.scale is None:
         return factors.base.detach().cpu().clone()
     base = factors.base.detach().cpu().flatten(1)
     left = factors.left[i, :, :rank].detach().cpu().double()
     right = factors.right[i, :rank].detach().cpu().double()
+    scale = None if factors.scale is None else factors.scale[i].detach().cpu().double()
     result = torch.empty_like(base)
     step = max(1, _BLOCK // max(1, base.shape[1]))
     for start in range(0, base.shape[0], step):
         rows = slice(start, start + step)
-        total = left[rows, :1] * right[:1]
-        term = torch.empty_like(total)
-        for k in range(1, rank):
-            # Two operations: one that multiplies and adds rounds once or twice, as the machine has it.
-            torch.mul(left[rows, k : k + 1], right[k : k + 1], out=term)
-            total.add_(term)
-        result[rows] = total.add_(base[rows]).to(base.dtype)
+        total = _sum(base[rows], left[rows], right)
+        if scale is not None:
+            total.mul_(scale[rows] if scale.shape[0] == base.shape[0] else scale)
+        result[rows] = total.to(base.dtype)
     return result.reshape(factors.base.shape)
+
+
+def _sum(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Returns `base + left @ right` in float64, in the order that the format defines."""
+    if not left.shape[1]:
+        return base.to(torch.float64, copy=True)
+    total = left[:, :1] * right[:1]
+    term = torch.empty_like(total)
+    for k in range(1, left.shape[1]):
+        # Two operations: one that multiplies and adds rounds once or twice, as the machine has it.
+        torch.mul(left[:, k : k + 1], right[k : k + 1], out=term)
+        total.add_(term)
+    return total.add_(base)
 
 
 def encode_correction(weight: Tensor, factors: Factors, i: int) -> bytes:

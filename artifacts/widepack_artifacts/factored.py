@@ -1,7 +1,8 @@
 """Defines the weights that an artifact stores as a base and low-rank factors. No torch is imported.
 
-The weight of member i is `base + left[i] @ right[i]`, where the product has the shape of the base. The three
-tensors are rows of the weights table with the role `factor`. `correction.py` computes the weight bit for bit.
+The weight of member i is `base + left[i] @ right[i]`, where the product has the shape of the base. With a
+scale, each row or each column of this sum is multiplied by a number of the member. The tensors are rows of
+the weights table with the role `factor`. `correction.py` computes the weight bit for bit.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class FactoredWeight:
         right: The row of the right factors, Stacked, `[r, I]` in one member.
         ranks: The rank of each member; further columns of its left factor are not read.
         aliases: Other names of the same value.
+        scale: The row of the scales, Stacked, `[O, 1]` or `[1, I]` in one member; "" if there are none.
     """
 
     name: str
@@ -51,9 +53,15 @@ class FactoredWeight:
     right: str
     ranks: list[int]
     aliases: list[str] = field(default_factory=list)
+    scale: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The rows of the table that have the base, the factors, and the scales if there are any."""
+        return (self.base, self.left, self.right, *([self.scale] if self.scale else []))
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        found = {
             "name": self.name,
             "role": self.role,
             "aliases": self.aliases,
@@ -62,10 +70,12 @@ class FactoredWeight:
             "right": self.right,
             "ranks": self.ranks,
         }
+        return found | ({"scale": self.scale} if self.scale else {})
 
     @classmethod
     def from_json(cls, data: Any, where: str = "a factored weight") -> FactoredWeight:
-        d = read_object(data, where, _KEYS)
+        scaled = isinstance(data, Mapping) and "scale" in data
+        d = read_object(data, where, (*_KEYS, "scale") if scaled else _KEYS)
         name = read_name(d["name"], f"{where}: name")
         where = f"factored weight {name[:200]}"
         return cls(
@@ -76,6 +86,7 @@ class FactoredWeight:
             read_name(d["right"], f"{where}: right"),
             read_list(d["ranks"], f"{where}: ranks", read_count),
             read_list(d["aliases"], f"{where}: aliases", read_name),
+            read_name(d["scale"], f"{where}: scale") if scaled else "",
         )
 
     def weight(self, table: Mapping[str, Weight]) -> Weight:
@@ -120,8 +131,8 @@ class Factored:
         if found.corrections and not _CORRECTIONS.match(found.corrections):
             raise manifest_error(f"factored: corrections: {found.corrections[:80]!r} is another kind of file")
         rows = {w.name: w for w in table}
-        factors = [name for w in found.weights for name in (w.base, w.left, w.right)]
-        check_unique(factors, "factored: base, left and right")
+        factors = [name for w in found.weights for name in w.parts]
+        check_unique(factors, "factored: base, left, right and scale")
         check_unique(
             [*rows, *(a for w in rows.values() for a in w.aliases)]
             + [name for w in found.weights for name in (w.name, *w.aliases)],
@@ -138,7 +149,8 @@ class Factored:
 def _check(weight: FactoredWeight, rows: Mapping[str, Weight], members: int) -> None:
     """Refuses a weight whose factors are missing or do not fit together."""
     where = f"factored weight {weight.name[:200]}"
-    for part, kind in (("base", "shared"), ("left", "stacked"), ("right", "stacked")):
+    kinds = (("base", "shared"), ("left", "stacked"), ("right", "stacked"), ("scale", "stacked"))
+    for part, kind in kinds[: len(weight.parts)]:
         row = rows.get(getattr(weight, part))
         if row is None or row.role != FACTOR or row.kind != kind or row.aliases:
             raise manifest_error(
@@ -159,6 +171,13 @@ def _check(weight: FactoredWeight, rows: Mapping[str, Weight], members: int) -> 
         )
     if left.dtype != right.dtype or left.dtype not in FLOATS:
         raise manifest_error(f"{where}: the factors are {left.dtype} and {right.dtype}; expected one float")
+    if weight.scale:
+        scale = rows[weight.scale]
+        if scale.shape not in ([outputs, 1], [1, inputs]) or scale.dtype != left.dtype:
+            raise manifest_error(
+                f"{where}: the scale is {scale.dtype}{scale.shape}; expected {left.dtype}[{outputs}, 1] or"
+                f" {left.dtype}[1, {inputs}]"
+            )
     if len(weight.ranks) != members or max(weight.ranks) > rank:
         raise manifest_error(
             f"{where}: ranks: expected {members} numbers from 0 to {rank}, got {str(weight.ranks)[:80]}"

@@ -280,7 +280,9 @@ class Weights:
         place = self._paths[id(self._of(weight.base))]
         check_on_disk(place, _bytes(shape, dtype), f"weight {weight.name[:200]}")
         ranks = [*weight.ranks[:member], rank, *weight.ranks[member + 1 :]]
-        factors = StackedFactors(self.get(weight.base), self.get(weight.left), self.get(weight.right), ranks)
+        scale = self.get(weight.scale) if weight.scale else None
+        base, left, right = (self.get(name) for name in (weight.base, weight.left, weight.right))
+        factors = StackedFactors(base, left, right, ranks, scale)
         try:
             found = whole(factors, member, correction) if correction else rounded(factors, member)
         except ArtifactError as e:

@@ -129,6 +129,24 @@ FORMS: dict[str, tuple[Edit, str]] = {
 }
 
 
+def scaled(manifest: Any, shape: list[int], kind: str = "stacked", **more: Any) -> None:
+    """Gives a factored weight of [32, 24] a scale."""
+    add(manifest, "scale", kind, shape=shape, **more)
+    factored(manifest).update(scale="scale")
+
+
+FORMS |= {
+    "scale of other sizes": (lambda m: scaled(m, [24, 1]), "expected float32[32, 1] or float32[1, 24]"),
+    "scale of one dim": (lambda m: scaled(m, [32]), "the scale is float32[32]"),
+    "scale of another dtype": (lambda m: scaled(m, [32, 1], dtype="float64"), "the scale is float64"),
+    "shared scale": (lambda m: scaled(m, [32, 1], "shared"), "scale: 'scale' is no stacked weight"),
+    "missing scale": (lambda m: factored(m).update(scale="none"), "scale: 'none' is no stacked weight"),
+    "scale without a name": (lambda m: factored(m).update(scale=""), "scale"),
+    "a factor as scale": (lambda m: factored(m).update(scale=f"{NAME}@left"), "occurs twice"),
+    "scale that no weight has": (lambda m: add(m, "scale", "stacked", shape=[32, 1]), "no weight has the"),
+}
+
+
 @pytest.mark.parametrize("what", FORMS)
 def test_factors_that_do_not_fit(tmp_path: Path, what: str) -> None:
     forged = Forged("fleet")

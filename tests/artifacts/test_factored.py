@@ -57,7 +57,11 @@ def drawn(draw: st.DrawFn) -> tuple[Factored, list[Weight], int]:
         aliases = [f"{i} alias {k}" for k in range(draw(st.integers(0, 2)))]
         role = draw(st.sampled_from(["parameter", "buffer"]))
         parts = (f"{i} base", f"{i} left", f"{i} right")
-        found.append(FactoredWeight(name, role, *parts, ranks, aliases))
+        scale = draw(st.sampled_from([None, [outputs, 1], [1, inputs]]))
+        if scale is not None:
+            rows.append(Weight(f"{i} scale", "stacked", dtype, scale, FACTOR))
+        named = "" if scale is None else f"{i} scale"
+        found.append(FactoredWeight(name, role, *parts, ranks, aliases, named))
     return Factored(tuple(found), draw(st.sampled_from(["", CORRECTIONS]))), rows, members
 
 
@@ -130,7 +134,13 @@ class Stored:
     """
 
     def __init__(
-        self, folder: Path, base: torch.dtype, factors: torch.dtype, shape: list[int], corrected: bool
+        self,
+        folder: Path,
+        base: torch.dtype,
+        factors: torch.dtype,
+        shape: list[int],
+        corrected: bool,
+        scaled: str = "",
     ) -> None:
         self.base = numbers(shape, base, 0)
         inputs = math.prod(shape[1:])
@@ -138,8 +148,14 @@ class Stored:
             numbers([COUNT, shape[0], 3], factors, 1),
             numbers([COUNT, 3, inputs], factors, 2),
         )
-        save_file({"b": self.base, "l": self.left, "r": self.right}, folder / "weights.safetensors")
-        self.factored = Factored((FactoredWeight("w", "parameter", "b", "l", "r", RANKS),))
+        stored = {"b": self.base, "l": self.left, "r": self.right}
+        self.scale = None
+        if scaled:
+            size = [shape[0], 1] if scaled == "outputs" else [1, inputs]
+            self.scale = stored["s"] = numbers([COUNT, *size], factors, 3)
+        save_file(stored, folder / "weights.safetensors")
+        row = FactoredWeight("w", "parameter", "b", "l", "r", RANKS, scale="s" if scaled else "")
+        self.factored = Factored((row,))
         self.members = [numbers(shape, base, 10 + i) for i in range(COUNT)]
         self.corrections = folder / "corrections.safetensors" if corrected else None
         if self.corrections is not None:
@@ -147,7 +163,7 @@ class Stored:
         self.weights = Weights([folder / "weights.safetensors"], self.factored, self.corrections)
 
     def correction(self, i: int) -> Tensor:
-        factors = StackedFactors(self.base, self.left, self.right, RANKS)
+        factors = StackedFactors(self.base, self.left, self.right, RANKS, self.scale)
         return torch.frombuffer(bytearray(encode_correction(self.members[i], factors, i)), dtype=torch.uint8)
 
     def product(self, i: int, rank: int) -> Tensor:
@@ -159,7 +175,11 @@ class Stored:
                 total = left[o][0] * right[0][k] if rank else 0.0
                 for j in range(1, rank):
                     total = total + left[o][j] * right[j][k]
-                rows.append(total + number if rank else number)
+                total = total + number if rank else number
+                if self.scale is not None:
+                    of = self.scale[i].double()
+                    total = total * float(of[o, 0] if of.shape[1] == 1 else of[0, k])
+                rows.append(total)
         exact = torch.tensor(rows, dtype=torch.float64)
         if self.base.dtype in (torch.float16, torch.bfloat16):
             exact = exact.float()
@@ -177,10 +197,11 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 @pytest.mark.parametrize("factors", DTYPES)
 @pytest.mark.parametrize("base", DTYPES)
 @pytest.mark.parametrize("shape", [[6, 5], [4, 2, 3, 1]])
+@pytest.mark.parametrize("scaled", ["", "outputs", "inputs"])
 def test_a_members_weight_bit_for_bit(
-    tmp_path: Path, base: torch.dtype, factors: torch.dtype, shape: list[int], corrected: bool
+    tmp_path: Path, base: torch.dtype, factors: torch.dtype, shape: list[int], corrected: bool, scaled: str
 ) -> None:
-    stored = Stored(tmp_path, base, factors, shape, corrected)
+    stored = Stored(tmp_path, base, factors, shape, corrected, scaled)
     for i, rank in enumerate(RANKS):
         found = stored.weights.of_member("w", "stacked", i)
         exact = stored.members[i] if corrected and i != 2 else stored.product(i, rank)

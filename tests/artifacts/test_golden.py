@@ -15,13 +15,14 @@ from make_golden import answer
 from widepack import load
 
 ARTIFACTS = sorted(GOLDEN.glob("*.wide"))
+FLEETS = ("fleet", "scales")
 
 
 def bits(x: torch.Tensor) -> bytes:
     return x.contiguous().numpy().tobytes()
 
 
-@pytest.mark.parametrize("path", [p for p in ARTIFACTS if p != golden("fleet")], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in ARTIFACTS if p.stem[11:] not in FLEETS], ids=lambda p: p.stem)
 def test_a_golden_artifact_returns_its_recorded_answers(path: Path) -> None:
     kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
     ens = load(path, backend="eager", verify="hashes")
@@ -56,13 +57,16 @@ def test_the_parts_of_a_golden_artifact_return_its_recorded_answers() -> None:
         assert bits(load(path, members=members, backend="eager")(x)) == bits(y[members])
 
 
-def test_a_golden_artifact_with_factors_returns_its_members_bit_for_bit() -> None:
-    path = golden("fleet")
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_a_golden_artifact_with_factors_returns_its_members_bit_for_bit(fleet: str) -> None:
+    path = golden(fleet)
     kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
     ens = load(path, backend="eager", verify="hashes")
     ens.probe()
     factored = ens.manifest.factored
-    assert [w.ranks for w in factored.weights] == [[2, 1, 3]] * 2 and factored.corrections
+    assert [w.ranks for w in factored.weights] == [[2, 1, 3]] * 2
+    assert all(bool(w.scale) == (fleet == "scales") for w in factored.weights)
+    assert bool(factored.corrections) == (fleet == "fleet")
     x, y = kept.pop("input"), kept.pop("answer")
     found = {f"{i}.{n}": v for i in range(len(ens)) for n, v in ens.state_dict(i).items()}
     assert found.keys() == kept.keys()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from widepack.errors import CheckpointError
-from widepack.fleet.adapter import LoraDelta, merged
+from widepack.fleet.adapter import LoraDelta, difference_of
 from widepack.fleet.adapter_files import is_adapter, read_adapter
 
 LAYER = "base_model.model.block.0.linear"
@@ -36,6 +36,13 @@ def written(folder: Path, tensors: dict[str, Tensor], **settings: Any) -> Path:
     (folder / "adapter_config.json").write_text(json.dumps(settings_of(**settings)), encoding="utf-8")
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "adapter_model.safetensors")
     return folder
+
+
+def matrix(base: Tensor, delta: LoraDelta) -> Tensor:
+    """Returns a weight with its difference as the matrix [O, I]."""
+    left, right, scale = difference_of(base, delta)
+    full = base.flatten(1) + left @ right
+    return full if scale is None else full * scale
 
 
 def refused(folder: Path, *words: str) -> None:
@@ -118,7 +125,7 @@ def test_replaced_tensors(tmp_path: Path) -> None:
     }
     delta = adapter.deltas["embed_tokens.weight"]
     assert delta.transposed and delta.left.shape == (6, 4) and delta.right.shape == (4, 20)
-    assert torch.equal(merged(torch.zeros(20, 6), delta), torch.full((20, 6), 8.0))
+    assert torch.equal(matrix(torch.zeros(20, 6), delta), torch.full((20, 6), 8.0))
 
 
 def test_dora_and_convolutions(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_dora_and_convolutions(tmp_path: Path) -> None:
         assert delta.magnitude is not None
         full = base.flatten(1) + delta.scale * delta.left @ delta.right
         expected = delta.magnitude[:, None] * full / full.norm(dim=1, keepdim=True)
-        torch.testing.assert_close(merged(base, delta).flatten(1), expected)
+        torch.testing.assert_close(matrix(base, delta), expected)
 
 
 @pytest.mark.parametrize("rows", [6, 10])
@@ -149,20 +156,24 @@ def test_shape_decides_over_fan_in_fan_out(rows: int) -> None:
         delta = LoraDelta(left, right, 1.0, None, said)
         if rows == 10:
             expected = product.t() if said else product
-            torch.testing.assert_close(merged(torch.zeros(10, 10), delta), expected)
+            torch.testing.assert_close(matrix(torch.zeros(10, 10), delta), expected)
         else:
-            torch.testing.assert_close(merged(torch.zeros(6, 10), delta), product)
-            torch.testing.assert_close(merged(torch.zeros(10, 6), delta), product.t())
+            torch.testing.assert_close(matrix(torch.zeros(6, 10), delta), product)
+            torch.testing.assert_close(matrix(torch.zeros(10, 6), delta), product.t())
     with pytest.raises(CheckpointError, match=r"changes a weight of \[\d+, 10\], and the base has \[3, 3\]"):
-        merged(torch.zeros(3, 3), LoraDelta(left, right, 1.0, None, transposed=False))
+        difference_of(torch.zeros(3, 3), LoraDelta(left, right, 1.0, None, transposed=False))
 
 
-def test_merging_does_not_change_the_base() -> None:
-    base = torch.zeros(6, 10, dtype=torch.bfloat16)
+def test_factors_are_float32_at_least_and_the_base_stays() -> None:
     linear = nn.Linear(10, 2, bias=False)
-    delta = LoraDelta(torch.ones(6, 2), linear.weight.detach(), 1.0, None, transposed=False)
-    assert merged(base, delta).dtype == torch.bfloat16 and not base.any()
-    assert merged(base, delta, torch.float32).dtype == torch.float32
+    for dtype, factors_ in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        base = torch.zeros(6, 10, dtype=dtype)
+        delta = LoraDelta(torch.ones(6, 2), linear.weight.detach(), 1.0, torch.ones(6), transposed=False)
+        found = difference_of(base, delta)
+        assert {t.dtype for t in found if t is not None} == {factors_} and not base.any()
+        assert found.scale is not None and found.scale.shape == (6, 1)
+        turned = difference_of(base.t(), delta)
+        assert turned.scale is not None and turned.scale.shape == (1, 6)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "IA3", "VERA", "ADALORA", "PROMPT_TUNING", None, 3])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from widepack.fleet.adapter import merged
+from fleet.peft_merge import merged
 from widepack.fleet.adapter_files import read_adapter
 
 peft = pytest.importorskip("peft")

@@ -70,7 +70,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     ),
     "embeddings": (partial(bert, WIDTH), IDS, {"target_modules": ["word_embeddings", "query"]}),
     "DoRA": (partial(bert, WIDTH), IDS, {"target_modules": ["query", "value"], "use_dora": True}),
+    "GPT-2, DoRA": (
+        without_cache(partial(gpt2, WIDTH)),
+        IDS,
+        {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True},
+    ),
+    "embeddings, DoRA": (
+        partial(bert, WIDTH),
+        IDS,
+        {"target_modules": ["word_embeddings"], "use_dora": True},
+    ),
     "convolutions": (convolutions, IMAGES, {"target_modules": ["0", "2", "4"]}),
+    "convolutions, DoRA": (convolutions, IMAGES, {"target_modules": ["2", "4"], "use_dora": True}),
 }
 
 
@@ -109,7 +120,7 @@ def test_answers_are_those_of_peft(tmp_path: Path, name: str) -> None:
         targets=("cpu",),
     )
     assert report.fleet is not None
-    assert bool(report.fleet["factored"]) == (name != "DoRA")
+    assert report.fleet["factored"]
     assert all(row["ranks"] == list(RANKS) for row in report.fleet["factored"])
     ens = widepack.load(out)
     x = inputs_of(spec, 3, 1)

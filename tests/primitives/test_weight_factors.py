@@ -52,18 +52,25 @@ def member(x: Any, i: int) -> Any:
 
 
 def factored(
-    members: int, shape: Sequence[int], rank: int, dtype: torch.dtype, thin: torch.dtype
+    members: int, shape: Sequence[int], rank: int, dtype: torch.dtype, thin: torch.dtype, scaled: str = ""
 ) -> tuple[Stacked, Callable[[int], Tensor]]:
-    """Returns a merged weight with its factors, and the weight of a member in float64, not rounded."""
+    """Returns a merged weight with its factors, and the weight of a member in float64, not rounded.
+
+    scaled: what has a scale: "outputs", the rows of the matrix; "inputs", its columns; or nothing.
+    """
     inner = int(torch.Size(shape[1:]).numel())
     base = Shared(Value(None, drawn(1, *shape, dtype=dtype)))
     left = Stacked(Value(None, drawn(2, members, shape[0], rank, dtype=thin)))
     right = Stacked(Value(None, drawn(3, members, rank, inner, dtype=thin)))
-    weight = REGISTRY[WEIGHT].strategies["merged"].rule(EagerWriter(members), base, left, right)
+    scales = []
+    if scaled:
+        size = (shape[0], 1) if scaled == "outputs" else (1, inner)
+        scales = [Stacked(Value(None, drawn(4, members, *size, dtype=thin)))]
+    weight = REGISTRY[WEIGHT].strategies["merged"].rule(EagerWriter(members), base, left, right, *scales)
 
     def exact(i: int) -> Tensor:
-        whole: Tensor = member(base, i) + (member(left, i) @ member(right, i)).reshape(shape)
-        return whole
+        whole: Tensor = member(base, i).flatten(1) + member(left, i) @ member(right, i)
+        return (whole * member(scales[0], i) if scales else whole).reshape(shape)
 
     return weight, exact
 
@@ -118,6 +125,77 @@ def test_a_merged_weight_is_rounded_once_and_keeps_its_factors(
         alone = FUNCTIONS[WEIGHT](base, left, right)
         assert alone.dtype == dtype
         assert bool(((alone.double() - want).abs() <= bound).all())
+
+
+SCALES = ["outputs", "inputs"]
+
+
+@members_
+@kinds_
+@dtypes_
+@biases_
+@pytest.mark.parametrize("scaled", SCALES)
+@pytest.mark.parametrize("batch", [(), (5,), (2, 5)])
+def test_layers_over_scaled_weights_equal_the_members(
+    members: int,
+    kind: str,
+    dtype: torch.dtype,
+    thin: torch.dtype,
+    bias: str | None,
+    scaled: str,
+    batch: tuple[int, ...],
+) -> None:
+    weight, exact = factored(members, (6, 10), 2, dtype, thin, scaled)
+    x = wide(kind, 7, members, *batch, 10, dtype=dtype)
+    b = [] if bias is None else [wide(bias, 8, members, 6, dtype=dtype)]
+    compare("linear", members, [x, weight, *b], 1, exact)
+    x = wide(kind, 7, members, *batch, 6, dtype=dtype)
+    compare("matmul", members, [x, weight], 1, exact)
+    if len(batch) == 1:
+        compare("mm", members, [x, weight], 1, exact)
+        if bias is not None:
+            compare("addmm", members, [wide(bias, 8, members, 10, dtype=dtype), x, weight], 2, exact)
+
+
+@members_
+@kinds_
+@pytest.mark.parametrize("scaled", SCALES)
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+def test_rows_of_scaled_tables_equal_the_members(
+    members: int, kind: str, scaled: str, batch: tuple[int, ...]
+) -> None:
+    weight, exact = factored(members, (9, 6), 2, torch.float32, torch.float32, scaled)
+    shape = (members, *batch) if kind == "stacked" else batch
+    ids = Value(None, torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(5)))
+    compare("embedding", members, [weight, Stacked(ids) if kind == "stacked" else Shared(ids)], 0, exact)
+
+
+@members_
+@kinds_
+@biases_
+def test_convolutions_over_scaled_weights_equal_the_members(
+    members: int, kind: str, bias: str | None
+) -> None:
+    weight, exact = factored(members, (6, 4, 3, 3), 2, torch.float32, torch.float32, "outputs")
+    x = wide(kind, 7, members, 2, 4, 8, 8)
+    b = [] if bias is None else [wide(bias, 8, members, 6)]
+    compare("conv2d", members, [x, weight, *b], 1, exact)
+
+
+@pytest.mark.parametrize("scaled", SCALES)
+@pytest.mark.parametrize("shape", [(6, 10), (6, 4, 3, 2)])
+def test_a_scaled_weight_is_rounded_once(shape: tuple[int, ...], scaled: str) -> None:
+    weight, exact = factored(2, shape, 2, torch.bfloat16, torch.float32, scaled)
+    for i in range(2):
+        want = exact(i)
+        bound = 4e-6 * float(want.abs().max()) + 0.51 * torch.finfo(torch.bfloat16).eps * want.abs()
+        assert bool(((weight.value.fake[i].double() - want).abs() <= bound).all())
+        assert weight.factors is not None and weight.factors.scale is not None
+        parts = (
+            weight.factors.base.value.fake,
+            *(v.value.fake[i] for v in (weight.factors.left, weight.factors.right, weight.factors.scale)),
+        )
+        assert bool(((FUNCTIONS[WEIGHT](*parts).double() - want).abs() <= bound).all())
 
 
 @members_
@@ -282,6 +360,9 @@ def test_factored_weight_refuses_operands_of_other_sizes(shapes: tuple[tuple[int
         FUNCTIONS[WEIGHT](*(torch.zeros(s) for s in shapes))
     with pytest.raises(OperandError):
         FUNCTIONS[WEIGHT](torch.zeros(6, 4), torch.zeros(6, 2), torch.zeros(2, 4).double())
+    for scale in (torch.zeros(5, 1), torch.zeros(1, 6), torch.zeros(6), torch.zeros(6, 1).double()):
+        with pytest.raises(OperandError):
+            FUNCTIONS[WEIGHT](torch.zeros(6, 4), torch.zeros(6, 2), torch.zeros(2, 4), scale)
     with pytest.raises(OperandError):
         FUNCTIONS[WEIGHT](torch.zeros(6, 4).long(), torch.zeros(6, 2), torch.zeros(2, 4))
 
@@ -314,16 +395,18 @@ def test_delta_linear_equals_its_decomposition(
 
 @pytest.mark.parametrize(("dtype", "thin"), [*DTYPES, (torch.float64, torch.float64)])
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3, 2)])
+@pytest.mark.parametrize("scaled", ["", *SCALES])
 def test_factored_weight_equals_its_decomposition(
-    dtype: torch.dtype, thin: torch.dtype, shape: tuple[int, ...]
+    dtype: torch.dtype, thin: torch.dtype, shape: tuple[int, ...], scaled: str
 ) -> None:
     inner = int(torch.Size(shape[1:]).numel())
-    names = [str(d)[6:] for d in (dtype, thin, thin)]
-    types = [f"{d}{list(s)}".replace(" ", "") for d, s in zip(names, (shape, (6, 2), (2, inner)))]
+    shapes = [shape, (6, 2), (2, inner), *([(6, 1) if scaled == "outputs" else (1, inner)] if scaled else [])]
+    dtypes = [dtype, thin, thin, thin]
+    types = [f"{str(d)[6:]}{list(s)}".replace(" ", "") for d, s in zip(dtypes, shapes)]
     slots = tuple(Slot(f"v{i}", f"v{i}", "shared", t) for i, t in enumerate(types))
     node = Node("y", WEIGHT, tuple(Ref(s.name) for s in slots), {}, types[0])
     program = Program((), slots, (node,), (Output(Ref("y"), "shared"),), 3)
-    given = [drawn(0, *shape, dtype=dtype), drawn(1, 6, 2, dtype=thin), drawn(2, 2, inner, dtype=thin)]
+    given = [drawn(i, *s, dtype=d) for i, (s, d) in enumerate(zip(shapes, dtypes))]
     (own,), (aten,) = (Executable(p, {}, CPU).run(*given) for p in (program, decompose(program)))
     assert own.dtype == aten.dtype == dtype
     assert torch.equal(own, aten)

@@ -31,14 +31,16 @@ class FactoredRow:
     def weight(self) -> FactoredWeight:
         """The row of the manifest."""
         of = self.member.weight
-        base, left, right = (f"{of.name}@{part}" for part in ("base", "left", "right"))
-        return FactoredWeight(of.name, of.role, base, left, right, list(self.factors.ranks), list(of.aliases))
+        base, left, right, scale = (f"{of.name}@{part}" for part in ("base", "left", "right", "scale"))
+        ranks, aliases = list(self.factors.ranks), list(of.aliases)
+        scale = "" if self.factors.scale is None else scale
+        return FactoredWeight(of.name, of.role, base, left, right, ranks, aliases, scale)
 
     def stored(self) -> list[WeightRow]:
-        """Returns the rows of the base and the factors."""
+        """Returns the rows of the base, the factors and the scales."""
         w, f, of = self.weight, self.factors, self.member.weight
         base = f.base.reshape(list(of.shape))
-        parts = ((w.left, f.left), (w.right, f.right))
+        parts = ((w.left, f.left), (w.right, f.right), *([] if f.scale is None else [(w.scale, f.scale)]))
         return [
             WeightRow(Weight(w.base, "shared", of.dtype, list(of.shape), FACTOR), lambda i: base),
             *(

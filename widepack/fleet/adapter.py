@@ -1,8 +1,9 @@
-"""Defines `Adapter`, a LoRA fine-tune as its files have it, and merges it into a base."""
+"""Defines `Adapter`, a LoRA fine-tune as its files have it, and how it changes the weights of a base."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,39 +55,41 @@ class Adapter:
     config: AdapterConfig
 
 
-def merged(base: Tensor, delta: LoraDelta, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns a weight with its delta, as `merge_and_unload` of PEFT gives it.
+class LowRankDifference(NamedTuple):
+    """How an adapter changes a weight, seen as the matrix [O, I]: to `(weight + left @ right) * scale`.
 
-    The difference is computed in float32, or float64 if the factors are, added, and rounded once; that of an
-    embedding is rounded before and after.
+    left: [O, r], with the adapter's lora_alpha in it. right: [r, I]. scale: [O, 1] or [1, I], or None.
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: Tensor | None
+
+
+def difference_of(weight: Tensor, delta: LoraDelta) -> LowRankDifference:
+    """Returns how a delta changes a weight.
 
     Args:
-        base: The weight of the base model.
+        weight: Of the base model.
         delta: Of this weight.
-        dtype: In which the base model is loaded; None for that of `base`.
 
-    Returns: the weight, in the dtype.
+    Returns: the difference, in float32, or in float64 for a float64 weight. Only DoRA has a scale. It is
+        [1, I] for a weight that is stored transposed.
 
     Raises:
-        CheckpointError: The delta is of another shape than the base.
+        CheckpointError: The delta is of another shape than the weight.
     """
-    weight = base if dtype is None else base.to(dtype)
-    rows, columns = delta.left.shape[0], delta.right.shape[1]
-    transposed = is_transposed(weight, delta)
-    difference = _wide(delta.left) @ _wide(delta.right)
-    if transposed:
-        difference = difference.t()
-    difference = (difference * delta.scale).reshape(weight.shape)
-    if delta.magnitude is None:
-        result = weight.clone()
-        result += difference.to(weight.dtype) if delta.embedding else difference
-        return result
-    full = weight + difference
-    matrix = full.t() if transposed else full.reshape(rows, columns)
-    factor = _wide(delta.magnitude) / torch.linalg.norm(matrix, dim=1)
-    shape = (1, rows) if transposed else (rows, *[1] * (weight.ndim - 1))
-    scaled: Tensor = factor.reshape(shape) * full
-    return scaled.to(weight.dtype)
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    left, right = delta.left.to(dtype) * delta.scale, delta.right.to(dtype)
+    dim = 1
+    if is_transposed(weight, delta):
+        left, right, dim = right.t(), left.t(), 0
+    scale = None
+    if delta.magnitude is not None:
+        full = torch.addmm(weight.flatten(1).double(), left.double(), right.double())
+        norms = torch.linalg.vector_norm(full, dim=dim, keepdim=True)
+        scale = (delta.magnitude.double().reshape(norms.shape) / norms).to(dtype)
+    return LowRankDifference(left.contiguous(), right.contiguous(), scale)
 
 
 def is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
@@ -103,8 +106,3 @@ def is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
             " give the base model that the adapter was trained on"
         )
     return turned and (delta.transposed or not straight)
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Returns a tensor in float32 at least, as PEFT loads adapters."""
-    return values if values.dtype == torch.float64 else values.float()

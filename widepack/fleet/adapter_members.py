@@ -1,7 +1,7 @@
 """Makes members of LoRA adapters and the checkpoint of their base.
 
 The weight of a member that an adapter changes is `base + scale * left @ right`, computed in float64 and
-rounded once. That of DoRA is computed as PEFT does.
+rounded once. With DoRA, each output of it is multiplied by a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..checkpoints.discovery import LeftOut
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import CheckpointError
 from ..spec.dtypes import dtype_of
-from .adapter import Adapter, LoraDelta, is_transposed, merged
+from .adapter import Adapter, LowRankDifference, difference_of
 from .adapter_config import FILE
 from .adapter_files import WEIGHTS, read_adapter
 from .factors import Factors, Residual
@@ -64,26 +64,28 @@ class AdapterMember:
         found = [(str(file), os.stat(file)) for file in files if file.is_file()]
         self.checkpoint = Checkpoint(adapter.path, infos, self._read, "", found[0][1], files=found)
 
-    def delta(self, name: str) -> LoraDelta | None:
-        """Returns the low-rank difference of a weight from the base; None if there is none."""
-        return self.adapter.deltas.get(name)
+    def replaces(self, name: str) -> bool:
+        """Returns whether the adapter has a whole tensor in place of the base's."""
+        return name in self.adapter.replaced
 
-    def factors_over_base(self, name: str) -> bool:
-        """Returns whether a weight of this member is the base's weight with a low-rank difference, or without
-        one.
+    def difference(self, name: str, base: Tensor) -> LowRankDifference | None:
+        """Returns how the adapter changes a weight of the base; None if it does not, or replaces it.
+
+        base: the weight. Raises: CheckpointError for another shape.
         """
-        delta = self.delta(name)
-        return name not in self.adapter.replaced and (delta is None or delta.magnitude is None)
+        delta = self.adapter.deltas.get(name)
+        return None if delta is None or self.replaces(name) else difference_of(base, delta)
 
     def _read(self, name: str) -> Tensor:
         delta, replaced = self.adapter.deltas.get(name), self.adapter.replaced.get(name)
         value = self._base.get(name) if replaced is None else replaced.to(dtype_of(self._infos[name].dtype))
         if delta is None:
             return value
-        if delta.magnitude is not None:
-            return merged(value, delta)
-        left, right = factors_of(value, delta)
-        return rounded(StackedFactors(value, left.unsqueeze(0), right.unsqueeze(0), [left.shape[1]]), 0)
+        left, right, scale = difference_of(value, delta)
+        scales = None if scale is None else scale.unsqueeze(0)
+        return rounded(
+            StackedFactors(value, left.unsqueeze(0), right.unsqueeze(0), [left.shape[1]], scales), 0
+        )
 
 
 def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
@@ -110,32 +112,28 @@ def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
             )
 
 
-def factors_of(weight: Tensor, delta: LoraDelta) -> tuple[Tensor, Tensor]:
-    """Returns the factors of a difference, [O, r] and [r, I], with the scale in the left one.
-
-    weight: the base's, seen as the matrix `weight.flatten(1)`. Raises: CheckpointError for another shape.
-    """
-    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    left, right = delta.left.to(dtype) * delta.scale, delta.right.to(dtype)
-    if is_transposed(weight, delta):
-        left, right = right.t(), left.t()
-    return left.contiguous(), right.contiguous()
-
-
 def fleet_factors(name: str, base: Tensor, members: Sequence[AdapterMember]) -> Factors | None:
-    """Returns the factors of one weight of all members; None if a member has no low-rank difference of it."""
-    if not all(m.factors_over_base(name) for m in members):
+    """Returns the factors of one weight of all members; None if a member replaces it, or if the members'
+    scales are of different dims.
+    """
+    if any(m.replaces(name) for m in members):
         return None
-    pairs = [None if (delta := m.delta(name)) is None else factors_of(base, delta) for m in members]
-    ranks = [0 if pair is None else pair[0].shape[1] for pair in pairs]
+    found = [m.difference(name, base) for m in members]
+    ranks = [0 if d is None else d.left.shape[1] for d in found]
     rows = base.flatten(1)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
     left = torch.zeros(len(members), rows.shape[0], max(ranks), dtype=dtype)
     right = torch.zeros(len(members), max(ranks), rows.shape[1], dtype=dtype)
-    for i, pair in enumerate(pairs):
-        if pair is not None:
-            left[i, :, : ranks[i]], right[i, : ranks[i]] = pair
-    return Factors(base, left, right, ranks, Residual(0.0, 0.0), "given")
+    shapes = {d.scale.shape for d in found if d is not None and d.scale is not None}
+    if len(shapes) > 1:
+        return None
+    scale = torch.ones(len(members), *shapes.pop(), dtype=dtype) if shapes else None
+    for i, d in enumerate(found):
+        if d is not None:
+            left[i, :, : ranks[i]], right[i, : ranks[i]] = d.left, d.right
+            if scale is not None and d.scale is not None:
+                scale[i] = d.scale
+    return Factors(base, left, right, ranks, Residual(0.0, 0.0), "given", scale)
 
 
 def read_adapters(paths: Sequence[str]) -> tuple[list[Adapter], list[LeftOut]]:

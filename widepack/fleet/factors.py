@@ -28,12 +28,12 @@ class Factors:
     """One weight of N members as a base and low-rank differences.
 
     A weight of more than two dims is seen as the matrix `weight.flatten(1)`. The weight of member i is
-    `base + left[i] @ right[i]`, computed in float64 and rounded once to the base's dtype, except for the
-    last bits, which a correction restores (correction.py).
+    `(base + left[i] @ right[i]) * scale[i]`, computed in float64 and rounded once to the base's dtype, except
+    for the last bits, which a correction restores (correction.py).
 
     base: of the weight's shape, in the members' dtype. left: [N, O, r]. right: [N, r, I]. ranks: of each
     member; further columns of its left factor are zero. residual: how near the factors are to the members.
-    source: where the base comes from.
+    source: where the base comes from. scale: [N, O, 1] or [N, 1, I]; None if no member has scales.
     """
 
     base: Tensor
@@ -42,6 +42,7 @@ class Factors:
     ranks: list[int]
     residual: Residual
     source: Source
+    scale: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -50,8 +51,9 @@ class Factors:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the base and both factors."""
-        return sum(t.numel() * t.element_size() for t in (self.base, self.left, self.right))
+        """The bytes of the base, both factors and the scales."""
+        parts = (self.base, self.left, self.right, *([] if self.scale is None else [self.scale]))
+        return sum(t.numel() * t.element_size() for t in parts)
 
 
 @dataclass(frozen=True)

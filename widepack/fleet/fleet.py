@@ -43,7 +43,7 @@ class AdapterFleet:
             return KeptStacked("the base does not have it")
         found = fleet_factors(name, self._base.get(name), self._members)
         if found is None:
-            return KeptStacked("an adapter replaces it, or scales its rows (DoRA)")
+            return KeptStacked("an adapter replaces it")
         return _if_smaller(found, count)
 
 

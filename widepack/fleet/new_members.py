@@ -18,6 +18,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.newcomer import Newcomer, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
+from .adapter import LowRankDifference
 from .adapter_files import is_adapter, read_adapter
 from .adapter_members import AdapterMember, check_ties
 from .base_record import warn_of_other_base
@@ -30,13 +31,26 @@ class NewFactors:
     """The factors of one weight of a new member.
 
     left: [O, r]. right: [r, I]. rank: how many of their columns and rows are not padding. correction: with
-    which they give the weight bit for bit.
+    which they give the weight bit for bit. scale: [O, 1] or [1, I]; None if the artifact stores none.
     """
 
     left: Tensor
     right: Tensor
     rank: int
     correction: bytes
+    scale: Tensor | None = None
+
+    def parts(self, weight: FactoredWeight) -> dict[str, Tensor]:
+        """Returns the factors and the scale by the names of the weight's rows."""
+        found = {weight.left: self.left, weight.right: self.right}
+        return found if self.scale is None else {**found, weight.scale: self.scale}
+
+
+@dataclass(frozen=True)
+class AdapterNewcomer(Newcomer):
+    """An adapter that fits an artifact. member: the adapter over the artifact's base."""
+
+    member: AdapterMember | None = None
 
 
 def open_newcomer(
@@ -66,13 +80,15 @@ def open_newcomer(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
             " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
-    return newcomer(manifest, path, opened=adapter_checkpoint(manifest, files, path))
+    member = adapter_member(manifest, files, path)
+    found = newcomer(manifest, path, opened=member.checkpoint)
+    return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 
-def adapter_checkpoint(
+def adapter_member(
     manifest: Manifest, files: Weights, path: str | Path, base: Checkpoint | None = None
-) -> Checkpoint:
-    """Returns the member of a LoRA adapter as a checkpoint with the merged weights.
+) -> AdapterMember:
+    """Returns the member of a LoRA adapter over the artifact's base or another one.
 
     Args:
         manifest: Of the artifact that has the member, or gets it.
@@ -88,7 +104,7 @@ def adapter_checkpoint(
     adapter = read_adapter(path)
     warn_of_other_base(manifest.provenance, adapter)
     check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
-    return AdapterMember(base or _base_of(manifest, files, path), adapter).checkpoint
+    return AdapterMember(base or _base_of(manifest, files, path), adapter)
 
 
 def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint:
@@ -101,38 +117,72 @@ def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint
 
 
 def new_factors(
-    weight: FactoredWeight, files: Weights, value: Tensor, path: str | Path, room: int | None = None
+    weight: FactoredWeight, files: Weights, new: Newcomer, path: str | Path, room: int | None = None
 ) -> NewFactors:
     """Returns the factors of a new member's weight over the artifact's base.
 
     Args:
         weight: The weight.
         files: The artifact's weights.
-        value: The member's weight.
-        path: Its checkpoint, for messages.
+        new: The member.
+        path: Its checkpoint or adapter, for messages.
         room: The rank to which the factors are padded; None to keep the artifact's, or a larger one.
 
     Raises:
         MemberMismatch: The weight is no low-rank fine-tune of the base, or its rank is larger than `room`.
     """
     base, left = files.get(weight.base), files.get(weight.left)
-    found = unmerge([value], base, left.dtype)
-    if not isinstance(found, Factors):
+    scale = None
+    if weight.scale:
+        scale = torch.ones_like(files.slice(weight.scale, 0))
+    own = _of_adapter(new, weight.name, base, left.dtype)
+    if own is not None and own.scale is not None:
+        if scale is None or scale.shape != own.scale.shape:
+            raise MemberMismatch(
+                f"adapter {path}: it scales the outputs of {weight.name} (DoRA), and the artifact stores no"
+                " scales for this weight; build it again with all adapters"
+            )
+        scale = own.scale
+    correction = None
+    if own is None:
+        found = unmerge([new.value(weight.name)], base, left.dtype)
+        if not isinstance(found, Factors):
+            raise MemberMismatch(
+                f"checkpoint {path}: {weight.name} is no low-rank fine-tune of the artifact's base:"
+                f" {found.reason}. The artifact stores this weight as a base and factors; build it again with"
+                " all checkpoints"
+            )
+        own = LowRankDifference(found.left[0], found.right[0], None)
+    else:
+        correction = b""
+    rank = own.left.shape[1]
+    most = max(int(left.shape[2]), rank) if room is None else room
+    if rank > most:
         raise MemberMismatch(
-            f"checkpoint {path}: {weight.name} is no low-rank fine-tune of the artifact's base:"
-            f" {found.reason}. The artifact stores this weight as a base and factors; build it again with all"
-            " checkpoints"
-        )
-    most = max(int(left.shape[2]), found.rank) if room is None else room
-    if found.rank > most:
-        raise MemberMismatch(
-            f"checkpoint {path}: {weight.name} has rank {found.rank} over the artifact's base, and the loaded"
+            f"checkpoint {path}: {weight.name} has rank {rank} over the artifact's base, and the loaded"
             f" factors have {most}; `widepack update` stores larger ones in the artifact"
         )
-    pairs = (found.left[0], (found.left.shape[1], most)), (found.right[0], (most, found.right.shape[2]))
-    wide_left, wide_right = (_padded(part, shape) for part, shape in pairs)
-    stacked = StackedFactors(base, wide_left.unsqueeze(0), wide_right.unsqueeze(0), [found.rank])
-    return NewFactors(wide_left, wide_right, found.rank, encode_correction(value, stacked, 0))
+    wide_left = _padded(own.left, (own.left.shape[0], most))
+    wide_right = _padded(own.right, (most, own.right.shape[1]))
+    if correction is None:
+        scales = None if scale is None else scale.unsqueeze(0)
+        stacked = StackedFactors(base, wide_left.unsqueeze(0), wide_right.unsqueeze(0), [rank], scales)
+        correction = encode_correction(new.value(weight.name), stacked, 0)
+    return NewFactors(wide_left, wide_right, rank, correction, scale)
+
+
+def _of_adapter(new: Newcomer, name: str, base: Tensor, dtype: torch.dtype) -> LowRankDifference | None:
+    """Returns how an adapter changes a weight; None for a checkpoint, for a weight that the adapter replaces,
+    and for factors of another dtype.
+    """
+    member = new.member if isinstance(new, AdapterNewcomer) else None
+    if member is None or member.replaces(name):
+        return None
+    found = member.difference(name, base)
+    if found is None:
+        nothing = torch.zeros(0, dtype=dtype)
+        return LowRankDifference(nothing.reshape(base.shape[0], 0), nothing.reshape(0, base[0].numel()), None)
+    return found if found.left.dtype == dtype else None
 
 
 def _padded(part: Tensor, shape: tuple[int, int]) -> Tensor:

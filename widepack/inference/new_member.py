@@ -83,8 +83,8 @@ def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str
     for weight in artifact.manifest.factored.weights if artifact.factors else ():
         if weight.name in member:
             room = artifact.factors[weight.name].rank
-            own = new_factors(weight, weights.files, member[weight.name], path, room)
-            stored |= {weight.left: own.left, weight.right: own.right}
+            own = new_factors(weight, weights.files, new, path, room)
+            stored |= own.parts(weight)
             factors[weight.name] = own.rank, own.correction
     before = _copies({name: weights.part(name, number) for name in factors})
     return NewWeights(member, stored, factors, before, _copies(unread))

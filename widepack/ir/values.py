@@ -82,14 +82,17 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightFactors:
-    """The parts of a Stacked weight: member i's weight is `base + left[i] @ right[i]`, in the base's shape.
+    """The parts of a Stacked weight: member i's weight is `(base + left[i] @ right[i]) * scale[i]`, in the
+    base's shape.
 
-    base: Shared `[O, ...]`; left: Stacked `[N, O, r]`; right: Stacked `[N, r, I]`.
+    base: Shared `[O, ...]`; left: Stacked `[N, O, r]`; right: Stacked `[N, r, I]`; scale: Stacked `[N, O, 1]`
+    or `[N, 1, I]`, or None.
     """
 
     base: Shared
     left: Stacked
     right: Stacked
+    scale: Stacked | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Defines the ops over weights that are a base of all members plus a product of thin factors.
 
-    factored_weight(base, left, right) -> base + (left @ right), in the shape of base
+    factored_weight(base, left, right, scale) -> (base + left @ right) * scale, in the shape of base
     base: [O, ...]   left: [O, r]   right: [r, I], where base has O * I numbers
+    scale: [O, 1], [1, I] or none
 
     delta_linear(x, base, left, right, bias) -> [N, R, O]
     x: [N, R, I], or [1, R, I] for all members   base: [O, I]   left: [N, O, r]   right: [N, r, I]
@@ -26,13 +27,16 @@ WEIGHT = "widepack.factored_weight.default"
 LINEAR = "widepack.delta_linear.default"
 
 
-def _factored_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _factored_weight(base: Tensor, left: Tensor, right: Tensor, scale: Tensor | None = None) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(base.dtype, left.dtype), torch.float32)
     product = torch.mm(left.to(dtype), right.to(dtype)).reshape(base.shape)
-    return (base.to(dtype) + product).to(base.dtype)
+    total = base.to(dtype) + product
+    if scale is not None:
+        total = (total.reshape(left.shape[0], right.shape[1]) * scale.to(dtype)).reshape(base.shape)
+    return total.to(base.dtype)
 
 
-def _fake_weight(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _fake_weight(base: Tensor, left: Tensor, right: Tensor, scale: Tensor | None = None) -> Tensor:
     return base.new_empty(base.shape)
 
 
@@ -82,7 +86,7 @@ def _fake_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Ten
 
 
 define(
-    "factored_weight(Tensor base, Tensor left, Tensor right) -> Tensor",
+    "factored_weight(Tensor base, Tensor left, Tensor right, Tensor? scale=None) -> Tensor",
     _factored_weight,
     _fake_weight,
     checks.factored_weight,

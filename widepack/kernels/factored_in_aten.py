@@ -15,7 +15,7 @@ def factored_in_aten(node: Node, members: int) -> list[Node]:
 
 def _weight(node: Node) -> list[Node]:
     new = NodeList(node)
-    base, left, right = node.args
+    base, left, right, *scales = node.args
     dtype = Tag("dtype", "float64" if node.out.startswith("float64[") else "float32")
     wide = [
         new.add("aten._to_copy.default", value, suffix=name, dtype=dtype)
@@ -24,6 +24,11 @@ def _weight(node: Node) -> list[Node]:
     product = new.add("aten.mm.default", wide[0], wide[1], suffix="product")
     product = new.add("aten.reshape_as.default", product, wide[2], suffix="shaped")
     total = new.add("aten.add.Tensor", wide[2], product, suffix="sum")
+    if scales and scales[0] is not None:
+        scale = new.add("aten._to_copy.default", scales[0], suffix="scale", dtype=dtype)
+        rows = new.add("aten.flatten.using_ints", total, 1, suffix="rows")
+        scaled = new.add("aten.mul.Tensor", rows, scale, suffix="scaled")
+        total = new.add("aten.reshape_as.default", scaled, wide[2], suffix="whole")
     new.add("aten.type_as.default", total, base, suffix="rounded")
     return new.named_as_the_node()
 

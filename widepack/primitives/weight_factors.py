@@ -1,6 +1,7 @@
 """Layers over weights that are a base of all members plus a product of thin factors.
 
-    W[i] = base + left[i] @ right[i]    base: [O, ...]    left: [N, O, r]    right: [N, r, I]
+    W[i] = (base + left[i] @ right[i]) * scale[i]
+    base: [O, ...]    left: [N, O, r]    right: [N, r, I]    scale: [N, O, 1], [N, 1, I] or none
 
 | op | strategy | how |
 |---|---|---|
@@ -13,6 +14,8 @@
 program in which no layer reads the merged weights does not compute them. `split` is the last strategy of each
 op, so only a plan chooses it. It reads the base once for all members. It pays off where reading the weights
 takes the time: for few rows (planning/split_plans.py).
+
+A scale multiplies the outputs of a layer, or its inputs, so that `split` does not need the weight for it.
 
 A member's product is rounded in other places than with its merged weight, within the same bound: rounding a
 weight changes a product as much as rounding its input.
@@ -35,18 +38,26 @@ from .linear import add_bias, flatten_rows, is_whole_bias
 _CONTIGUOUS = torch.contiguous_format
 
 
-def _thin(w: Writer, base: WideValue, left: WideValue, right: WideValue) -> bool:
-    return isinstance(base, Shared) and isinstance(left, Stacked) and isinstance(right, Stacked)
+def _thin(
+    w: Writer, base: WideValue, left: WideValue, right: WideValue, scale: WideValue | None = None
+) -> bool:
+    stacked = isinstance(left, Stacked) and isinstance(right, Stacked)
+    return isinstance(base, Shared) and stacked and (scale is None or isinstance(scale, Stacked))
 
 
 @strategy("widepack.factored_weight.default", "merged", family="linear", when=_thin)
-def merged(w: Writer, base: Shared, left: Stacked, right: Stacked) -> WideValue:
+def merged(w: Writer, base: Shared, left: Stacked, right: Stacked, scale: Stacked | None = None) -> WideValue:
     """the weights of all members; a layer may read their parts instead"""
     dtype = torch.promote_types(torch.promote_types(base.value.dtype, left.value.dtype), torch.float32)
     product = w.call("bmm", _cast(w, left.value, dtype), _cast(w, right.value, dtype))  # [N, O, I]
-    product = w.call("reshape", product, [w.members, *w.sizes(base)])
-    weight = w.call("add.Tensor", product, _cast(w, base.value, dtype))
-    return Stacked(_cast(w, weight, base.value.dtype), WeightFactors(base, left, right))
+    whole = [w.members, *w.sizes(base)]
+    if scale is None:
+        weight = w.call("add.Tensor", w.call("reshape", product, whole), _cast(w, base.value, dtype))
+    else:
+        rows = w.call("flatten.using_ints", _cast(w, base.value, dtype), 1)
+        weight = w.call("add.Tensor", product, rows)
+        weight = w.call("reshape", w.call("mul.Tensor", weight, _cast(w, scale.value, dtype)), whole)
+    return Stacked(_cast(w, weight, base.value.dtype), WeightFactors(base, left, right, scale))
 
 
 def _cast(w: Writer, value: Value, dtype: torch.dtype) -> Value:
@@ -69,32 +80,38 @@ def _linear_fits(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | N
 @strategy("linear", "split", family="linear", when=_linear_fits, derivative=False)
 def linear(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """for a base with thin factors: one product with the base, two thin ones for each member"""
-    factors = weight.factors
-    assert factors is not None
-    return _product(w, x, factors.base.value, factors.left.value, factors.right.value, weight, bias)
+    assert weight.factors is not None
+    return _product(w, x, weight.factors, weight, bias)
 
 
 def _product(
-    w: Writer,
-    x: WideValue,
-    base: Value,
-    left: Value,
-    right: Value,
-    weight: WideValue,
-    bias: WideValue | None,
+    w: Writer, x: WideValue, factors: WeightFactors, weight: WideValue, bias: WideValue | None
 ) -> WideValue:
-    """Returns `x @ (base + left @ right)^T + bias`. base: [O, I]; left: [N, O, r]; right: [N, r, I]."""
-    if not is_whole_bias(bias, weight):
-        return add_bias(w, _product(w, x, base, left, right, weight, None).value, bias, rank(x))  # type: ignore[union-attr]
+    """Returns `x @ ((base + left @ right) * scale)^T + bias`, where base is [O, I]."""
+    scale = factors.scale
+    on_rows = scale is not None and not _of_outputs(w, scale)
+    if not is_whole_bias(bias, weight) or (bias is not None and scale is not None and not on_rows):
+        return add_bias(w, _product(w, x, factors, weight, None).value, bias, rank(x))  # type: ignore[union-attr]
+    base, left, right = factors.base.value, factors.left.value, factors.right.value
     value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
     rows, back = flatten_rows(w, value, rank(x))
+    if on_rows:
+        rows = w.call("mul.Tensor", rows, _cast(w, scale.value, rows.dtype))  # type: ignore[union-attr]
     b = None
     if isinstance(bias, Stacked):
         b = bias.value
     elif bias is not None:
         b = w.call("unsqueeze", bias.value, 0)  # type: ignore[union-attr]
     left, right = (_cast(w, f, rows.dtype) for f in (left, right))
-    return Stacked(back(w.call("widepack.delta_linear.default", rows, base, left, right, b)))
+    y = w.call("widepack.delta_linear.default", rows, base, left, right, b)
+    if scale is not None and not on_rows:
+        y = w.call("mul.Tensor", y, w.call("transpose.int", _cast(w, scale.value, rows.dtype), 1, 2))
+    return Stacked(back(y))
+
+
+def _of_outputs(w: Writer, scale: Stacked) -> bool:
+    """Returns whether a scale multiplies the rows of a weight: `[N, O, 1]`."""
+    return bool(w.sizes(scale)[-1] == 1)
 
 
 def _matmul_fits(w: Writer, a: WideValue, b: WideValue) -> bool:
@@ -115,7 +132,11 @@ def _turned(w: Writer, a: WideValue, b: Stacked, bias: WideValue | None) -> Wide
     right = w.call("transpose.int", factors.left.value, 1, 2)
     right = w.call("clone", right, memory_format=_CONTIGUOUS)  # [N, r, I], for products with Shared rows
     turned = Stacked(w.call("transpose.int", b.value, 1, 2))
-    return _product(w, a, w.call("t", factors.base.value), left, right, turned, bias)
+    scale = None
+    if factors.scale is not None:
+        scale = Stacked(w.call("transpose.int", factors.scale.value, 1, 2))
+    base = Shared(w.call("t", factors.base.value))
+    return _product(w, a, WeightFactors(base, Stacked(left), Stacked(right), scale), turned, bias)
 
 
 def _addmm_fits(
@@ -148,14 +169,25 @@ def embedding(w: Writer, weight: Stacked, ids: WideValue, *_: Any, **__: Any) ->
     rows = one_table(w, factors.base, ids).value
     thin, back = flatten_rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)
     delta = back(w.call("bmm", thin, right))
-    return Stacked(w.call("add.Tensor", delta, rows))
+    found = w.call("add.Tensor", delta, rows)
+    if factors.scale is not None:
+        scale = _cast(w, factors.scale.value, dtype)
+        if _of_outputs(w, factors.scale):
+            scale = flat_index(w, Stacked(scale), ids).value
+        else:
+            scale = w.call("reshape", scale, [w.members, *[1] * rank(ids), -1])
+        found = w.call("mul.Tensor", found, scale)
+    return Stacked(found)
 
 
 def _conv_fits(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
     groups = groups_of(w, args, kwargs, 3)[1]
-    return isinstance(groups, int) and groups == 1 and _factors(x, weight, rank(weight)) is not None
+    factors = _factors(x, weight, rank(weight))
+    if factors is None or (factors.scale is not None and not _of_outputs(w, factors.scale)):
+        return False
+    return isinstance(groups, int) and groups == 1
 
 
 @strategy(CONV, "split", family="conv", when=_conv_fits)
@@ -168,12 +200,14 @@ def conv(
     rest = groups_of(w, args, kwargs, 3)[0]
     x, back = batched(w, x, weight)
     left, right = (_cast(w, f.value, weight.value.dtype) for f in (factors.left, factors.right))
-    filters = w.sizes(factors.base)[1:]  # [C, *k]
+    outputs, *filters = w.sizes(factors.base)  # O, [C, *k]
     right = w.call("reshape", right, [-1, *filters])  # [N*r, C, *k]
     left = w.call("flatten.using_ints", left, 0, 1)  # [N*O, r]
     for _ in filters[1:]:
         left = w.call("unsqueeze", left, -1)
-    b = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)
+    scale, b = factors.scale, None
+    if bias is not None and scale is None:
+        b = w.call("flatten.using_ints", w.stack(bias), 0, 1)
     if isinstance(x, Stacked):
         base = w.unfold(w.call(w.op, w.fold(x), factors.base.value, None, *rest), x).value
         thin = w.call(w.op, w.pack(x), right, None, *[*rest[:3], w.members])  # [B, N*r, *s]
@@ -182,7 +216,13 @@ def conv(
         thin = w.call(w.op, x.value, right, None, *rest)  # type: ignore[union-attr]
     plain, ones = f"conv{len(filters) - 1}d", [1] * (len(filters) - 1)
     delta = w.unpack(w.call(plain, thin, left, b, ones, [0] * len(ones), ones, w.members)).value
-    return back(Stacked(w.call("add.Tensor", delta, base)))  # type: ignore[no-any-return]
+    y = w.call("add.Tensor", delta, base)  # [N, B, O, *s]
+    if scale is not None:
+        channels: list[Any] = [w.members, 1, outputs, *ones]
+        y = w.call("mul.Tensor", y, w.call("reshape", _cast(w, scale.value, y.dtype), channels))
+        if bias is not None:
+            y = w.call("add.Tensor", y, w.call("reshape", w.stack(bias), channels))
+    return back(Stacked(y))  # type: ignore[no-any-return]
 
 
 @samples("widepack.factored_weight.default")
@@ -194,4 +234,7 @@ def _weights(draw: Draw) -> list[Sample]:
         call(draw.normal(6, 4, dtype=half), draw.normal(6, 2), draw.normal(2, 4)),
         call(draw.normal(6, 4, dtype=half), draw.normal(6, 2, dtype=half), draw.normal(2, 4, dtype=half)),
         call(draw.normal(6, 4, dtype=torch.float64), draw.normal(6, 2), draw.normal(2, 4)),
+        call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4), draw.normal(6, 1)),
+        call(draw.normal(6, 4, 3, 2), draw.normal(6, 1), draw.normal(1, 24), draw.normal(6, 1)),
+        call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4), draw.normal(1, 4)),
     ]

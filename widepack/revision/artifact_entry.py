@@ -98,7 +98,7 @@ class ArtifactEntry(MemberPrograms):
         read = {s.source for p in self.programs for s in p.weights}
         read |= {s.initial for s in self.row.state if s.initial}
         split = {name: self._factors[name] for name in read if name in self._factors}
-        return (read - set(split)) | {part for f in split.values() for part in (f.base, f.left, f.right)}
+        return (read - set(split)) | {part for f in split.values() for part in f.parts}
 
     def subject(self, members: Sequence[str], files: weight_files.Weights) -> Subject:
         """Returns the subject of the comparisons, without modules. members: their names. files: their

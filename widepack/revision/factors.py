@@ -56,7 +56,7 @@ def _revised(
     weight: FactoredWeight, table: Mapping[str, Weight], files: Weights, slots: Sequence[MemberSlot]
 ) -> RevisedFactors:
     new: dict[int, NewFactors] = {
-        i: new_factors(weight, files, slot.new.value(weight.name), slot.new.checkpoint.path)
+        i: new_factors(weight, files, slot.new, slot.new.checkpoint.path)
         for i, slot in enumerate(slots)
         if slot.new is not None
     }
@@ -72,25 +72,24 @@ def _revised(
         if one[1]:
             corrections[member_tensor(weight.name, i)] = one[1]
 
-    def part(name: str, i: int, axis: int) -> Tensor:
+    def part(name: str, i: int, axis: int | None = None) -> Tensor:
         old = slots[i].old
-        if old is not None:
-            value = files.slice(name, old)
-        else:
-            value = new[i].left if name == weight.left else new[i].right
-        missing = rank - value.shape[axis]
-        if not missing:
+        value = files.slice(name, old) if old is not None else new[i].parts(weight)[name]
+        if axis is None or value.shape[axis] == rank:
             return value
+        missing = rank - value.shape[axis]
         shape = list(value.shape)
         shape[axis] = missing
         return torch.cat([value, value.new_zeros(shape)], axis)
 
+    scales = [WeightRow(table[weight.scale], lambda i: part(weight.scale, i))] if weight.scale else []
     return RevisedFactors(
         replace(weight, ranks=ranks),
         [
             WeightRow(table[weight.base], lambda i: files.get(weight.base)),
             WeightRow(replace(left, shape=[left.shape[0], rank]), lambda i: part(weight.left, i, 1)),
             WeightRow(replace(right, shape=[rank, right.shape[1]]), lambda i: part(weight.right, i, 0)),
+            *scales,
         ],
         corrections,
     )

@@ -1,8 +1,9 @@
 """Writes weights of a member program as a base plus a product of thin factors.
 
-    W  becomes  widepack.factored_weight(base, left, right) = base + left @ right
+    W  becomes  widepack.factored_weight(base, left, right, scale) = (base + left @ right) * scale
 
-1. Each weight whose source has factors becomes three slots: the base, `left` and `right`.
+1. Each weight whose source has factors becomes slots of its parts: the base, `left`, `right`, and `scale` if
+   there is one.
 2. One node with the name of the old slot computes the weight. It depends on weights alone, so all other nodes
    stay as they are.
 
@@ -28,7 +29,7 @@ class FactorNames(NamedTuple):
     """Where the parts of a weight are stored.
 
     base, left, right: their sources, as in `Slot.source`. rank: the inner size of the product. dtype: the
-    dtype of left and right.
+    dtype of left, right and scale. scale: its source, or "". scale_shape: of one member: (O, 1) or (1, I).
     """
 
     base: str
@@ -36,6 +37,13 @@ class FactorNames(NamedTuple):
     right: str
     rank: int
     dtype: str
+    scale: str = ""
+    scale_shape: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The sources of all parts."""
+        return (self.base, self.left, self.right, *([self.scale] if self.scale else []))
 
 
 def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Program:
@@ -47,8 +55,8 @@ def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Progra
             stays as it is.
 
     Returns:
-        A member program with three slots for each such weight. The node that computes the weight has the name
-        of the old slot. These nodes come first.
+        A member program with slots of the parts for each such weight. The node that computes the weight has
+        the name of the old slot. These nodes come first.
 
     Raises:
         ValueError: A weight with factors has less than two dims, or a size that is no number.
@@ -75,10 +83,11 @@ def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Progra
             "base": slot.type,
             "left": str(TensorType(parts.dtype, (sizes[0], parts.rank))),
             "right": str(TensorType(parts.dtype, (parts.rank, math.prod(sizes[1:])))),
+            "scale": str(TensorType(parts.dtype, parts.scale_shape)),
         }
         new = [
-            Slot(name(f"{slot.name}_{part}"), source, slot.kind, shapes[part])
-            for part, source in (("base", parts.base), ("left", parts.left), ("right", parts.right))
+            Slot(name(f"{slot.name}_{part}"), source, slot.kind, shape)
+            for (part, shape), source in zip(shapes.items(), parts.parts)
         ]
         weights += new
         made.append(Node(slot.name, WEIGHT, tuple(Ref(s.name) for s in new), {}, slot.type))

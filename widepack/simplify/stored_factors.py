@@ -24,5 +24,6 @@ def stored_factors(
     for w in factored:
         left = table[w.left]
         dtype = (dtypes or {}).get(left.dtype, left.dtype)
-        found[w.name] = FactorNames(w.base, w.left, w.right, int(left.shape[1]), dtype)
+        shape = tuple(table[w.scale].shape) if w.scale else ()
+        found[w.name] = FactorNames(w.base, w.left, w.right, int(left.shape[1]), dtype, w.scale, shape)
     return found

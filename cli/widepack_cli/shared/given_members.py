@@ -73,7 +73,7 @@ def _adapters(
     from widepack.checkpoints.differences import under_model_names
     from widepack.checkpoints.discovery import open_checkpoint
     from widepack.errors import UsageError
-    from widepack.fleet.new_members import adapter_checkpoint
+    from widepack.fleet.new_members import adapter_member
     from widepack.spec.dtypes import find_dtype
     from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
@@ -89,7 +89,7 @@ def _adapters(
             " give the adapter's base with --base"
         )
     files = Weights(Reader(artifact, expect=ens.manifest.digest).weights_files())
-    return {path: adapter_checkpoint(ens.manifest, files, path, given) for path in paths}
+    return {path: adapter_member(ens.manifest, files, path, given).checkpoint for path in paths}
 
 
 def same_weights(ens: Any, given: GivenMembers) -> str:

@@ -496,6 +496,7 @@ def _factored_weight(draw: Draw) -> list[Sample]:
     return [
         call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4)),
         call(draw.normal(6, 4, 3, 3), draw.normal(6, 1), draw.normal(1, 36)),
+        call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4), draw.normal(6, 1)),
     ]
 
 

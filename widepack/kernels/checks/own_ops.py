@@ -157,13 +157,17 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     of_shape("bias", bias, [members, outputs], weight)
 
 
-def factored_weight(base: Tensor, left: Tensor, right: Tensor) -> None:
+def factored_weight(base: Tensor, left: Tensor, right: Tensor, scale: Tensor | None = None) -> None:
     """Checks `widepack.factored_weight`."""
     require(dense("base", base).dim() > 0, "base has no dims")
     require(base.is_floating_point() and left.is_floating_point(), "base and left are not both floats")
     outputs, rank = dense("left", left, 2).shape
     require(base.shape[0] == outputs, f"base is {list(base.shape)}; left has {outputs} rows")
-    of_shape("right", right, [rank, math.prod(base.shape[1:])], left)
+    inputs = math.prod(base.shape[1:])
+    of_shape("right", right, [rank, inputs], left)
+    if scale is not None:
+        straight = dense("scale", scale, 2).shape[1] == 1
+        of_shape("scale", scale, [outputs, 1] if straight else [1, inputs], left)
     require(base.device == left.device, f"base is on {base.device}; left is on {left.device}")
 
 
