@@ -15,82 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from fleet_networks import options_of, write_fleet
+from fleet_race import race
 from torch import Tensor, nn
 
 import widepack
 from widepack_bench.report.environment import environment
-
-HEADS = 4
-LAYERS = ("q", "k", "v", "o", "up", "down")
-ALPHA = 16
-
-
-class Block(nn.Module):
-    """A layer of an encoder."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        q, k, v = (f(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        found: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-        return found
-
-
-class Encoder(nn.Module):
-    """An encoder of several layers."""
-
-    def __init__(self, width: int = 768, layers: int = 2) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.blocks(x)
-        return found
-
-
-def write_fleet(
-    folder: Path, width: int, layers: int, members: int, rank: int
-) -> tuple[Path, list[Path], list[Path]]:
-    """Writes the base, the adapters, and the merged checkpoints. Returns: their paths."""
-    torch.manual_seed(0)
-    base = Encoder(width, layers).state_dict()
-    torch.save(base, folder / "base.pt")
-    adapters, merged = [], []
-    for i in range(members):
-        generator = torch.Generator().manual_seed(i + 1)
-        state, tensors = {n: t.clone() for n, t in base.items()}, {}
-        for b in range(layers):
-            for layer in LAYERS:
-                name = f"blocks.{b}.{layer}"
-                rows, columns = base[f"{name}.weight"].shape
-                left = torch.randn(rows, rank, generator=generator) * 0.01
-                right = torch.randn(rank, columns, generator=generator) * columns**-0.5
-                tensors[f"base_model.model.{name}.lora_B.weight"] = left
-                tensors[f"base_model.model.{name}.lora_A.weight"] = right
-                state[f"{name}.weight"] += (left @ right) * (ALPHA / rank)
-        adapters.append(folder / f"lora{i:02}")
-        adapters[-1].mkdir()
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": list(LAYERS)}
-        (adapters[-1] / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
-        save_file(tensors, adapters[-1] / "adapter_model.safetensors")
-        merged.append(folder / f"m{i:02}.pt")
-        torch.save(state, merged[-1])
-    return folder / "base.pt", adapters, merged
-
 
 MEMORY = """
 import sys, torch, widepack
@@ -122,35 +58,6 @@ def memory_of(path: Path, width: int, memory: str) -> dict[str, int]:
     return {"resident": resident, "private_dirty": private}
 
 
-def race(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
-    """Runs the calls in turn. Returns for each the median ms, the CPU ms, and the quartiles."""
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 7 or time.perf_counter() < end:
-        order = list(calls)
-        order = order[rounds % len(order) :] + order[: rounds % len(order)]
-        for name in order:
-            wall, cpu = time.perf_counter(), time.process_time()
-            calls[name]()
-            times[name].append((1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)))
-        rounds += 1
-    found = {}
-    for name, rows in times.items():
-        wall_ms = sorted(w for w, _ in rows)
-        found[name] = {
-            "ms": median(wall_ms),
-            "cpu_ms": median(c for _, c in rows),
-            "low_ms": wall_ms[len(wall_ms) // 4],
-            "high_ms": wall_ms[3 * len(wall_ms) // 4],
-            "rounds": rounds,
-        }
-    return found
-
-
 def by_groups(members: Sequence[nn.Module], x: Tensor, ids: Tensor) -> list[Any]:
     """Runs the rows of each member by the member alone."""
     return [member(x[ids == i]) for i, member in enumerate(members)]
@@ -163,12 +70,7 @@ def measured(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base, adapters, merged = write_fleet(folder, width, layers, members, rank)
-        options: dict[str, Any] = {
-            "model": lambda: Encoder(width, layers),
-            "inputs": [f"x=float32[B,T,{width}]"],
-            "pt2": False,
-            "targets": ("cpu",),
-        }
+        options = options_of(width, layers)
         thin, whole = folder / "fleet.wide", folder / "merged.wide"
         began = time.perf_counter()
         report = widepack.build(adapters, thin, base=base, **options)

@@ -38,6 +38,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from swap_load import Load, percentile, spread
 from torch import Tensor, nn
 
 import widepack
@@ -85,55 +86,6 @@ def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
     return folder / f"{version}.wide"
 
 
-class Load:
-    """Calls the model from several threads. known: [version][input] -> the answers of all members."""
-
-    def __init__(
-        self, ens: widepack.WideModel, inputs: list[Tensor], known: list[list[Tensor]], threads: int
-    ) -> None:
-        self.ens, self.inputs, self.known, self.threads = ens, inputs, known, threads
-        self.torn = 0
-        self.mixtures: set[tuple[int, ...]] = set()
-        self.done = 0
-        self._lock = threading.Lock()
-
-    def run(self, calls: int) -> list[float]:
-        """Makes all calls and returns the seconds of each."""
-        each = calls // self.threads
-        times: list[list[float]] = [[] for _ in range(self.threads)]
-        answers: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.threads)]
-        begin = threading.Barrier(self.threads)
-
-        def work(me: int) -> None:
-            with torch.inference_mode():
-                begin.wait()
-                for k in range(each):
-                    which = (me + k) % INPUTS
-                    start = time.perf_counter()
-                    y = self.ens(self.inputs[which])
-                    times[me].append(time.perf_counter() - start)
-                    answers[me].append((which, y))
-                    self.done += 1  # approximate: it only sets the pace of the swaps
-
-        workers = [threading.Thread(target=work, args=(i,)) for i in range(self.threads)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-        for rows in answers:  # compared after all calls, because a comparison takes as long as a call
-            for which, y in rows:
-                self._look(which, y)
-        return [t for row in times for t in row]
-
-    def _look(self, which: int, y: Tensor) -> None:
-        versions = [
-            next((v for v in (0, 1) if torch.equal(y[i], self.known[v][which][i])), -1)
-            for i in range(MEMBERS)
-        ]
-        self.torn += versions.count(-1)
-        self.mixtures.add(tuple(versions))
-
-
 def swapping(
     ens: widepack.WideModel,
     paths: dict[str, list[Path]],
@@ -151,15 +103,6 @@ def swapping(
         version = "B" if (k // MEMBERS) % 2 == 0 else "A"
         reports.append(ens.swap(k % MEMBERS, paths[version][k % MEMBERS]))
     return reports
-
-
-def percentile(times: list[float], part: float) -> float:
-    return 1000 * sorted(times)[min(len(times) - 1, round(part * len(times)))]
-
-
-def spread(times: list[float]) -> dict[str, float]:
-    """Converts seconds to milliseconds."""
-    return {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99), "most": 1000 * max(times)}
 
 
 def main() -> None:
@@ -187,17 +130,17 @@ def main() -> None:
         load.run(max(given.threads, given.calls // 10))  # warm-up
         ens.swap(0, paths["B"][0])
         ens.swap(0, paths["A"][0])
-        without = load.run(given.calls // 2)
+        without = [call.seconds for call in load.run(given.calls // 2)]
         reports: list[Any] = []
         ended = threading.Event()
         swapper = threading.Thread(
             target=lambda: reports.extend(swapping(ens, paths, given.swaps, load, given.calls, ended.is_set))
         )
         swapper.start()
-        during = load.run(given.calls)
+        during = [call.seconds for call in load.run(given.calls)]
         ended.set()
         swapper.join()
-        without += load.run(given.calls // 2)
+        without += [call.seconds for call in load.run(given.calls // 2)]
     copy = median(1000 * r.seconds["copy"] for r in reports)
     p99 = {"without": percentile(without, 0.99), "with": percentile(during, 0.99)}
     record = {

@@ -18,13 +18,13 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of PEFT
 
 
-def bert() -> nn.Module:
+def bert(width: int = 32) -> nn.Module:
     config = transformers.BertConfig(
         vocab_size=60,
-        hidden_size=32,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=48,
+        intermediate_size=3 * width // 2,
         max_position_embeddings=20,
         num_labels=3,
     )
@@ -32,36 +32,36 @@ def bert() -> nn.Module:
     return found
 
 
-def vit() -> nn.Module:
+def vit(width: int = 32) -> nn.Module:
     config = transformers.ViTConfig(
         image_size=16,
         patch_size=4,
-        hidden_size=32,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=48,
+        intermediate_size=3 * width // 2,
         num_labels=5,
     )
     found: nn.Module = transformers.ViTForImageClassification(config)
     return found
 
 
-def llama() -> nn.Module:
+def llama(width: int = 32) -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=60,
-        hidden_size=32,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=48,
+        intermediate_size=3 * width // 2,
         max_position_embeddings=20,
     )
     found: nn.Module = transformers.LlamaForCausalLM(config)
     return found
 
 
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=20)
+def gpt2(width: int = 32) -> nn.Module:
+    config = transformers.GPT2Config(vocab_size=60, n_embd=width, n_layer=2, n_head=4, n_positions=20)
     found: nn.Module = transformers.GPT2LMHeadModel(config)
     return found
 

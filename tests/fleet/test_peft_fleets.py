@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fleet.test_peft import bert, gpt2, llama, trained, vit
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of PEFT
 
-RANKS = (2, 4, 8)
+RANKS = (4, 8, 16)
+WIDTH = 64  # so that factors of rank 16 take fewer bytes than three weights
 IDS, IMAGES = "int64[B,7]:0..59", "float32[B,3,16,16]"
 
 
@@ -54,18 +56,30 @@ def convolutions() -> nn.Module:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
-    "BERT": (bert, IDS, {"target_modules": "all-linear", "modules_to_save": ["classifier"]}),
-    "ViT": (vit, IMAGES, {"target_modules": "all-linear"}),
-    "Llama": (without_cache(llama), IDS, {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
-    "GPT-2": (without_cache(gpt2), IDS, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
-    "embeddings": (bert, IDS, {"target_modules": ["word_embeddings", "query"]}),
-    "DoRA": (bert, IDS, {"target_modules": ["query", "value"], "use_dora": True}),
+    "BERT": (partial(bert, WIDTH), IDS, {"target_modules": "all-linear", "modules_to_save": ["classifier"]}),
+    "ViT": (partial(vit, WIDTH), IMAGES, {"target_modules": "all-linear"}),
+    "Llama": (
+        without_cache(partial(llama, WIDTH)),
+        IDS,
+        {"target_modules": ["q_proj", "v_proj", "down_proj"]},
+    ),
+    "GPT-2": (
+        without_cache(partial(gpt2, WIDTH)),
+        IDS,
+        {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True},
+    ),
+    "embeddings": (partial(bert, WIDTH), IDS, {"target_modules": ["word_embeddings", "query"]}),
+    "DoRA": (partial(bert, WIDTH), IDS, {"target_modules": ["query", "value"], "use_dora": True}),
     "GPT-2, DoRA": (
-        without_cache(gpt2),
+        without_cache(partial(gpt2, WIDTH)),
         IDS,
         {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True},
     ),
-    "embeddings, DoRA": (bert, IDS, {"target_modules": ["word_embeddings"], "use_dora": True}),
+    "embeddings, DoRA": (
+        partial(bert, WIDTH),
+        IDS,
+        {"target_modules": ["word_embeddings"], "use_dora": True},
+    ),
     "convolutions": (convolutions, IMAGES, {"target_modules": ["0", "2", "4"]}),
     "convolutions, DoRA": (convolutions, IMAGES, {"target_modules": ["2", "4"], "use_dora": True}),
 }
@@ -107,6 +121,7 @@ def test_answers_are_those_of_peft(tmp_path: Path, name: str) -> None:
     )
     assert report.fleet is not None
     assert report.fleet["factored"]
+    assert all(row["ranks"] == list(RANKS) for row in report.fleet["factored"])
     ens = widepack.load(out)
     x = inputs_of(spec, 3, 1)
     shared = ens(x)

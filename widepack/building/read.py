@@ -14,6 +14,7 @@ from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoi
 from ..checkpoints.factory import Factory
 from ..errors import MemberMismatch, UsageError
 from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
+from ..fleet.base_record import FleetBase, base_of
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from .factories import choose_factory
 from .request import BuildRequest, adapters_in
@@ -21,13 +22,15 @@ from .request import BuildRequest, adapters_in
 
 class ReadMembers(NamedTuple):
     """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
-    `skip_bad`. fleet: gives the factors of weights; None if weights are stored as they are.
+    `skip_bad`. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
+    request names; None without one.
     """
 
     factory: Factory
     aligned: Alignment
     left_out: list[LeftOut]
     fleet: Fleet | None = None
+    base: FleetBase | None = None
 
 
 def read_members(request: BuildRequest) -> ReadMembers:
@@ -68,11 +71,11 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     aligned = align(members.opened, names, request.share, state, ragged=factory.takes_state_dict)
     if request.one_checkpoint:
         aligned = repeated(aligned, request.names)
-    fleet = None
-    if request.unmerge:
-        base = None if request.base is None else under_model_names(_open_base(request), state)
-        fleet = MergedFleet(base, request.tolerance)
-    return ReadMembers(factory, aligned, members.left_out, fleet)
+    if not request.unmerge:
+        return ReadMembers(factory, aligned, members.left_out)
+    base = None if request.base is None else under_model_names(_open_base(request), state)
+    record = None if base is None else FleetBase(base)
+    return ReadMembers(factory, aligned, members.left_out, MergedFleet(base, request.tolerance), record)
 
 
 def _open_base(request: BuildRequest) -> Checkpoint:
@@ -97,13 +100,14 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     _, tied = tied_names(state, [base.tensors()])
     for adapter in adapters:
         check_ties(adapter, [(name, *others) for name, others in tied.items()])
+    record = base_of(base, adapters)
     fleet = [AdapterMember(base, adapter) for adapter in adapters]
     members = OpenedMembers(request.paths, [m.checkpoint for m in fleet], left_out)
     if not fleet:
         raise bad_ones(left_out, len(request.paths))
     names = [request.names[i] for i in members.numbers]
     aligned = align(members.opened, names, request.share, state)
-    return ReadMembers(factory, aligned, members.left_out, AdapterFleet(base, fleet))
+    return ReadMembers(factory, aligned, members.left_out, AdapterFleet(base, fleet), record)
 
 
 def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:

@@ -21,6 +21,7 @@ from widepack_artifacts.writer import Writer
 from ..capture.module_tensors import tensors_of
 from ..checkpoints.discovery import LeftOut
 from ..errors import CaptureError, UsageError, WidepackError
+from ..fleet.base_record import BASE, FleetBase
 from ..ir.at_rest import draws
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
@@ -52,7 +53,8 @@ from .write import WeightFiles, write_factored, write_programs, write_tensors, w
 class LoweredBuild:
     """A build before its verification.
 
-    wides: the wide programs by entry. parts: the parts of the members that have programs of their own.
+    wides: the wide programs by entry. parts: the parts of the members that have programs of their own. base:
+    of a fleet, if the request names it.
     """
 
     table: WeightsTable
@@ -60,6 +62,7 @@ class LoweredBuild:
     wides: dict[str, list[LoweredProgram]]
     left_out: list[LeftOut]
     parts: list[range]
+    base: FleetBase | None = None
 
 
 @plain_modes()
@@ -119,7 +122,7 @@ def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> Lo
     with stages.stage("lower"):
         parts = parts_in([r.weight for r in table.rows], table.count, request.part_counts)
         wides = {e.entry: make_wide_programs(e, request.strategies, request.targets, parts) for e in entries}
-    return LoweredBuild(table, entries, wides, members.left_out, parts)
+    return LoweredBuild(table, entries, wides, members.left_out, parts, members.base)
 
 
 def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Captures], list[str]]:
@@ -201,6 +204,7 @@ def _published(
         provenance = {
             **provenance_of(lowered.table.factory, request.strategies, stages.seconds),
             "left_out": [b._asdict() for b in lowered.left_out],
+            **({} if lowered.base is None else {BASE: lowered.base.to_json()}),
             SHARD_SIZE: request.shard_bytes,
             **({PART_COUNTS: list(request.part_counts)} if request.part_counts else {}),
         }

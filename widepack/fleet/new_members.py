@@ -21,6 +21,7 @@ from ..errors import MemberMismatch, UsageError
 from .adapter import LowRankDifference
 from .adapter_files import is_adapter, read_adapter
 from .adapter_members import AdapterMember, check_ties
+from .base_record import warn_of_other_base
 from .factors import Factors
 from .unmerge import unmerge
 
@@ -66,6 +67,8 @@ def open_newcomer(
         files: Its weights; an adapter changes the base in them.
         path, key, trust_pickle: As `widepack.build` takes them.
 
+    Warns if an adapter names another base model than the adapters of the artifact.
+
     Raises:
         CheckpointError, MemberMismatch: As `newcomer`.
         UsageError: The path is an adapter, and the artifact has no base.
@@ -77,11 +80,31 @@ def open_newcomer(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
             " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
         )
-    adapter = read_adapter(path)
-    check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
-    member = AdapterMember(_base_of(manifest, files, path), adapter)
+    member = adapter_member(manifest, files, path)
     found = newcomer(manifest, path, opened=member.checkpoint)
     return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
+
+
+def adapter_member(
+    manifest: Manifest, files: Weights, path: str | Path, base: Checkpoint | None = None
+) -> AdapterMember:
+    """Returns the member of a LoRA adapter over the artifact's base or another one.
+
+    Args:
+        manifest: Of the artifact that has the member, or gets it.
+        files: Its weights.
+        path: The folder of the adapter.
+        base: Of the adapter, under the model's names and in the artifact's dtype; None for the artifact's.
+
+    Warns if the adapter names another base model than the adapters of the artifact.
+
+    Raises:
+        CheckpointError: The adapter cannot be read, or changes a weight that the base does not have.
+    """
+    adapter = read_adapter(path)
+    warn_of_other_base(manifest.provenance, adapter)
+    check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
+    return AdapterMember(base or _base_of(manifest, files, path), adapter)
 
 
 def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint:

@@ -235,10 +235,19 @@ def _weights(manifest: Manifest, listed: bool) -> list[str]:
     if factored := manifest.factored.weights:
         ranks = sorted({rank for w in factored for rank in w.ranks})
         text.append(f"{len(factored)} as a base and factors, ranks {', '.join(map(str, ranks))}")
+        text += _base(manifest.provenance.get("base"))
     if listed:
         rows = [[w.name, w.kind, w.role, w.dtype, str(w.shape)] for w in manifest.weights]
         text += columns([["name", "kind", "role", "dtype", "shape of one member"], *rows])
     return text
+
+
+def _base(record: Any) -> list[str]:
+    """Returns a line for the base of a fleet. The record is free, so any value in it is accepted."""
+    if not isinstance(record, dict) or "source" not in record:
+        return []
+    named = f", named {_short(record['named'])} by the adapters" if "named" in record else ""
+    return [f"base {_short(record['source'])}{named}, sha256 {_short(record.get('sha256', ''))}"]
 
 
 def _short(value: Any) -> str:

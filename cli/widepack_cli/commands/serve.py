@@ -181,6 +181,14 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 )
 @click.option("--dtype", help="Another dtype of the weights, for example bf16.")
 @click.option(
+    "--memory",
+    type=click.Choice(["auto", "least", "most"]),
+    default="auto",
+    show_default=True,
+    help="Whether whole weights of a fleet's members are computed: if a call is faster with them (auto), "
+    "never (least), or at the load (most).",
+)
+@click.option(
     "--token-file",
     type=click.Path(),
     help="A file with a token. Requests need the header (gRPC: metadata) Authorization: Bearer TOKEN, "

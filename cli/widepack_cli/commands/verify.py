@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,18 @@ BATCHES = (1, 2, 5)
     epilog=example(
         "widepack verify ens.wide",
         "widepack verify ens.wide ckpts/*.pt --model net.py:make",
+        "widepack verify fleet.wide lora/* --base base.pt",
         "widepack verify ens.wide --device cuda --json",
     )
 )
 @ARTIFACT
 @click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
 @model_options
+@click.option(
+    "--base",
+    metavar="CKPT",
+    help="The checkpoint of the model that the adapters among CKPT change. Default: the artifact's base.",
+)
 @sort_option
 @entry_option
 @click.option(
@@ -63,6 +69,7 @@ def command(
     checkpoints: tuple[str, ...],
     model: str | None,
     model_args: tuple[str, ...],
+    base: str | None,
     sort: str,
     entry: str,
     key: str | None,
@@ -73,8 +80,9 @@ def command(
 ) -> None:
     """Check ARTIFACT: its manifest, the size and hash of every file, and its answers on the probe.
 
-    With checkpoints, also check that the artifact has their weights, bit for bit. With --model, also compare
-    its answers with those of your modules. The exit code is 1 at the first check that fails.
+    With checkpoints, also check that the artifact has their weights, bit for bit. A checkpoint may be the
+    folder of a LoRA adapter. With --model, also compare the answers with those of your modules. The exit code
+    is 1 at the first check that fails.
     """
     if dtype and model is not None:
         raise click.UsageError(
@@ -90,7 +98,7 @@ def command(
     try:
         with stdout_kept(as_json):
             for name, found in checks(
-                artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype
+                artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype, base
             ):
                 passed.append({"check": name, "found": found})
                 if not as_json:
@@ -114,6 +122,7 @@ def checks(
     device: str,
     entry: str = "",
     dtype: str | None = None,
+    base: str | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yields name and result of each passed check. Raises: WidepackError at the first check that fails."""
     from widepack_artifacts.reader import Reader, opened
@@ -163,15 +172,17 @@ def checks(
                 f"{plural(len(parts), 'part')} of the members on {device}, against the same answers",
             )
     yield from _factors(ens)
-    if checkpoints:
-        yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
+    if checkpoints or base is not None:
+        from ..shared.given_members import given_members, same_weights
+
+        given = given_members(artifact, ens, checkpoints, base, key, trust)
+        yield "checkpoints", same_weights(ens, given)
     if model is not None:
         from widepack.building.factories import find_factory
         from widepack.spec.config import parse_model_args
 
-        factory = find_factory(
-            model, parse_model_args(model_args), checkpoints or [m.source for m in manifest.members]
-        )
+        beside = _with_configs(checkpoints or [m.source for m in manifest.members], base, manifest)
+        factory = find_factory(model, parse_model_args(model_args), beside)
         modules = _own_modules(ens, factory, device)
         for name in entries:
             yield (
@@ -198,66 +209,15 @@ def parts_of(manifest: Manifest) -> list[range]:
     return list(dict.fromkeys(part for part in rows if part is not None))
 
 
-def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
-    """Compares the members' weights with the checkpoints, in their order.
-
-    A tied weight has one of its names in a checkpoint. Floating weights that the build converted are
-    converted here too.
-
-    Raises:
-        VerificationError: A weight differs; the message lists up to eight.
-    """
-    from widepack.checkpoints.differences import bit_equal, under_model_names
-    from widepack.checkpoints.discovery import open_all
-    from widepack.errors import VerificationError
+def _with_configs(paths: Sequence[str], base: str | None, manifest: Manifest) -> list[str]:
+    """Returns the paths beside which `--model hf` finds config.json: in the place of adapters, their base."""
     from widepack.fleet.adapter_files import is_adapter
 
-    from .build import expand
-
-    paths = expand(checkpoints)
-    if adapters := [path for path in paths if is_adapter(path)]:
-        raise VerificationError(
-            f"checkpoints: {adapters[0]} is a LoRA adapter, and the weights are compared with whole"
-            " checkpoints; merge it into its base, or leave the checkpoints out"
-        )
-    opened = open_all(paths, key, trust)
-    if len(opened) != len(ens):
-        raise VerificationError(
-            f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: "
-            f"{', '.join(ens.members[:20])}"
-        )
-    tied = [{w.name, *w.aliases} for w in ens.manifest.member_weights if w.aliases]
-    wrong: list[str] = []
-    converted: set[str] = set()
-    count = 0
-    for name, checkpoint in zip(ens.members, opened, strict=True):
-        state = ens.state_dict(name)
-        weights = under_model_names(checkpoint, state).state_dict()
-        count += len(weights)
-        missing = sorted(
-            k
-            for k in set(state) - set(weights)
-            if not any(k in names and names & set(weights) for names in tied)
-        )
-        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
-        wrong += [
-            f"member {name}: {k} of {checkpoint.path} is not in the artifact"
-            for k in sorted(set(weights) - set(state))
-        ]
-        for k in sorted(set(weights) & set(state)):
-            theirs, mine = weights[k], state[k]
-            if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
-                theirs = theirs.to(mine.dtype)
-                converted.add(str(mine.dtype).removeprefix("torch."))
-            if not bit_equal(mine, theirs):
-                wrong.append(f"member {name}: {k} differs from {checkpoint.path}")
-    if wrong:
-        more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise VerificationError(
-            f"checkpoints: {'; '.join(wrong[:8])}{more}. Give the checkpoints in the order of the members"
-        )
-    to = f", converted to {', '.join(sorted(converted))}" if converted else ""
-    return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit{to}"
+    record = manifest.provenance.get("base")
+    known = base or (record.get("source") if isinstance(record, dict) else None)
+    if isinstance(known, str) and any(is_adapter(path) for path in paths):
+        return [known, *(path for path in paths if not is_adapter(path))]
+    return list(paths)
 
 
 def _own_modules(ens: Any, factory: Callable[..., Any], device: str) -> list[Any]:

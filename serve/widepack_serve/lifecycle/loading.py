@@ -34,6 +34,7 @@ def loaded(settings: Settings, path: str) -> WideModel:
         device=settings.device,
         backend=settings.backend,
         dtype=settings.dtype,
+        memory=settings.memory,
         threads=settings.threads,
     )
 

@@ -1,0 +1,197 @@
+"""Compares the weights of an artifact with checkpoints and adapters that the user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from widepack_bench.text import plural
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from widepack.checkpoints.checkpoint import Checkpoint
+    from widepack_artifacts.weights import Weights
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class GivenMembers:
+    """The checkpoints that the members of an artifact are compared with, in the order of the members.
+
+    adapters: how many of them are adapters. base: what these change. files: the artifact's weights.
+    """
+
+    checkpoints: Sequence[Checkpoint]
+    adapters: int
+    base: str
+    files: Weights
+
+
+def given_members(
+    artifact: Path, ens: Any, paths: Sequence[str], base: str | None, key: str | None, trust: bool
+) -> GivenMembers:
+    """Opens checkpoints and folders of adapters.
+
+    Args:
+        artifact: The artifact.
+        ens: The artifact, loaded.
+        paths: The checkpoints and adapters.
+        base: The checkpoint of the adapters' base; None for the artifact's base.
+        key, trust: As `widepack.build` takes them.
+
+    Raises:
+        UsageError: A base is given without an adapter, or is needed.
+        VerificationError: There are more or fewer checkpoints than members.
+        CheckpointError: A checkpoint or an adapter cannot be read.
+    """
+    from widepack.checkpoints.discovery import open_all
+    from widepack.errors import UsageError, VerificationError
+    from widepack.fleet.adapter_files import is_adapter
+    from widepack_artifacts.reader import Reader
+    from widepack_artifacts.weights import Weights
+
+    from ..commands.build import expand
+
+    found = expand(tuple(paths)) if paths else []
+    adapters = [path for path in found if is_adapter(path)]
+    if base is not None and not adapters:
+        raise UsageError(f"--base {base} is given, but no adapter among CKPT; leave --base out")
+    if len(found) != len(ens):
+        raise VerificationError(
+            f"checkpoints: {len(found)} were given, the artifact has {len(ens)} members: "
+            f"{', '.join(ens.members[:20])}"
+        )
+    files = Weights(Reader(artifact, expect=ens.manifest.digest).weights_files())
+    whole = [path for path in found if path not in adapters]
+    opened = dict(zip(whole, open_all(whole, key, trust), strict=True)) if whole else {}
+    if adapters:
+        opened |= _adapters(ens, files, adapters, base, key, trust)
+    return GivenMembers([opened[path] for path in found], len(adapters), base or "the artifact's base", files)
+
+
+def _adapters(
+    ens: Any, files: Weights, paths: Sequence[str], base: str | None, key: str | None, trust: bool
+) -> dict[str, Checkpoint]:
+    """Returns the member of each adapter as a checkpoint, by path. Raises: UsageError, CheckpointError."""
+    from widepack.checkpoints.differences import under_model_names
+    from widepack.checkpoints.discovery import open_checkpoint
+    from widepack.errors import UsageError
+    from widepack.fleet.new_members import adapter_member
+    from widepack.spec.dtypes import find_dtype
+
+    given = None
+    if base is not None:
+        given = under_model_names(open_checkpoint(base, key, trust), ens.state_dict(0))
+        if (dtype := find_dtype(str(ens.manifest.provenance.get("dtype") or "") or None)) is not None:
+            given = given.as_dtype(dtype)
+    elif not ens.manifest.factored.weights:
+        raise UsageError(
+            f"{paths[0]} is a LoRA adapter, and the artifact stores each member's weights as they are;"
+            " give the adapter's base with --base"
+        )
+    return {path: adapter_member(ens.manifest, files, path, given).checkpoint for path in paths}
+
+
+def same_weights(ens: Any, given: GivenMembers) -> str:
+    """Compares the members' weights with those of checkpoints.
+
+    A tied weight has one of its names in a checkpoint. Floating weights that the build converted are
+    converted here too.
+
+    Args:
+        ens: The artifact, loaded.
+        given: The checkpoints.
+
+    Returns:
+        What was compared, for people.
+
+    Raises:
+        VerificationError: A weight differs; the message lists up to eight.
+    """
+    from widepack.checkpoints.differences import bit_equal, under_model_names
+    from widepack.errors import VerificationError
+
+    near = _Approximate(ens, given.files)
+    tied = [{w.name, *w.aliases} for w in ens.manifest.member_weights if w.aliases]
+    wrong: list[str] = []
+    converted: set[str] = set()
+    count = 0
+    for name, checkpoint in zip(ens.members, given.checkpoints, strict=True):
+        state = ens.state_dict(name)
+        weights = under_model_names(checkpoint, state).state_dict()
+        count += len(weights)
+        missing = sorted(
+            k
+            for k in set(state) - set(weights)
+            if not any(k in names and names & set(weights) for names in tied)
+        )
+        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
+        wrong += [
+            f"member {name}: {k} of {checkpoint.path} is not in the artifact"
+            for k in sorted(set(weights) - set(state))
+        ]
+        for k in sorted(set(weights) & set(state)):
+            theirs, mine = weights[k], state[k]
+            if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
+                theirs = theirs.to(mine.dtype)
+                converted.add(str(mine.dtype).removeprefix("torch."))
+            if not bit_equal(mine, theirs) and not near.accepts(name, k, mine, theirs):
+                wrong.append(f"member {name}: {k} differs from {checkpoint.path}")
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        base = f", and the base of the adapters with --base (here: {given.base})" if given.adapters else ""
+        raise VerificationError(
+            f"checkpoints: {'; '.join(wrong[:_SHOWN])}{more}."
+            f" Give the checkpoints in the order of the members{base}"
+        )
+    to = f", converted to {', '.join(sorted(converted))}" if converted else ""
+    over = f" ({plural(given.adapters, 'adapter')} over {given.base})" if given.adapters else ""
+    return (
+        f"{plural(count, 'tensor')} of {plural(len(given.checkpoints), 'checkpoint')}{over}, bit for bit{to}"
+        f"{near.found()}"
+    )
+
+
+class _Approximate:
+    """The weights of an artifact that differ from the checkpoints' within a declared tolerance.
+
+    ens: the artifact, loaded. files: its weights.
+    """
+
+    def __init__(self, ens: Any, files: Weights) -> None:
+        from widepack.verification.record import APPROXIMATION, entry_record, read_approximations
+
+        verification = ens.manifest.verification
+        self._files, self._accepted = files, 0
+        self._tolerances: dict[tuple[str, str], float] = {}
+        self._bases = {n: w.base for w in ens.manifest.factored.weights for n in (w.name, *w.aliases)}
+        for entry, tolerance, _ in read_approximations(verification):
+            record = entry_record(verification, entry)[APPROXIMATION]
+            members = {m for output in record["outputs"] for m in output["members"]}
+            names = record.get("weights", [])
+            self._tolerances |= {(m, str(n)): tolerance for m in members for n in names if n in self._bases}
+
+    def accepts(self, member: str, weight: str, mine: Tensor, theirs: Tensor) -> bool:
+        """Returns whether a weight is approximate, and is as near to the checkpoint's as was declared."""
+        tolerance = self._tolerances.get((member, weight))
+        if tolerance is None or mine.shape != theirs.shape:
+            return False
+        base = self._files.get(self._bases[weight]).double()
+        error, effect = (mine.double() - theirs.double()).norm(), (theirs.double() - base).norm()
+        near = bool(error <= tolerance * effect)
+        self._accepted += near
+        return near
+
+    def found(self) -> str:
+        """Returns the end of the sentence for people: how many weights are approximate."""
+        if not self._accepted:
+            return ""
+        most = max(self._tolerances.values())
+        return (
+            f", but {plural(self._accepted, 'approximate weight')}, within {most:g} of what the fine-tunes"
+            " change in them"
+        )
