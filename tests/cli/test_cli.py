@@ -24,6 +24,7 @@ from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.reader import Reader
 from widepack_cli.commands import build as build_command
 from widepack_cli.main import COMMANDS, cli
+from widepack_cli.shared.member_paths import expand
 from widepack_cli.shared.progress_bar import Progress
 
 CASE = load("mlp")
@@ -284,7 +285,7 @@ def test_code_next_to_the_checkpoints_does_not_run(
 def test_patterns_that_no_shell_has_expanded(tmp_path: Path) -> None:
     for name in ("b.pt", "a.pt"):
         (tmp_path / name).touch()
-    assert build_command.expand((f"{tmp_path}/*.pt", "other.pt")) == [
+    assert expand((f"{tmp_path}/*.pt", "other.pt")) == [
         f"{tmp_path}/a.pt",
         f"{tmp_path}/b.pt",
         "other.pt",

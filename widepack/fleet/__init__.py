@@ -11,6 +11,7 @@
 | `adapter_config.py` | Reads the settings of a LoRA adapter: `adapter_config.json` as PEFT writes it |
 | `adapter_files.py` | Reads the folder of a LoRA adapter as PEFT writes it, without PEFT |
 | `adapter_members.py` | Makes members of LoRA adapters and the checkpoint of their base |
+| `approximate.py` | Finds factors that represent a weight up to a declared part of its fine-tune |
 | `base_record.py` | Records the base of a fleet, and warns of adapters that name another one |
 | `base_search.py` | Finds the base of members from the members alone |
 | `fleet.py` | Defines `Fleet`: the factors of each weight of a build's members |

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from ..shared.member_paths import expand, in_order
 from ..shared.options import ARTIFACT, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.revision import checkpoint_options, out_options, print_report
-from .build import expand, in_order
 
 
 @click.command(

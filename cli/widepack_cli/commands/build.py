@@ -11,9 +11,7 @@ import click
 
 from ..shared.build_report import build_lines
 from ..shared.failures import Refusal
-from ..shared.member_paths import expand as expand
-from ..shared.member_paths import in_order as in_order
-from ..shared.member_paths import members_of
+from ..shared.member_paths import in_order, members_of
 from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
 
@@ -238,9 +236,7 @@ def command(
             "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
         )
     paths = in_order(members_of(adapters, checkpoints), sort)
-    settings = settings_of(config, paths)
-    if model:  # arguments in the file belong to the model that is named there
-        settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
+    settings = settings_beside(model, config, paths)
     named = list(entries) or settings.get("entry")
     args, kwargs = read_sample(sample, named or ()) if sample else (None, None)
     from widepack.building.build import build
@@ -282,6 +278,13 @@ def command(
         emit(report.to_json())
     else:
         click.echo("\n".join(build_lines(report, dry_run)))
+
+
+def settings_beside(model: str | None, config: Path | None, paths: list[str]) -> dict[str, Any]:
+    """Returns the options of the file of settings, without those of its model if `--model` names another."""
+    settings = settings_of(config, paths)
+    # arguments in the file belong to the model that is named there
+    return {k: settings.get(k) for k in ("input", "key", "entry", "state")} if model else settings
 
 
 def settings_of(config: Path | None, paths: list[str]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def command(
             "one of the two"
         )
     if sort == "natural":
-        from .build import expand, in_order
+        from ..shared.member_paths import expand, in_order
 
         checkpoints = tuple(in_order(expand(checkpoints), sort))
     passed: list[dict[str, Any]] = []

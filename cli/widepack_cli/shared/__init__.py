@@ -5,6 +5,7 @@
 | `build_report.py` | Prints the report of a build as lines of text |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `given_members.py` | Compares the weights of an artifact with checkpoints and adapters that the user gives |
+| `member_paths.py` | Finds the checkpoints that a command line names, in the order of the members |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
 | `options.py` | Options that several commands have, and the JSON document of a command |
 | `progress_bar.py` | Progress of long work on standard error: a bar on a terminal, one line |

@@ -54,7 +54,7 @@ def given_members(
     from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
 
-    from ..commands.build import expand
+    from .member_paths import expand
 
     found = expand(tuple(paths)) if paths else []
     adapters = [path for path in found if is_adapter(path)]
