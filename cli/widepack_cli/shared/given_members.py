@@ -48,7 +48,7 @@ def given_members(
     from widepack.errors import UsageError, VerificationError
     from widepack.fleet.adapter_files import is_adapter
 
-    from ..commands.build import expand
+    from .member_paths import expand
 
     found = expand(tuple(paths)) if paths else []
     adapters = [path for path in found if is_adapter(path)]
