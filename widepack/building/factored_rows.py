@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
-from widepack_artifacts.correction import encode_correction
+from torch import Tensor
+
+from widepack_artifacts.correction import encode_correction, rounded
 from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.weight_table import FACTOR, Weight, member_tensor
 
+from ..checkpoints.alignment import Alignment
 from ..fleet.factors import Factors
 from ..spec.dtypes import dtype_name
 from .weight_row import WeightRow
@@ -20,12 +23,24 @@ class FactoredRow:
     """A weight that is stored as factors.
 
     member: the weight as the members have it. factors: of all members. exact: whether they give the members'
-    weights bit for bit.
+    weights bit for bit. original: the weight as the checkpoints have it, where the members' is approximate.
     """
 
     member: WeightRow
     factors: Factors
     exact: bool
+    original: WeightRow | None = None
+
+    @classmethod
+    def of(cls, row: WeightRow, factors: Factors, exact: bool) -> FactoredRow:
+        """Returns the row of a weight. row: as the checkpoints have it. exact: as for the fleet."""
+        if not factors.approximate:
+            return cls(row, factors, exact)
+        return cls(WeightRow(row.weight, partial(rounded, factors)), factors, True, row)
+
+    def checkpoint_value(self, i: int) -> Tensor:
+        """Returns the weight as member i's checkpoint has it."""
+        return (self.original or self.member).value(i)
 
     @cached_property
     def weight(self) -> FactoredWeight:
@@ -62,3 +77,15 @@ class FactoredRow:
             member_tensor(self.weight.name, i): encode_correction(self.member.value(i), self.factors, i)
             for i in range(count)
         }
+
+
+def with_factored(aligned: Alignment, rows: Sequence[FactoredRow]) -> Alignment:
+    """Returns the members with the weights that approximate factors give. rows: of all factored weights."""
+    near = [row for row in rows if row.original is not None]
+    if not near:
+        return aligned
+    checkpoints = [
+        checkpoint.with_values({row.weight.name: partial(row.member.value, i) for row in near})
+        for i, checkpoint in enumerate(aligned.checkpoints)
+    ]
+    return replace(aligned, checkpoints=tuple(checkpoints))

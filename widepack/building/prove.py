@@ -26,11 +26,11 @@ from ..runtime.kernel_count import kernels
 from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
-from ..verification import calls, module_run, probe, small_sizes
+from ..verification import approximation, calls, module_run, probe, small_sizes
 from ..verification.entry_rows import rows_of
 from ..verification.member_costs import check_costs
 from ..verification.parts import all_weights, lowered, parts
-from ..verification.record import program_key
+from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.subject import Subject, VerifiedCall, fitting, subject_of
 from .entry import BuildEntry
@@ -71,9 +71,11 @@ def prove(
     lower_plain: Callable[[], list[LoweredProgram]],
     written: WeightFiles,
     stages: Stages,
+    tolerance: float | None = None,
 ) -> ProvedEntry:
     """Makes both comparisons of every program of an entry.
 
+    tolerance: the declared part of what the fine-tunes change that approximate weights may change.
     lower_plain: lowers the programs without channel-packed convolutions. These add up in another order, which
     some networks do not tolerate.
 
@@ -90,11 +92,12 @@ def prove(
             readahead=asking([r.weight for r in entry.table.rows], written.paths, entry.count),
         )
         reference = ReferenceAnswers(entry, subject, written.weights, calls.calls(subject, PATTERNS), stages)
+        approximate = _approximation(entry, reference, tolerance)
         wides, compared = _compare(entry, wides, lower_plain, reference)
         return ProvedEntry(
             entry,
             wides,
-            _record(entry, reference, compared),
+            {**_record(entry, reference, compared), **approximate},
             reference.probed(),
             _kernels(entry, wides, written.weights, reference.small("shared")),
             rows_of(subject, [type_ for _, type_ in entry.first.outputs]),
@@ -194,6 +197,27 @@ def _compared(
                 wide.pattern, program, wide.plan, stored, WAY_OUT, wide.members
             )
     return found
+
+
+def _approximation(entry: BuildEntry, reference: ReferenceAnswers, tolerance: float | None) -> dict[str, Any]:
+    """Measures what approximate weights change. Returns: the record; empty if no weight is approximate.
+
+    Raises: VerificationError if it is more than what was declared.
+    """
+    near = [row for row in entry.table.factored if row.original is not None]
+    if not near or tolerance is None:
+        return {}
+    rows = approximation.measure(
+        reference.subject,
+        reference.calls,
+        reference.answers,
+        lambda i: {row.weight.name: row.checkpoint_value(i) for row in near},
+        {row.weight.name: row.factors.base for row in near},
+        reference.float64,
+    )
+    approximation.check(rows, tolerance, entry.entry)
+    names = [row.weight.name for row in near]
+    return {APPROXIMATION: approximation.record(rows, tolerance, names)}
 
 
 def _record(

@@ -75,7 +75,7 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
         return ReadMembers(factory, aligned, members.left_out)
     base = None if request.base is None else under_model_names(_open_base(request), state)
     record = None if base is None else FleetBase(base)
-    return ReadMembers(factory, aligned, members.left_out, MergedFleet(base), record)
+    return ReadMembers(factory, aligned, members.left_out, MergedFleet(base, request.tolerance), record)
 
 
 def _open_base(request: BuildRequest) -> Checkpoint:

@@ -197,6 +197,7 @@ def _fleet(table: WeightsTable) -> dict[str, Any] | None:
                 else source,
                 "residual": row.factors.residual.rms,
                 "bytes": row.factors.bytes,
+                "approximate": row.factors.approximate,
             }
             for row in table.factored
         ],

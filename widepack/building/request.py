@@ -32,7 +32,8 @@ class BuildRequest:
     largest size of a weights file. part_counts: the numbers of parts of the members whose programs are
     written too. race: whether to race a few plans, if nothing excludes it. tune_batches: the batches to
     measure at, or None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None.
-    unmerge: whether to look for a base and low-rank differences in merged checkpoints.
+    unmerge: whether to look for a base and low-rank differences in merged checkpoints. tolerance: the part of
+    what fine-tunes change in the answers that approximate factors may change; None if none are approximate.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -63,6 +64,7 @@ class BuildRequest:
     one_checkpoint: bool = False
     base: str | None = None
     unmerge: bool = False
+    tolerance: float | None = None
     progress: Report | None = None
 
     def __post_init__(self) -> None:
@@ -102,6 +104,12 @@ class BuildRequest:
                 f"a base is given ({self.base}), but no adapter; add --unmerge for checkpoints that adapters"
                 " were merged into, or leave the base out"
             )
+        if self.tolerance is not None and not (self.unmerge and self.base is not None):
+            raise UsageError(
+                "tolerance is a part of what fine-tunes change over their base: it needs --unmerge and --base"
+            )
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise UsageError(f"tolerance is {self.tolerance:g}; it is a part between 0 and 1, such as 0.05")
         if (adapters or self.unmerge) and self.one_checkpoint:
             raise UsageError(
                 "n is for stochastic passes of one checkpoint, which have no differences from it"

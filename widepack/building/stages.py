@@ -178,6 +178,7 @@ def _verified(
                 partial(make_wide_programs, entry, plain, request.targets, lowered.parts),
                 written,
                 stages,
+                request.tolerance,
             )
             for entry in lowered.entries
         ], factored

@@ -21,7 +21,7 @@ from ..fleet.fleet import Fleet
 from ..spec.dtypes import dtype_name
 from ..verification.program_difference import is_literal
 from .captures import Captures
-from .factored_rows import FactoredRow
+from .factored_rows import FactoredRow, with_factored
 from .members import filled_member
 from .weight_row import WeightRow
 
@@ -51,6 +51,8 @@ class WeightsTable:
         self.by_name = {name: r for r in members for name in (r.weight.name, *r.weight.aliases)}
         self.kept: dict[str, KeptStacked] = {}
         self.factored = self._factored(members, fleet, progress) if fleet is not None else []
+        self.aligned = with_factored(aligned, self.factored)
+        self.by_name |= {n: f.member for f in self.factored for n in (f.weight.name, *f.weight.aliases)}
         split = {f.member.weight.name for f in self.factored}
         stored = [row for f in self.factored for row in f.stored()]
         self.rows = [r for r in members if r.weight.name not in split] + stored
@@ -71,7 +73,7 @@ class WeightsTable:
             progress(done, len(stacked))
             factors = fleet.factors(row.weight.name, row.value, self.count)
             if isinstance(factors, Factors):
-                found.append(FactoredRow(row, factors, fleet.exact))
+                found.append(FactoredRow.of(row, factors, fleet.exact))
             else:
                 self.kept[row.weight.name] = factors
         progress(len(stacked), len(stacked))

@@ -54,6 +54,7 @@ class Checkpoint:
         self._names = {name: prefix + name for name in names}
         self._read = read
         self._dtype: torch.dtype | None = None
+        self._values: Mapping[str, Callable[[], torch.Tensor]] = {}  # by the names in the file
         self._sha256 = ""
 
     def __repr__(self) -> str:
@@ -77,6 +78,8 @@ class Checkpoint:
         """
         if name not in self._names:
             raise KeyError(name)
+        if (value := self._values.get(self._names[name])) is not None:
+            return value()
         tensor = self._read(self._names[name]).detach()
         if self._dtype is None or not tensor.is_floating_point():
             return tensor
@@ -125,6 +128,13 @@ class Checkpoint:
             {name[len(prefix) :]: stored for name, stored in self._names.items() if name.startswith(prefix)},
             self.prefix,
         )
+
+    def with_values(self, values: Mapping[str, Callable[[], torch.Tensor]]) -> Checkpoint:
+        """Returns the same checkpoint with other values of some tensors.
+
+        values: makes each value, of the tensor's shape and dtype, by its name.
+        """
+        return self._with(_values={self._names[name]: value for name, value in values.items()})
 
     def as_dtype(self, dtype: torch.dtype) -> Checkpoint:
         """Returns the same checkpoint with all floating tensors in one dtype."""

@@ -34,6 +34,8 @@ class Factors:
     base: of the weight's shape, in the members' dtype. left: [N, O, r]. right: [N, r, I]. ranks: of each
     member; further columns of its left factor are zero. residual: how near the factors are to the members.
     source: where the base comes from. scale: [N, O, 1] or [N, 1, I]; None if no member has scales.
+    approximate: whether the factors leave more than rounding. Then `residual.rms` is what they leave, divided
+    by the members' differences from the base.
     """
 
     base: Tensor
@@ -43,6 +45,7 @@ class Factors:
     residual: Residual
     source: Source
     scale: Tensor | None = None
+    approximate: bool = False
 
     @property
     def rank(self) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
 from .adapter_members import AdapterMember, fleet_factors
+from .approximate import approximate
 from .factors import Factors, KeptStacked
+from .rounding import shorter_dtype
 from .unmerge import unmerge
 
 
@@ -51,19 +54,41 @@ class MergedFleet:
     """Checkpoints that adapters were merged into.
 
     base: the checkpoint of their base under the model's names; None if it is one of them or unknown.
+    tolerance: the part of what the fine-tunes change that factors may leave; None if they may leave rounding
+    alone.
     """
 
     exact = False
 
-    def __init__(self, base: Checkpoint | None) -> None:
-        self._base = base
+    def __init__(self, base: Checkpoint | None, tolerance: float | None = None) -> None:
+        self._base, self._tolerance = base, tolerance
 
     def factors(self, name: str, member: Callable[[int], Tensor], count: int) -> Factors | KeptStacked:
         """Returns the factors that `unmerge` finds, or why the weight stays Stacked."""
         known = self._base is not None and name in self._base.tensors()
         base = self._base.get(name) if known and self._base is not None else None
-        found = unmerge([member(i) for i in range(count)], base)
+        members = [member(i) for i in range(count)]
+        found = unmerge(members, base)
+        if isinstance(found, KeptStacked):
+            found = _instead(found, members, base, self._tolerance)
         return _if_smaller(found, count) if isinstance(found, Factors) else found
+
+
+def _instead(
+    found: KeptStacked, members: Sequence[Tensor], base: Tensor | None, tolerance: float | None
+) -> Factors | KeptStacked:
+    """Returns approximate factors if a tolerance is declared; else why the weight stays Stacked."""
+    if tolerance is not None and base is not None:
+        near = approximate(members, base.to(members[0].dtype), tolerance)
+        return near if isinstance(near, Factors) else replace(near, reason=f"{found.reason}; {near.reason}")
+    if (short := shorter_dtype(members)) is not None:
+        name, wide = (str(d).removeprefix("torch.") for d in (short, members[0].dtype))
+        way_out = (
+            f"; its numbers were rounded to {name} and are computed in {wide}: give --dtype {name}, the"
+            " adapters themselves, or --base with --tolerance"
+        )
+        return replace(found, reason=f"{found.reason}{way_out}")
+    return found
 
 
 def _if_smaller(found: Factors, count: int) -> Factors | KeptStacked:

@@ -69,6 +69,29 @@ def low_rank(matrix: Tensor, noise: Noise, most: int, powers: int = 1) -> LowRan
         width = min(3 * width, most + _MARGIN)
 
 
+def nearest(matrix: Tensor, share: float, most: int) -> LowRank | None:
+    """Returns the fewest directions of a float64 matrix that leave at most a part of its norm.
+
+    share: the part. most: the largest rank; None is returned if it leaves more.
+    """
+    norm = float(torch.linalg.vector_norm(matrix))
+    if not norm:
+        return _nothing(matrix)
+    shorter = min(matrix.shape)
+    width = shorter if shorter <= _EXACT else _WIDTH
+    while True:
+        width = min(width, shorter)
+        found = _exact(matrix) if width == shorter else _drawn(matrix, width, 2)
+        # What k directions leave: the norm of all, without the squares of the first k.
+        left = (norm**2 - found.values.square().cumsum(0)).clamp_min_(0.0).sqrt_()
+        enough = (left <= share * norm).nonzero()
+        if len(enough) and int(enough[0]) < most:
+            return _cut(found, int(enough[0]) + 1, matrix)
+        if width == shorter or width >= most:
+            return None
+        width = min(3 * width, most + _MARGIN)
+
+
 def improved(matrix: Tensor, start: Tensor, rank: int) -> LowRank:
     """Returns the largest directions of a matrix, from a start that is near their rows.
 

@@ -7,6 +7,7 @@ ulp; the root mean square is ulp / sqrt(12).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,16 @@ def ulps(values: Tensor, dtype: torch.dtype) -> Tensor:
             (values.float().contiguous().view(torch.int32) & (0xFF << 23)).view(torch.float32).double()
         )
     return exponents.clamp_min(limits.smallest_normal).mul_(limits.eps)
+
+
+def shorter_dtype(members: Sequence[Tensor]) -> torch.dtype | None:
+    """Returns a shorter dtype that has all numbers of all members; None if there is none."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if members[0].dtype in (torch.float32, torch.float64) and all(
+            torch.equal(m.to(dtype).to(m.dtype), m) for m in members
+        ):
+            return dtype
+    return None
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def unmerge(
             )
     if base is not None and base.shape != first.shape:
         raise ValueError(f"the base is {list(base.shape)}, and the members are {list(first.shape)}")
-    if (refused := _unfit(members, base)) is not None:
+    if (refused := unfit(members, base)) is not None:
         return refused
     with torch.no_grad():
         matrices = [member.detach().flatten(1) for member in members]
@@ -104,8 +104,8 @@ def most_rank(weight: Tensor) -> int:
     return min(MOST_RANK, rows * columns // (_PAYS * max(1, rows + columns)))
 
 
-def _unfit(members: Sequence[Tensor], base: Tensor | None) -> KeptStacked | None:
-    """Returns why a weight cannot be unmerged whatever its numbers are."""
+def unfit(members: Sequence[Tensor], base: Tensor | None) -> KeptStacked | None:
+    """Returns why a weight of some members cannot have factors, whatever its numbers are; else None."""
     first = members[0]
     if first.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -25,7 +25,7 @@ from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import answers, calls, probe
-from ..verification.record import program_key
+from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.tolerance import ErrorStats
 from .artifact_entry import ArtifactEntry
@@ -145,11 +145,16 @@ class Proof:
         """Returns the record of the comparisons for the manifest.
 
         before: the record in the artifact. Its comparison (a) stays, since the captured program does; of
-        later comparisons (a) the rows of the members that are kept. kept: the names of those members.
+        later comparisons (a), and of approximate weights, the rows of the members that are kept. kept: the
+        names of those members.
         """
         again = [*_rows_of(before.get("capture_again"), kept), *self._captured]
         capture = {"capture": before.get("capture", []), **({"capture_again": again} if again else {})}
-        return self._reference.record(capture, compared)
+        found = self._reference.record(capture, compared)
+        near = before.get(APPROXIMATION)
+        near = near if isinstance(near, dict) else {}
+        rows = _rows_of(near.get("outputs"), kept)
+        return {**found, **({APPROXIMATION: {**near, "outputs": rows}} if rows else {})}
 
     def probe(self) -> dict[str, probe.Answers]:
         """Returns the calls of the new probe, by pattern with the entry's prefix."""

@@ -7,6 +7,7 @@ parses them. All other code uses `OutputBounds`, `read_bounds` and `has_float64_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from ..spec.entries import FORWARD
 
 NOT_FINITE = "not_finite"
 """The record's key for members whose answers are NaN or inf where the answers of other members are finite."""
+
+APPROXIMATION = "approximation"
+"""The record's key for what approximate weights change in the answers."""
 
 _FLOAT64 = "float64"
 _WITHOUT_FLOAT64 = (
@@ -48,6 +52,26 @@ class OutputBounds:
             max(self.own_rms, other.own_rms),
             max(self.scale, other.scale),
         )
+
+
+@dataclass(frozen=True)
+class ApproximationError:
+    """What approximate weights change in one output of one member.
+
+    output, member: their names. error, effect: root mean squares, in the unit of the output.
+    """
+
+    output: str
+    member: str
+    error: float
+    effect: float
+
+    @property
+    def part(self) -> float:
+        """The error as a part of the effect of the fine-tuning."""
+        if not self.error:
+            return 0.0
+        return self.error / self.effect if self.effect else math.inf
 
 
 def program_key(pattern: str, number: int) -> str:
@@ -130,3 +154,28 @@ def _is_row(row: Any) -> bool:
     return isinstance(row, Mapping) and all(
         type(row.get(k)) in (int, float) and row[k] >= 0 for k in ("own_max", "own_rms", "scale")
     )
+
+
+def read_approximations(verification: Mapping[str, Any]) -> list[tuple[str, float, ApproximationError]]:
+    """Returns (entry, tolerance, worst row) of each entry with approximate weights.
+
+    verification: the record of the manifest. Raises: ArtifactError if it does not have the form that a build
+    writes.
+    """
+    found = []
+    for entry in (FORWARD, *(verification.get("entries") or {})):
+        one = entry_record(verification, entry).get(APPROXIMATION)
+        if one is None:
+            continue
+        try:
+            rows = [
+                ApproximationError(str(o["output"]), str(m), float(v["error"]), float(v["effect"]))
+                for o in one["outputs"]
+                for m, v in o["members"].items()
+            ]
+            found.append((entry, float(one["tolerance"]), max(rows, key=lambda row: row.part)))
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ArtifactError(
+                f"verification of {entry}: {APPROXIMATION} does not have the form that a build writes"
+            ) from error
+    return found

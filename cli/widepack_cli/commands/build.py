@@ -77,6 +77,13 @@ TOML = "widepack.toml"
     "store these. With --dry-run: show what is found.",
 )
 @click.option(
+    "--tolerance",
+    type=float,
+    metavar="PART",
+    help="Let factors be approximate where none are exact. The answers then differ from the checkpoints' by "
+    "at most this part of what the fine-tunes change, such as 0.05. Needs --unmerge and --base.",
+)
+@click.option(
     "--skip-bad",
     is_flag=True,
     help="Leave out checkpoints that cannot be read or belong to another model, and list them.",
@@ -196,6 +203,7 @@ def command(
     base: str | None,
     adapters: tuple[str, ...],
     unmerge: bool,
+    tolerance: float | None,
     skip_bad: bool,
     inputs: tuple[str, ...],
     sample: Path | None,
@@ -268,6 +276,7 @@ def command(
             dropout=dropout,
             base=base,
             unmerge=unmerge,
+            tolerance=tolerance,
         )
     if as_json:
         emit(report.to_json())

@@ -193,6 +193,10 @@ def _verified(manifest: Manifest) -> list[str]:
     first = {k: v for k, v in manifest.verification.items() if k != "entries"}
     text = [line for record in [first] if record for line in _record(record, "")]
     text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
+    if any("approximation" in record for record in (first, *others.values())):
+        from ..shared.build_report import approximation_lines
+
+        text += approximation_lines(manifest.verification)
     return text or ["no record"]
 
 

@@ -25,6 +25,7 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"{size(report.bytes_memory)} in memory",
     ]
     text += _fleet(report.fleet)
+    text += [f"answers      {line}" for line in approximation_lines(report.verification)]
     for name, entry in report.entries.items():
         text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
@@ -34,6 +35,17 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
     )
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def approximation_lines(verification: Mapping[str, Any]) -> list[str]:
+    """Returns lines about what approximate weights change in the answers; none if all are exact."""
+    from widepack.verification.record import read_approximations
+
+    return [
+        f"{entry}: approximate weights change at most {worst.part:.2g} of what the fine-tunes"
+        f" change (member {worst.member}, output {worst.output or '0'}); declared {tolerance:g}"
+        for entry, tolerance, worst in read_approximations(verification)
+    ]
 
 
 _MOST_REASONS = 5
@@ -49,6 +61,12 @@ def _fleet(fleet: Mapping[str, Any] | None) -> list[str]:
     bases = ", ".join(dict.fromkeys(row["base"] for row in factored))
     found = f"; ranks {', '.join(map(str, ranks))}; base {bases}" if factored else ""
     text = [f"fleet        {plural(len(factored), 'weight')} as a base and factors{found}"]
+    if near := [row for row in factored if row["approximate"]]:
+        most = max(row["residual"] for row in near)
+        text.append(
+            f"approximate  {some([row['weight'] for row in near])}: the factors leave at most {most:.2g} of"
+            " the differences from the base"
+        )
     by_reason: dict[str, list[str]] = {}
     for row in stacked:
         by_reason.setdefault(row["why"], []).append(row["weight"])

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from widepack_bench.text import plural
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from widepack.checkpoints.checkpoint import Checkpoint
+    from widepack_artifacts.weights import Weights
 
 _SHOWN = 8
 
@@ -19,12 +22,13 @@ _SHOWN = 8
 class GivenMembers:
     """The checkpoints that the members of an artifact are compared with, in the order of the members.
 
-    adapters: how many of them are adapters. base: what these change.
+    adapters: how many of them are adapters. base: what these change. files: the artifact's weights.
     """
 
     checkpoints: Sequence[Checkpoint]
     adapters: int
     base: str
+    files: Weights
 
 
 def given_members(
@@ -47,6 +51,8 @@ def given_members(
     from widepack.checkpoints.discovery import open_all
     from widepack.errors import UsageError, VerificationError
     from widepack.fleet.adapter_files import is_adapter
+    from widepack_artifacts.reader import Reader
+    from widepack_artifacts.weights import Weights
 
     from .member_paths import expand
 
@@ -59,15 +65,16 @@ def given_members(
             f"checkpoints: {len(found)} were given, the artifact has {len(ens)} members: "
             f"{', '.join(ens.members[:20])}"
         )
+    files = Weights(Reader(artifact, expect=ens.manifest.digest).weights_files())
     whole = [path for path in found if path not in adapters]
     opened = dict(zip(whole, open_all(whole, key, trust), strict=True)) if whole else {}
     if adapters:
-        opened |= _adapters(artifact, ens, adapters, base, key, trust)
-    return GivenMembers([opened[path] for path in found], len(adapters), base or "the artifact's base")
+        opened |= _adapters(ens, files, adapters, base, key, trust)
+    return GivenMembers([opened[path] for path in found], len(adapters), base or "the artifact's base", files)
 
 
 def _adapters(
-    artifact: Path, ens: Any, paths: Sequence[str], base: str | None, key: str | None, trust: bool
+    ens: Any, files: Weights, paths: Sequence[str], base: str | None, key: str | None, trust: bool
 ) -> dict[str, Checkpoint]:
     """Returns the member of each adapter as a checkpoint, by path. Raises: UsageError, CheckpointError."""
     from widepack.checkpoints.differences import under_model_names
@@ -75,8 +82,6 @@ def _adapters(
     from widepack.errors import UsageError
     from widepack.fleet.new_members import adapter_member
     from widepack.spec.dtypes import find_dtype
-    from widepack_artifacts.reader import Reader
-    from widepack_artifacts.weights import Weights
 
     given = None
     if base is not None:
@@ -88,7 +93,6 @@ def _adapters(
             f"{paths[0]} is a LoRA adapter, and the artifact stores each member's weights as they are;"
             " give the adapter's base with --base"
         )
-    files = Weights(Reader(artifact, expect=ens.manifest.digest).weights_files())
     return {path: adapter_member(ens.manifest, files, path, given).checkpoint for path in paths}
 
 
@@ -111,6 +115,7 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
     from widepack.checkpoints.differences import bit_equal, under_model_names
     from widepack.errors import VerificationError
 
+    near = _Approximate(ens, given.files)
     tied = [{w.name, *w.aliases} for w in ens.manifest.member_weights if w.aliases]
     wrong: list[str] = []
     converted: set[str] = set()
@@ -134,7 +139,7 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
             if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
                 theirs = theirs.to(mine.dtype)
                 converted.add(str(mine.dtype).removeprefix("torch."))
-            if not bit_equal(mine, theirs):
+            if not bit_equal(mine, theirs) and not near.accepts(name, k, mine, theirs):
                 wrong.append(f"member {name}: {k} differs from {checkpoint.path}")
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -147,4 +152,46 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
     over = f" ({plural(given.adapters, 'adapter')} over {given.base})" if given.adapters else ""
     return (
         f"{plural(count, 'tensor')} of {plural(len(given.checkpoints), 'checkpoint')}{over}, bit for bit{to}"
+        f"{near.found()}"
     )
+
+
+class _Approximate:
+    """The weights of an artifact that differ from the checkpoints' within a declared tolerance.
+
+    ens: the artifact, loaded. files: its weights.
+    """
+
+    def __init__(self, ens: Any, files: Weights) -> None:
+        from widepack.verification.record import APPROXIMATION, entry_record, read_approximations
+
+        verification = ens.manifest.verification
+        self._files, self._accepted = files, 0
+        self._tolerances: dict[tuple[str, str], float] = {}
+        self._bases = {n: w.base for w in ens.manifest.factored.weights for n in (w.name, *w.aliases)}
+        for entry, tolerance, _ in read_approximations(verification):
+            record = entry_record(verification, entry)[APPROXIMATION]
+            members = {m for output in record["outputs"] for m in output["members"]}
+            names = record.get("weights", [])
+            self._tolerances |= {(m, str(n)): tolerance for m in members for n in names if n in self._bases}
+
+    def accepts(self, member: str, weight: str, mine: Tensor, theirs: Tensor) -> bool:
+        """Returns whether a weight is approximate, and is as near to the checkpoint's as was declared."""
+        tolerance = self._tolerances.get((member, weight))
+        if tolerance is None or mine.shape != theirs.shape:
+            return False
+        base = self._files.get(self._bases[weight]).double()
+        error, effect = (mine.double() - theirs.double()).norm(), (theirs.double() - base).norm()
+        near = bool(error <= tolerance * effect)
+        self._accepted += near
+        return near
+
+    def found(self) -> str:
+        """Returns the end of the sentence for people: how many weights are approximate."""
+        if not self._accepted:
+            return ""
+        most = max(self._tolerances.values())
+        return (
+            f", but {plural(self._accepted, 'approximate weight')}, within {most:g} of what the fine-tunes"
+            " change in them"
+        )

@@ -1,0 +1,125 @@
+"""Measures what approximate weights change in the members' answers.
+
+The error of a member is the rms of the difference between its answers with the artifact's weights and those
+with its checkpoint's weights, in float64. The effect of its fine-tuning is the rms of the difference between
+the latter and the answers with the base's values of the same weights. A build declares the largest error as a
+part of the effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import VerificationError
+from ..ir.float64 import double_by_default, raise_value
+from .answers import LATE_BYTES
+from .record import ApproximationError
+from .subject import MemberAnswers, Subject, VerifiedCall, Weights
+from .tolerance import floating, reference_of
+
+
+def measure(
+    subject: Subject,
+    calls: Sequence[VerifiedCall],
+    found: Sequence[MemberAnswers],
+    original: Callable[[int], Mapping[str, torch.Tensor]],
+    base: Mapping[str, torch.Tensor],
+    float64: bool,
+) -> list[ApproximationError]:
+    """Measures the errors of all floating outputs over all calls that continue no other call.
+
+    Args:
+        subject: The members, with the approximate weights.
+        calls: The calls.
+        found: Their answers.
+        original: Returns the weights of a member's checkpoint that are approximate in the artifact, by name.
+        base: The base's values of these weights.
+        float64: Whether the answers of `found` were computed in float64.
+
+    Returns: a row for each output and member.
+
+    Raises:
+        VerificationError: No output is floating, or a member fails with its checkpoint's weights.
+    """
+    rows = []
+    for i, member in enumerate(subject.members):
+        sums: dict[int, list[float]] = {}
+        for call, answers in zip(calls, found):
+            if call.after is not None:
+                continue
+            ways = [_answers(subject, i, call, weights, float64) for weights in (original(i), base)]
+            for k, near in enumerate(answers.truth[i]):
+                if floating(answers.own[i][k]):
+                    _add(sums.setdefault(k, [0.0, 0.0, 0.0]), near, ways[0][k], ways[1][k])
+        for k, (error, effect, count) in sums.items():
+            roots = [math.sqrt(square / max(1.0, count)) for square in (error, effect)]
+            rows.append(ApproximationError(subject.outputs[k], member, *roots))
+    if not rows:
+        raise VerificationError(
+            "no output is a floating number, so what approximate weights change cannot be measured; build"
+            " without --tolerance"
+        )
+    return rows
+
+
+def _add(sums: list[float], near: torch.Tensor, original: torch.Tensor, base: torch.Tensor) -> None:
+    """Adds the squares of the error and of the effect, and their number."""
+    finite = torch.isfinite(near) & torch.isfinite(original) & torch.isfinite(base)
+    sums[0] += float((near - original)[finite].abs().square().sum())
+    sums[1] += float((original - base)[finite].abs().square().sum())
+    sums[2] += int(finite.sum())
+
+
+def _answers(subject: Subject, i: int, call: VerifiedCall, changed: Weights, float64: bool) -> list[Any]:
+    """Returns the answers of member i to a first call, with other values of some weights."""
+    weights = {**subject.weights(i), **changed}
+    arguments = [weights[s.source] for s in subject.program(i).weights]
+    inputs = subject.with_states(call.inputs[i], ())
+    late = float64 and sum(w.nbytes for w in arguments) > LATE_BYTES
+    try:
+        with torch.inference_mode():
+            if not float64:
+                return [reference_of(o) for o in subject.run(i)(*arguments, *inputs)]
+            with double_by_default():
+                doubles = arguments if late else [raise_value(w) for w in arguments]
+                run = subject.run(i, exact=not late, late=late)
+                return [reference_of(o) for o in run(*doubles, *(raise_value(x) for x in inputs))]
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise VerificationError(
+            f"member {subject.members[i]} fails at {call.label} with its checkpoint's weights or the base's:"
+            f" {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+def check(rows: Sequence[ApproximationError], tolerance: float, entry: str) -> None:
+    """Refuses answers whose error is over the declared part of the effect.
+
+    Raises: VerificationError, which names the worst member and output.
+    """
+    worst = max(rows, key=lambda row: row.part)
+    if not worst.part <= tolerance:
+        over = len({row.member for row in rows if not row.part <= tolerance})
+        raise VerificationError(
+            f"{entry}: the approximate weights of member {worst.member} change output"
+            f" {worst.output or '0'} by {worst.error:.2e} (rms), which is {worst.part:.3g} of what its"
+            f" fine-tuning changes ({worst.effect:.2e}); declared is {tolerance:g}. {over} of"
+            f" {len({row.member for row in rows})} members are over it. Nothing was written; try another"
+            " --tolerance, or build without it"
+        )
+
+
+def record(rows: Sequence[ApproximationError], tolerance: float, weights: Sequence[str]) -> dict[str, Any]:
+    """Returns the record for the manifest. weights: the names of the approximate weights."""
+    outputs: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        members = outputs.setdefault(row.output, {})
+        members[row.member] = {"error": row.error, "effect": row.effect}
+    return {
+        "tolerance": tolerance,
+        "weights": list(weights),
+        "outputs": [{"output": name, "members": members} for name, members in outputs.items()],
+    }
