@@ -88,6 +88,7 @@ docs-figures: $(VENV)/.docs
 	$(BIN)/python scripts/docs/result_pages.py
 	$(BIN)/python scripts/docs/data_flow.py
 	$(BIN)/python scripts/docs/speed_plot.py
+	$(BIN)/python scripts/docs/fleet_plot.py
 
 # Without ONNX Runtime its baseline is skipped, and says so.
 $(VENV)/.onnx: $(STAMP)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import database_results
+import fleet_results
 import hfta_results
 import predict_results
 import real_results
@@ -44,6 +45,7 @@ PAGES = (
     "docs/results/layers.md",
     "docs/results/architectures.md",
     "docs/results/service.md",
+    "docs/results/fleets.md",
     "docs/explanation/publishing.md",
     "docs/how-to/migrate.md",
 )
@@ -261,6 +263,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "serve-peers": serve_results.peers,
     "serve-limits": serve_results.limits,
     "swaps": swaps,
+    **fleet_results.PARTS,
     "kills": kills,
     "fuzz": fuzz,
 }

@@ -9,7 +9,8 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+
+from plots import frame_ratios, panels, save
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "images" / "speed.svg"
@@ -55,46 +56,23 @@ def over_batch() -> dict[str, list[tuple[int, float]]]:
 
 def draw() -> None:
     """Writes the picture. The same data gives the same bytes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullLocator, ScalarFormatter
-
-    mpl.rcParams.update(
-        {"svg.hashsalt": "widepack", "svg.fonttype": "none", "font.size": 10, "font.family": "sans-serif"}
-    )
-    figure, panels = plt.subplots(1, 2, figsize=(10.8, 4.2), layout="constrained")
+    figure, both = panels(2)
     for panel, lines, axis, title in (
         (
-            panels[0],
+            both[0],
             over_members(),
             "members (N)",
             "layers of torch.nn: time of each baseline over widepack's",
         ),
-        (panels[1], over_batch(), "batch", "networks: time of the eager loop over widepack's"),
+        (both[1], over_batch(), "batch", "networks: time of the eager loop over widepack's"),
     ):
         ticks: set[int] = set()
         for name, points in lines.items():
             xs, ys = zip(*points, strict=True)
             panel.plot(xs, ys, marker="o", markersize=4, label=NAMES.get(name, name))
             ticks.update(xs)
-        _frame(panel, sorted(ticks), axis, title, ScalarFormatter, NullLocator)
-    figure.savefig(OUT, metadata={"Date": None, "Creator": "scripts/docs/speed_plot.py"})
-
-
-def _frame(panel: Any, ticks: list[int], axis: str, title: str, formatter: Any, locator: Any) -> None:
-    panel.axhline(1, color="#888", linewidth=0.8)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(ticks)
-    panel.xaxis.set_major_formatter(formatter())
-    panel.xaxis.set_minor_locator(locator())
-    panel.set_xlabel(axis)
-    panel.set_ylabel("times as fast")
-    panel.set_title(title, fontsize=10)
-    panel.set_ylim(bottom=0)
-    panel.grid(alpha=0.25)
-    panel.legend(fontsize=8, frameon=False)
+        frame_ratios(panel, sorted(ticks), axis, title)
+    save(figure, OUT, "scripts/docs/speed_plot.py")
 
 
 if __name__ == "__main__":

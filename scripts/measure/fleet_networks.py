@@ -71,13 +71,19 @@ def merged_state(base: Mapping[str, Tensor], differences: Mapping[str, Tensor]) 
     return {n: t + differences[n] if n in differences else t.clone() for n, t in base.items()}
 
 
+def write_base(path: Path, width: int, layers: int) -> dict[str, Tensor]:
+    """Writes the base. Returns: its state dict."""
+    torch.manual_seed(0)
+    base = Encoder(width, layers).state_dict()
+    torch.save(base, path)
+    return dict(base)
+
+
 def write_fleet(
     folder: Path, width: int, layers: int, members: int, rank: int
 ) -> tuple[Path, list[Path], list[Path]]:
     """Writes the base, the adapters, and the merged checkpoints. Returns: their paths."""
-    torch.manual_seed(0)
-    base = Encoder(width, layers).state_dict()
-    torch.save(base, folder / "base.pt")
+    base = write_base(folder / "base.pt", width, layers)
     adapters, merged = [], []
     for i in range(members):
         adapters.append(folder / f"lora{i:02}")

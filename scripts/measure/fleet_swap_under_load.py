@@ -45,7 +45,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from fleet_networks import Encoder, merged_state, options_of, write_adapter
+from fleet_networks import Encoder, merged_state, options_of, write_adapter, write_base
 from swap_load import Call, Load, longest_gap, spread
 from torch import Tensor
 
@@ -86,9 +86,7 @@ class Served:
 
 def written(folder: Path, width: int, layers: int, members: int, rank: int) -> Versions:
     """Writes the base, and both versions of each member."""
-    torch.manual_seed(0)
-    base = Encoder(width, layers).state_dict()
-    torch.save(base, folder / "base.pt")
+    base = write_base(folder / "base.pt", width, layers)
     adapters: dict[str, list[Path]] = {}
     merged: dict[str, list[dict[str, Tensor]]] = {}
     for v, version in enumerate(VERSIONS):

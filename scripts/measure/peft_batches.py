@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fleet_networks import Encoder, options_of, write_fleet
+from fleet_networks import Encoder, options_of, write_adapter, write_base
 from fleet_race import race
 from torch import Tensor
 
@@ -91,8 +91,11 @@ def measured(width: int, layers: int, members: int, rank: int, seconds: float) -
     """Returns the figures of one fleet."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        base, adapters, _ = write_fleet(folder, width, layers, members, rank)
-        path = folder / "fleet.wide"
+        base, path = folder / "base.pt", folder / "fleet.wide"
+        state = write_base(base, width, layers)
+        adapters = [folder / f"lora{i:02}" for i in range(members)]
+        for i, adapter in enumerate(adapters):
+            write_adapter(adapter, state, rank, i + 1)
         widepack.build(adapters, path, base=base, **options_of(width, layers))
         ens, least = widepack.load(path), widepack.load(path, memory="least")
         model = peft_model(base, adapters, width, layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,18 +54,20 @@ class Load:
         return self._run(lambda made: not ended())
 
     def _run(self, more: Callable[[int], bool]) -> list[Call]:
-        calls: list[list[Call]] = [[] for _ in range(self.threads)]
+        # Arrays, because the collector of garbage would stop the calls to look at many objects.
+        begins, seconds = ([array("d") for _ in range(self.threads)] for _ in range(2))
         answers: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.threads)]
         start = threading.Barrier(self.threads)
 
         def work(me: int) -> None:
             with torch.inference_mode():
                 start.wait()
-                while more(len(calls[me])):
-                    which = (me + len(calls[me])) % len(self.inputs)
+                while more(len(begins[me])):
+                    which = (me + len(begins[me])) % len(self.inputs)
                     begin = time.perf_counter()
                     y = self.model(self.inputs[which])
-                    calls[me].append(Call(begin, time.perf_counter() - begin))
+                    seconds[me].append(time.perf_counter() - begin)
+                    begins[me].append(begin)
                     if self._at_once:
                         self._look(which, y)
                     else:
@@ -79,7 +82,7 @@ class Load:
         for rows in answers:
             for which, y in rows:
                 self._look(which, y)
-        return [call for row in calls for call in row]
+        return [Call(*one) for rows in zip(begins, seconds) for one in zip(*rows)]
 
     def _look(self, which: int, y: Tensor) -> None:
         versions = [

@@ -46,6 +46,17 @@ def test_the_plot_has_every_baseline_and_network(tmp_path: Path) -> None:
     assert set(speed_plot.over_members()) == set(speed_plot.NAMES)
 
 
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install 'widepack[docs]'")
+def test_the_plot_of_fleets_has_every_line_and_bar() -> None:
+    import fleet_plot
+
+    text = fleet_plot.OUT.read_text(encoding="utf-8").replace("&quot;", '"')
+    for name in (*fleet_plot.over_rows(), *fleet_plot.MEMORY.values()):
+        assert name in text
+    for row in fleet_plot.memory().values():
+        assert all(f">{size:.0f}<" in text for size in row.values())
+
+
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "widepack/README.md", *PAGES], ids=str
 )

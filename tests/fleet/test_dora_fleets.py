@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import Tensor
 
 import widepack
 from fleet.small_fleets import INPUTS, LAYERS, SIZE, Net, answer_of, equal_states, write_adapter, write_fleet
+from widepack_cli.main import cli
 
 PREFIX = "base_model.model."
 ALPHA = 8
@@ -144,3 +146,13 @@ def test_a_scaled_fleet_is_exported_to_onnx(
     (answers,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     for answer, state in zip(torch.from_numpy(answers), states, strict=True):
         torch.testing.assert_close(answer.double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
+
+
+def test_verify_takes_the_adapters(fleet: tuple[Path, list[Path], list[dict[str, Tensor]]]) -> None:
+    out, folders, _ = fleet
+    for base in ([], ["--base", str(out.parent / "base.pt")]):
+        found = CliRunner().invoke(cli, ["verify", str(out), *map(str, folders), *base])
+        assert found.exit_code == 0, found.output
+        assert "3 adapters over" in found.output
+    found = CliRunner().invoke(cli, ["verify", str(out), *map(str, folders[::-1])])
+    assert found.exit_code == 1 and "first.weight differs from" in found.output
