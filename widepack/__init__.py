@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .fused.channel_packing import unpack as unpack
     from .fused.fuse import fuse as fuse
     from .fused.module import Fused as Fused
+    from .inference.cascade import CascadeAnswer as CascadeAnswer
     from .inference.each import each as each
     from .inference.model import WideModel as WideModel
     from .inference.output import Output as Output
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from .revision.revise import append as append
     from .revision.revise import drop as drop
     from .revision.revise import update as update
+    from .selection.report import SelectReport as SelectReport
+    from .selection.select import select as select
     from .tuning.report import TuneReport as TuneReport
     from .tuning.tune import tune as tune
 
@@ -61,12 +64,15 @@ _WHERE = {
     "WideModel": "inference.model",
     "DeviceModel": "distributed.device_model",
     "each": "inference.each",
+    "CascadeAnswer": "inference.cascade",
     "Output": "inference.output",
     "SwapReport": "inference.swap",
     "tune": "tuning.tune",
     "TuneReport": "tuning.tune",
     "predict": "prediction.predict",
     "PredictReport": "prediction.report",
+    "select": "selection.select",
+    "SelectReport": "selection.report",
     "update": "revision.revise",
     "append": "revision.revise",
     "drop": "revision.revise",

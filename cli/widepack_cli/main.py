@@ -28,6 +28,7 @@ SECTIONS = {
         "serve": "Answer inference requests over HTTP, batched over all members.",
         "predict": "Run an artifact over the rows of a file.",
         "bench": "Time an artifact beside its members without widepack.",
+        "select": "Choose members and a cascade on validation data.",
         "tune": "Measure plans on this machine and keep the fastest.",
         "compile": "Compile the programs of an artifact for this machine.",
         "inspect": "Show what an artifact contains.",

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import cascade_results
 import database_results
 import fleet_results
 import hfta_results
@@ -38,6 +39,7 @@ from widepack_bench.layers import table as layer_table
 from widepack_bench.suite import table as suite_table
 
 PAGES = (
+    "docs/how-to/select-and-cascade.md",
     "docs/how-to/reduce.md",
     "docs/how-to/predict.md",
     "README.md",
@@ -237,6 +239,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "real-rows": real_results.readme,
     "real-default": real_results.default,
     "real-tuned": real_results.tuned,
+    "cascade": cascade_results.table,
     "reduce": reduce_results.table,
     "predict": predict_results.predict,
     "suite-sizes": suite_sizes.table,

@@ -15,6 +15,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
 | `bound_program.py` | Defines wide programs before and after they are bound to weights |
 | `call_check.py` | Checks the tensors of a call before anything runs |
+| `cascade.py` | Runs few members on all rows, and more members only on rows of which these are not sure |
 | `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
 | `compiled_choice.py` | Chooses a compiled program that is in the cache, where it was faster |
@@ -55,6 +56,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `row_groups.py` | Groups the rows of a call by member, and puts answers back in order |
 | `row_prices.py` | Predicts what rows of several members cost, from the times that `tune` measured |
 | `row_weights.py` | Keeps the weights of all members stacked, for calls that read each row's own member |
+| `selection_record.py` | Reads and writes what a selection recorded in an artifact |
 | `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
 | `tensor_calls.py` | Defines calls of an entry by a flat list of tensors, for servers and tools |
 | `weight_exchange.py` | Changes one member's weights in bound programs |

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
+from ..errors import UsageError
 from ..spec.names import checkpoint_of
+from .cascade import Cascade, CascadeAnswer, CascadeSettings, stages_from
 from .entry import WideEntry
 from .entry_access import EntryAccess
 from .member import Member
 from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
+from .selection_record import read_record
 
 if TYPE_CHECKING:
     from .swap import SwapReport
@@ -48,10 +51,11 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
     __module__ = "widepack"  # pickles name the public place
 
-    def __init__(self, artifact: OpenArtifact, again: Callable[[], WideModel]) -> None:
+    def __init__(self, artifact: OpenArtifact, again: Callable[..., WideModel]) -> None:
         super().__init__({name: WideEntry(artifact, name) for name in artifact.manifest.entries})
         self._artifact = artifact
         self._again = again
+        self._cascades: dict[Any, Cascade] = {}
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -108,6 +112,94 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         programs = [e.programs for e in self._entries.values()]
         return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
 
+    # ---------------------------------------------------------------- selection
+
+    def cascade(
+        self,
+        *args: Any,
+        first: int | None = None,
+        until: float | None = None,
+        of: str = "softmax",
+        dim: int = -1,
+        output: str | int | None = None,
+        **kwargs: Any,
+    ) -> CascadeAnswer:
+        """Runs few members on all rows, and more members only on rows of which these are not sure.
+
+        The first stage runs `first` members. A row whose largest mean probability is at least `until` is
+        done. The next stages run on the other rows; after each, twice as many members have run as before it.
+
+        Args:
+            *args: The inputs as a call takes them.
+            first: The number of members of the first stage. Default: what `widepack select` recorded.
+            until: The confidence at which a row is done. Default: what `widepack select` recorded, fitted on
+                validation data.
+            of: What the members answer: `softmax` for scores of classes, `probabilities`. With the recorded
+                cascade its own.
+            dim: The dim of the classes in a member's answer.
+            output: The leaf of an answer with several, as `reduce` takes it.
+            **kwargs: The inputs by name.
+
+        Returns:
+            A `CascadeAnswer`: the mean probabilities, and how many members ran on each row.
+
+        Raises:
+            UsageError: Nothing is recorded and `first` or `until` is missing, the rows are not independent,
+                or a member was swapped.
+            InputError: The inputs do not match what the model was built for.
+
+        Example:
+            >>> found = ens.cascade(x)  # as `widepack select` fitted it
+            >>> found = ens.cascade(x, first=3, until=0.9)
+            >>> found.mean.argmax(-1), found.calls
+        """
+        self._artifact.check_open()
+        if self._artifact.swapped:
+            raise UsageError("cascade: a member was swapped in this process; load the artifact again")
+        return self._cascade(first, until, of, dim, output).run(args, kwargs)
+
+    def _cascade(
+        self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
+    ) -> Cascade:
+        """Returns a cascade, which is made once. Raises: UsageError."""
+        key = first, until, of, dim, output
+        with self._artifact.lock:
+            if key not in self._cascades:
+                entry, settings = self._cascade_settings(*key)
+                settings.check(len(self.members))
+                self._cascades[key] = Cascade(self.entry(entry), settings, self._of_members)
+            return self._cascades[key]
+
+    def _cascade_settings(
+        self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
+    ) -> tuple[str, CascadeSettings]:
+        """Returns the entry and the settings of a cascade. Raises: UsageError."""
+        count = len(self.members)
+        if first is None and until is None:
+            if list(self._artifact.chosen) != list(range(len(self.manifest.members))):
+                raise UsageError(
+                    "the recorded cascade is of all members, and some are loaded; give first= and until="
+                )
+            record = read_record(self.manifest)
+            if record.cascade is None:
+                raise UsageError(
+                    "the recorded selection has no cascade, since none saved members; give first= and until="
+                )
+            return record.entry, record.cascade
+        if first is None or until is None:
+            raise UsageError("cascade needs both first= and until=, or neither to run the recorded one")
+        if type(first) is not int or not 1 <= first <= count:
+            raise UsageError(f"first={first!r:.40} is no number of members from 1 to {count}")
+        everyone = tuple(range(count))
+        settings = CascadeSettings(
+            everyone, (1.0,) * count, stages_from(first, count), until, of, dim, output
+        )
+        return self._forward().name, settings
+
+    def _of_members(self, numbers: list[int]) -> WideModel:
+        """Loads some of the members as a model of their own. numbers: their places here."""
+        return self._again(members=[self._artifact.chosen[i] for i in numbers])
+
     def close(self) -> None:
         """Releases programs and weights.
 
@@ -115,6 +207,7 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         that were returned before stay valid. The mapped files stay open as long as one of these exists.
         """
         self._artifact.close()
+        self._cascades.clear()
         for entry in self._entries.values():
             entry.forget()
 

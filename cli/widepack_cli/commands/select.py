@@ -1,0 +1,157 @@
+"""`widepack select`: chooses members of an ensemble on validation data, and fits a cascade of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from widepack_bench.text import plural
+
+from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
+from ..shared.progress_bar import Progress
+from .predict import columns_of
+
+if TYPE_CHECKING:
+    from widepack import SelectReport
+
+
+@click.command(
+    epilog=example(
+        "widepack select ens.wide --on val.safetensors --target y --of softmax",
+        "widepack select ens.wide --on val.csv --target price --input x=f0..f63 -o best.wide",
+        "widepack select ens.wide --on val.parquet --target y --of softmax --allowed 0.002 --dry-run",
+    )
+)
+@ARTIFACT
+@click.option(
+    "--on",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The validation data: .parquet, .arrow, .feather, .csv or .safetensors.",
+)
+@click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")
+@click.option(
+    "--of",
+    type=click.Choice(["softmax", "probabilities"]),
+    help="What the members answer: scores of classes, or probabilities. Default: numbers.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["accuracy", "log_loss", "squared_error"]),
+    help="What is made best. Default: accuracy with --of, else squared_error.",
+)
+@click.option("--most", type=click.IntRange(min=1), metavar="K", help="Select at most K different members.")
+@click.option(
+    "--first",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="The members of the cascade's first stage. Default: fitted.",
+)
+@click.option(
+    "--allowed",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="LOSS",
+    help="How much the cascade may lose against all selected members: 0.002 for 0.2 points of accuracy.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    metavar="NAME=COLUMNS",
+    multiple=True,
+    help="The columns of an input of the model, as widepack predict takes them. Repeatable.",
+)
+@click.option("--answer", metavar="OUTPUT", help="The output of the model, by name or number.")
+@click.option(
+    "--dim", type=int, default=-1, show_default=True, help="The dim of the classes in a member's answer."
+)
+@entry_option
+@click.option("--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write an artifact of the selected members alone. Default: record the selection in ARTIFACT.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing artifact at OUT.")
+@click.option("--dry-run", is_flag=True, help="Show what would be selected, and write nothing.")
+@json_option
+def command(
+    artifact: Path,
+    source: Path,
+    target: str,
+    of: str | None,
+    metric: str | None,
+    most: int | None,
+    first: int | None,
+    allowed: float,
+    inputs: tuple[str, ...],
+    answer: str | None,
+    dim: int,
+    entry: str,
+    batch: int | None,
+    out: Path | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Choose members of ARTIFACT and their weights on validation data, and fit a cascade of them.
+
+    Members are added greedily, with replacement, while the mean of their predictions gets better. The cascade
+    runs a few of them on all rows, and the others only on rows of which these are not sure. The threshold is
+    fitted on the same data. What it costs is measured on parts that it was not fitted on. Both are recorded
+    in the artifact: ens.cascade(x) runs the cascade.
+    """
+    named = columns_of(inputs)
+    with stdout_kept(as_json), Progress() as progress:
+        import widepack
+
+        report = widepack.select(
+            artifact,
+            source,
+            target=target,
+            of=of,
+            metric=metric,
+            most=most,
+            first=first,
+            allowed=allowed,
+            inputs=named or None,
+            entry=entry,
+            answer=int(answer) if answer is not None and answer.isdecimal() else answer,
+            dim=dim,
+            batch=batch,
+            out=out,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if as_json:
+        emit(report.to_json())
+    else:
+        click.echo("\n".join(lines(report)))
+
+
+def lines(report: SelectReport) -> list[str]:
+    """Returns the report as lines of text."""
+    s = report.scores
+    text = [
+        f"{report.metric} on {report.rows} rows: all {plural(report.members, 'member')} {s['all']:.4f}; best"
+        f" member {report.best_member} {s['best_member']:.4f}; selected {s['selected']:.4f}",
+        f"selected     {plural(len(report.weights), 'member')}: "
+        + ", ".join(f"{name} {weight:.3g}" for name, weight in report.weights.items()),
+    ]
+    if (c := report.cascade) is None:
+        text.append("cascade      none: no cascade runs fewer members within what is allowed")
+    else:
+        held = c["held_out"]
+        text += [
+            f"cascade      stages {', '.join(map(str, c['stages']))}, until {c['until']:.4g}:"
+            f" {c['score']:.4f} with {c['calls']:.2f} of {report.members} members for each row",
+            f"held out     {held['score']:.4f} with {held['calls']:.2f} members; the selected members"
+            f" {held['of_selected']:.4f}",
+        ]
+    return [*text, f"wrote {report.path}" if report.path else "dry run: nothing was written"]

@@ -1,0 +1,206 @@
+"""Tests `widepack.select`: a validation file in, weights and a cascade in the artifact out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import widepack
+from widepack.errors import ArtifactError, UsageError
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.writer import Writer
+from widepack_cli.main import cli
+
+CLASSES, MEMBERS = 3, 6
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(x)
+        return y
+
+
+def data(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 5, generator=generator)
+    noise = 0.4 * torch.randn(rows, CLASSES, generator=generator)
+    return x, (x[:, :CLASSES] + noise).argmax(1)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Returns an artifact of members that are good in different degrees, and a validation file."""
+    paths = []
+    for i in range(MEMBERS):
+        torch.manual_seed(i)
+        net = Net()
+        with torch.no_grad():
+            net.head.weight.copy_(torch.eye(CLASSES, 5) * 3 + (0.3 + 0.4 * i) * torch.randn(CLASSES, 5))
+        paths.append(tmp_path / f"m{i}.pt")
+        torch.save(net.state_dict(), paths[-1])
+    out = tmp_path / "ens.wide"
+    widepack.build(paths, out, model=Net, inputs=["x=float32[B,5]"], race=False, pt2=False)
+    x, y = data(400, 0)
+    save_file({"x": x, "y": y}, tmp_path / "val.safetensors")
+    return out, tmp_path / "val.safetensors"
+
+
+def test_scores_weights_and_the_cascade_are_those_of_the_data(files: tuple[Path, Path]) -> None:
+    out, val = files
+    before = {f: (out / f).read_bytes() for f in Reader(out).manifest.files}
+    report = widepack.select(out, val, target="y", of="softmax", allowed=0.005)
+    ens = widepack.load(out)
+    x, y = data(400, 0)
+    probabilities = ens(x).softmax(-1)
+    accuracies = {n: float((p.argmax(1) == y).double().mean()) for n, p in zip(ens.members, probabilities)}
+    assert report.scores["best_member"] == pytest.approx(max(accuracies.values()))
+    assert report.scores["all"] == pytest.approx(
+        float((probabilities.mean(0).argmax(1) == y).double().mean())
+    )
+    weights = [report.weights.get(n, 0.0) for n in ens.members]
+    mean = ens.mean(x, of="softmax", weights=weights)
+    assert report.scores["selected"] == pytest.approx(float((mean.argmax(1) == y).double().mean()))
+    assert report.scores["selected"] >= report.scores["best_member"]
+    assert report.cascade is not None
+    found = ens.cascade(x)
+    assert found.calls == pytest.approx(report.cascade["calls"], abs=0.02)
+    accuracy = float((found.mean.argmax(1) == y).double().mean())
+    assert accuracy == pytest.approx(report.cascade["score"], abs=0.003)
+    assert accuracy >= report.scores["selected"] - 0.005 - 0.003
+    assert {f: (out / f).read_bytes() for f in Reader(out).manifest.files} == before
+
+
+def test_an_artifact_of_the_selected_members_alone(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out, val = files
+    digest = Reader(out).manifest.digest
+    report = widepack.select(out, val, target="y", of="softmax", most=3, out=tmp_path / "few.wide")
+    few = widepack.load(tmp_path / "few.wide")
+    assert set(few.members) == set(report.weights) and len(few.members) <= 3
+    assert Reader(out).manifest.digest == digest
+    x, _ = data(50, 1)
+    if report.cascade is not None:
+        whole = widepack.load(out)
+        found = few.cascade(x)
+        rows = found.members == len(few)
+        weights = [report.weights[n] for n in few.members]
+        torch.testing.assert_close(found.mean[rows], few.mean(x[rows], of="softmax", weights=weights))
+        assert len(whole) == MEMBERS
+
+
+def test_regression_targets(tmp_path: Path) -> None:
+    paths = []
+    for i in range(4):
+        torch.manual_seed(i)
+        paths.append(tmp_path / f"m{i}.pt")
+        torch.save(nn.Linear(5, 1).state_dict(), paths[-1])
+    out = tmp_path / "ens.wide"
+    make = lambda: nn.Linear(5, 1)  # noqa: E731  a factory in one line
+    widepack.build(paths, out, model=make, inputs=["input=float32[B,5]"], race=False, pt2=False)
+    x = torch.randn(60, 5)
+    ens = widepack.load(out)
+    y = 0.75 * ens(x)[2] + 0.25 * ens(x)[1]
+    save_file({"input": x, "y": y[:, 0].contiguous()}, tmp_path / "val.safetensors")
+    report = widepack.select(out, tmp_path / "val.safetensors", target="y")
+    assert report.metric == "squared_error" and report.cascade is None
+    assert report.weights == pytest.approx({"m2": 0.75, "m1": 0.25})
+    assert report.scores["selected"] == pytest.approx(0, abs=1e-10)
+    with pytest.raises(UsageError, match="has no cascade"):
+        widepack.load(out).cascade(x)
+
+
+def test_a_changed_member_makes_the_record_void(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out, val = files
+    report = widepack.select(out, val, target="y", of="softmax", allowed=0.01)
+    assert report.cascade is not None
+    name = report.cascade["order"][0]
+    torch.manual_seed(99)
+    torch.save(Net().state_dict(), tmp_path / "new.pt")
+    widepack.update(out, {name: tmp_path / "new.pt"})
+    with pytest.raises(UsageError, match=f"another checkpoint of member {name}.*select` again"):
+        widepack.load(out).cascade(torch.randn(2, 5))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.pop("weights"),
+        lambda r: r.update(weights=3),
+        lambda r: r["cascade"].update(order=5),
+        lambda r: r["cascade"].update(stages=["a"]),
+        lambda r: r["cascade"].update(stages=[9]),
+        lambda r: r["cascade"].update(until="x"),
+        lambda r: r["cascade"].update(until=7.0),
+        lambda r: r["cascade"].update(of="other"),
+        lambda r: r["cascade"].pop("dim"),
+        lambda r: r.update(entry="none"),
+    ],
+)
+def test_a_wrong_record_is_refused(files: tuple[Path, Path], change: Any) -> None:
+    out, val = files
+    widepack.select(out, val, target="y", of="softmax", allowed=0.01)
+    with Writer(out, force=True) as writer:
+        manifest = Reader(out).manifest
+        writer.keep(manifest.files)
+        change(manifest.provenance["selection"])
+        writer.publish(manifest)
+    with pytest.raises((ArtifactError, UsageError)):
+        widepack.load(out).cascade(torch.randn(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": "z"}, "z"),
+        ({"of": "sigmoid"}, "of='sigmoid' is unknown"),
+        ({"metric": "accuracy"}, "give of='softmax'"),
+        ({"of": "softmax", "metric": "squared_error"}, "is for numbers"),
+        ({"metric": "f1"}, "metric='f1' is unknown"),
+        ({"most": 0, "of": "softmax"}, "most=0"),
+        ({"rounds": 0, "of": "softmax"}, "rounds=0"),
+        ({"allowed": 1.5, "of": "softmax"}, "allowed=1.5"),
+        ({"first": 50, "of": "softmax"}, "first=50"),
+        ({"of": "softmax", "dim": 7}, "dim=7 is no dim of classes"),
+        ({}, "targets have the shape"),
+    ],
+)
+def test_wrong_options_are_refused(files: tuple[Path, Path], options: dict[str, Any], words: str) -> None:
+    out, val = files
+    digest = Reader(out).manifest.digest
+    with pytest.raises(UsageError, match=words):
+        widepack.select(out, val, **{"target": "y", **options})
+    assert Reader(out).manifest.digest == digest
+
+
+def test_targets_that_are_no_classes_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out, _ = files
+    for y in (torch.full((4,), 3), torch.full((4,), -1), torch.full((4,), 0.5), torch.zeros(4, 2)):
+        save_file({"x": torch.randn(4, 5), "y": y}, tmp_path / "bad.safetensors")
+        with pytest.raises(UsageError, match="targets"):
+            widepack.select(out, tmp_path / "bad.safetensors", target="y", of="softmax")
+
+
+def test_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out, val = files
+    args = ["select", str(out), "--on", str(val), "--target", "y", "--of", "softmax"]
+    found = CliRunner().invoke(cli, [*args, "--allowed", "0.01", "--dry-run"])
+    assert found.exit_code == 0, found.output
+    assert "accuracy on 400 rows: all 6 members" in found.output and "nothing was written" in found.output
+    assert "cascade      stages" in found.output and "held out" in found.output
+    assert "selection" not in Reader(out).manifest.provenance
+    found = CliRunner().invoke(cli, [*args, "--json"])
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.stdout)
+    assert document["digest"] == Reader(out).manifest.digest and sum(document["weights"].values()) == 1
+    found = CliRunner().invoke(cli, [*args[:-4], "--target", "none", "--of", "softmax"])
+    assert found.exit_code == 2 and "none" in found.output

@@ -1,0 +1,219 @@
+"""Runs few members on all rows, and more members only on rows of which these are not sure: `ens.cascade`.
+
+A stage has the members that run after those of the stages before. Each stage is a loaded model of its own
+over the same mapped files, so its members run wide. A row is done when the confidence of the mean of all
+members that ran on it reaches the threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.errors import ArtifactError
+
+from ..errors import InputError, UsageError
+from ..rows.axes import row_axis_of
+from ..rows.layout import RowAxis
+from .entry import WideEntry
+
+OF = ("softmax", "probabilities")
+"""What the members of a cascade may answer: scores of classes, or their probabilities."""
+
+
+@dataclass(frozen=True)
+class CascadeAnswer:
+    """The answer of a cascade.
+
+    Attributes:
+        mean: The mean probabilities of the members that ran on each row, with the dims of a member's answer.
+        members: How many members ran on each row, `[B]`.
+    """
+
+    mean: Tensor
+    members: Tensor
+
+    @property
+    def calls(self) -> float:
+        """The mean number of members that ran on a row."""
+        return float(self.members.double().mean()) if self.members.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class CascadeSettings:
+    """How a cascade runs.
+
+    Attributes:
+        order: The numbers of the members, in the order in which they run.
+        weights: Of these members in the mean.
+        stages: How many members have run after each stage; the last is the number of all.
+        until: The confidence at which a row is done.
+        of: As `reduce` takes it: `softmax` or `probabilities`.
+        dim, output: As `reduce` takes them.
+    """
+
+    order: tuple[int, ...]
+    weights: tuple[float, ...]
+    stages: tuple[int, ...]
+    until: float
+    of: str = "softmax"
+    dim: int = -1
+    output: str | int | None = None
+
+    def check(self, members: int) -> None:
+        """Refuses settings that fit no model of this number of members. Raises: UsageError."""
+        if self.of not in OF:
+            raise UsageError(f"of={self.of!r} is unknown for a cascade; known: {', '.join(OF)}")
+        if not self.order or len(set(self.order)) != len(self.order):
+            raise UsageError("a cascade runs each member once, and at least one")
+        if not all(0 <= i < members for i in self.order):
+            raise UsageError(f"the cascade names member {max(self.order)}; the model has {members}")
+        good = len(self.weights) == len(self.order) and all(math.isfinite(w) and w > 0 for w in self.weights)
+        if not good:
+            raise UsageError("a cascade needs a positive weight for each of its members")
+        rising = all(a < b for a, b in zip((0, *self.stages), self.stages))
+        if not rising or self.stages[-1:] != (len(self.order),):
+            raise UsageError(
+                f"the stages {list(self.stages)} do not rise from 1 or more to the {len(self.order)} members"
+            )
+        if not isinstance(self.until, (int, float)) or not 0 < self.until <= 1:
+            raise UsageError(f"until={self.until!r:.40} is no confidence; give a number above 0 and up to 1")
+
+
+def stages_from(first: int, members: int) -> tuple[int, ...]:
+    """Returns the stages of a cascade: each has run twice as many members as the one before.
+
+    Args:
+        first: The number of members of the first stage, at least 1.
+        members: The number of all members.
+
+    Returns: how many members have run after each stage.
+    """
+    found = []
+    while first < members:
+        found.append(first)
+        first *= 2
+    return (*found, members)
+
+
+def confidence(mean: Tensor) -> Tensor:
+    """Returns the largest probability of each row; the smallest of these over all positions of a row.
+
+    mean: probabilities `[R, C, ...]`.
+    """
+    largest = mean.amax(1)
+    return largest.flatten(1).amin(1) if largest.ndim > 1 else largest
+
+
+class StageModel(Protocol):
+    """A loaded model of some members."""
+
+    def entry(self, name: str) -> WideEntry: ...
+
+
+class Cascade:
+    """A cascade over the members of an entry.
+
+    Args:
+        entry: The entry of the model with all members.
+        settings: How it runs. They were checked.
+        load_members: Loads some members as a model of their own, by their numbers.
+
+    Raises:
+        UsageError: The entry has states, or its rows are not known to be independent.
+    """
+
+    def __init__(
+        self, entry: WideEntry, settings: CascadeSettings, load_members: Callable[[list[int]], StageModel]
+    ) -> None:
+        self._entry, self._settings = entry, settings
+        self._calls = entry.tensor_calls
+        if entry.entry.state:
+            raise UsageError(f"entry {entry.name} has states, which a cascade does not carry")
+        rows = self._calls.rows
+        if not rows.independent:
+            raise UsageError(
+                f"entry {entry.name} cannot run as a cascade: its rows are not known to be independent.\n"
+                f"{rows.reason[:400]}"
+            )
+        self._letter = rows.dim
+        try:
+            self._axes: list[RowAxis | None] = [row_axis_of(i.type, rows.dim) for i in entry.entry.inputs]
+        except ValueError as error:
+            raise ArtifactError(f"entry {entry.name} has no rows along {rows.dim!r}: {error}") from None
+        self._least = entry.entry.dims[rows.dim].min
+        starts = (0, *settings.stages)
+        self._parts = [slice(a, b) for a, b in zip(starts, settings.stages)]
+        self._models = [load_members(list(settings.order[part])) for part in self._parts]
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CascadeAnswer:
+        """Runs a call.
+
+        Raises: InputError; UsageError if the answers have no probabilities.
+        """
+        values, marks = self._calls.tensors(args, kwargs, "shared")
+        if any(marks):
+            raise InputError("a cascade gives all members one input; widepack.each is for ens(...)")
+        count = self._calls.sizes(values, marks)[self._letter]
+        left = torch.arange(count, device=values[0].device)
+        members = torch.zeros(count, dtype=torch.int64, device=values[0].device)
+        total: Tensor | None = None
+        weight = 0.0
+        axis = 0
+        for number, (part, model) in enumerate(zip(self._parts, self._models)):
+            weights = self._settings.weights[part]
+            mean, axis = self._mean(model, values, left, count)
+            if total is None:
+                total = torch.zeros_like(mean)
+            total.index_add_(axis, left, mean * sum(weights))
+            weight += sum(weights)
+            members[left] = self._settings.stages[number]
+            sure = self._confidence(total.index_select(axis, left) / weight, axis)
+            done = left[sure >= self._settings.until] if number + 1 < len(self._parts) else left
+            total.index_copy_(axis, done, total.index_select(axis, done) / weight)
+            left = left[sure < self._settings.until] if number + 1 < len(self._parts) else left[:0]
+            if not len(left):
+                break
+        assert total is not None  # there is one stage at least
+        return CascadeAnswer(total, members)
+
+    def _mean(
+        self, model: StageModel, values: Sequence[Tensor], rows: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        """Returns the mean probabilities of a stage over some rows, and the dim of the rows."""
+        place = next(p for m, p in zip(self._models, self._parts) if m is model)
+        given, padded = values, rows
+        if len(rows) < count:
+            missing = max(0, self._least - len(rows))
+            padded = torch.cat([rows, rows[-1:].expand(missing)])
+            given = [
+                v if axis is None else v.index_select(axis.dim, padded) for v, axis in zip(values, self._axes)
+            ]
+        args, kwargs, _ = self._calls.arguments(given)
+        s = self._settings
+        found: Tensor = model.entry(self._entry.name).reduce(
+            *args, "mean", of=s.of, weights=s.weights[place], dim=s.dim, output=s.output, **kwargs
+        )["mean"]
+        axis = self._row_dim(found, len(padded))
+        return found.narrow(axis, 0, len(rows)), axis
+
+    def _row_dim(self, found: Tensor, rows: int) -> int:
+        """Returns the dim of the rows in an answer. Raises: UsageError if there is none."""
+        for leaf in self._entry.entry.outputs:
+            axis = row_axis_of(leaf.type, self._letter)
+            if axis is not None and found.ndim > axis.dim and found.shape[axis.dim] == rows:
+                return axis.dim
+        raise UsageError(f"the answer of entry {self._entry.name} has no dim of rows")
+
+    def _confidence(self, mean: Tensor, axis: int) -> Tensor:
+        """Returns the confidence of each row."""
+        dim = self._settings.dim % mean.ndim
+        if dim == axis:
+            raise UsageError(f"dim={self._settings.dim} is the dim of the rows, and not that of the classes")
+        rows_first = mean.movedim(axis, 0)
+        return confidence(rows_first.movedim(dim if dim > axis else dim + 1, 1))

@@ -1,0 +1,221 @@
+"""Defines `widepack.select`, which chooses members of an ensemble on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widepack_artifacts.manifest import Manifest
+
+from ..errors import UsageError
+from ..inference.cascade import OF, CascadeSettings
+from ..inference.load import load
+from ..inference.selection_record import record_of
+from ..revision.revise import drop
+from ..system.progress import Report
+from .cascade_fit import CascadeData, CascadeFit
+from .greedy import Selected, select_members
+from .losses import METRICS, OF_CLASSES, means, score
+from .record import publish_record
+from .report import SelectReport
+from .validation import checked_targets, predictions_of, run_members
+
+ROUNDS = 100
+
+
+def select(
+    path: str | PathLike[str],
+    on: str | PathLike[str],
+    *,
+    target: str,
+    of: str | None = None,
+    metric: str | None = None,
+    most: int | None = None,
+    first: int | None = None,
+    allowed: float = 0.0,
+    rounds: int = ROUNDS,
+    inputs: Mapping[str, str | Sequence[str]] | None = None,
+    entry: str = "",
+    answer: str | int | None = None,
+    dim: int = -1,
+    batch: int | None = None,
+    out: str | PathLike[str] | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Report | None = None,
+) -> SelectReport:
+    """Chooses members of an ensemble and their weights on validation data, and fits a cascade of them.
+
+    Members are selected greedily, with replacement: each round adds the member that makes the mean of all
+    added ones best. The cascade runs the selected members in the order in which they were added.
+
+    Args:
+        path: The artifact.
+        on: The validation data: .parquet, .arrow, .feather, .csv, .npy or .safetensors, as
+            `widepack.predict` reads it, with a column of targets.
+        target: The column of the targets: classes from 0, or numbers.
+        of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
+        metric: `accuracy`, `log_loss` or `squared_error`. Default: `accuracy` with `of`, else
+            `squared_error`.
+        most: How many different members are selected at most.
+        first: The number of members of the cascade's first stage. Default: it is fitted.
+        allowed: How much the cascade may lose against all selected members, as a mean over the rows: 0.002
+            for 0.2 points of accuracy.
+        rounds: How many members are added at most.
+        inputs, entry, answer, batch: As `widepack.predict` takes them.
+        dim: The dim of the classes in a member's answer.
+        out: A folder for an artifact with the selected members alone. Default: the record is added to the
+            artifact at `path`, and all members stay.
+        force: Whether to replace an artifact at `out`.
+        dry_run: Whether to write nothing.
+        progress: A function that is called with `(stage, done, total)`.
+
+    Returns:
+        A `SelectReport`.
+
+    Raises:
+        UsageError: An argument is wrong, or the targets do not fit the answers.
+        InputError: The file cannot be read, or has a row that the model refuses.
+        ArtifactError: The artifact is damaged or cannot be written.
+
+    Example:
+        >>> report = widepack.select("ens.wide", "val.safetensors", target="y", of="softmax", allowed=0.002)
+        >>> ens = widepack.load("ens.wide")
+        >>> ens.cascade(x).mean
+    """
+    metric = _checked(of, metric, most, allowed, rounds)
+    ens = load(path)
+    found = run_members(
+        ens,
+        Path(fspath(on)),
+        target,
+        inputs=inputs,
+        entry=entry,
+        answer=answer,
+        batch=batch,
+        progress=progress,
+    )
+    predictions = predictions_of(found.answers, of, dim)
+    targets = checked_targets(found.targets, predictions, metric in OF_CLASSES)
+    losses = METRICS[metric]
+    selected = select_members(predictions, targets, losses, rounds, most)
+    single = [means(losses, p, targets) for p in predictions]
+    best = min(range(len(single)), key=single.__getitem__)
+    everyone = means(losses, predictions.mean(0), targets)
+    scores = {
+        "all": score(metric, everyone[0]),
+        "best_member": score(metric, single[best][0]),
+        "selected": score(metric, selected.losses[0]),
+    }
+    settings, figures = None, None
+    if of is not None and len(selected.order) > 1:
+        settings, figures = _cascade(
+            CascadeData(
+                predictions[selected.order], targets, [selected.weights[i] for i in selected.order], losses[0]
+            ),
+            selected, metric, allowed, first, of, dim, answer,
+        )  # fmt: skip  # one line for the rest
+    text = {"metric": metric, "rows": len(targets), "scores": scores, "on": found.sha256, "figures": figures}
+    digest, place = "", ""
+    if not dry_run:
+        place = fspath(path)
+        weights, chosen = selected.weights, settings
+        digest = ens.manifest.digest
+        manifest = ens.manifest
+        if out is not None:
+            place = fspath(out)
+            manifest, digest = _selected_alone(path, place, selected, force, progress)
+            weights, chosen = _renumbered(selected, settings)
+        digest = publish_record(place, record_of(manifest, found.entry, weights, chosen, text), digest)
+    return SelectReport(
+        path=place,
+        metric=metric,
+        rows=len(targets),
+        members=len(ens.members),
+        weights={ens.members[i]: selected.weights[i] for i in selected.order},
+        scores=scores,
+        best_member=ens.members[best],
+        cascade=None if settings is None or figures is None else {
+            "order": [ens.members[i] for i in settings.order], "stages": list(settings.stages),
+            "until": settings.until, **figures,
+        },
+        digest=digest,
+    )  # fmt: skip  # the cascade in three lines
+
+
+def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
+    """Returns the metric. Raises: UsageError for options that are wrong."""
+    if of is not None and of not in OF:
+        raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
+    chosen = metric or ("squared_error" if of is None else "accuracy")
+    if chosen not in METRICS:
+        raise UsageError(f"metric={chosen!r} is unknown; known: {', '.join(METRICS)}")
+    if (chosen in OF_CLASSES) != (of is not None):
+        raise UsageError(
+            f"metric={chosen!r} needs probabilities: give of='softmax' or of='probabilities'"
+            if of is None
+            else f"metric={chosen!r} is for numbers; leave of= out"
+        )
+    for name, value in (("most", 1 if most is None else most), ("rounds", rounds)):
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name}={value!r:.40} is not a positive whole number")
+    if isinstance(allowed, bool) or not isinstance(allowed, (int, float)) or not 0 <= allowed < 1:
+        raise UsageError(f"allowed={allowed!r:.40} is not a number from 0 to below 1")
+    return str(chosen)
+
+
+def _cascade(
+    data: CascadeData,
+    selected: Selected,
+    metric: str,
+    allowed: float,
+    first: int | None,
+    of: str,
+    dim: int,
+    answer: str | int | None,
+) -> tuple[CascadeSettings | None, dict[str, Any] | None]:
+    """Fits a cascade. Returns: its settings and figures; None if none runs fewer members."""
+    if first is not None and not 1 <= first <= data.members:
+        raise UsageError(f"first={first} is no number of the {data.members} selected members")
+    rows = torch.arange(data.losses.shape[1])
+    fit: CascadeFit = data.fit(allowed, rows, first)
+    if len(fit.stages) < 2:
+        return None, None
+    loss, calls, whole = data.held_out(allowed, first)
+    weights = tuple(selected.weights[i] for i in selected.order)
+    settings = CascadeSettings(
+        tuple(selected.order), weights, fit.stages, min(fit.until, 1.0), of, dim, answer
+    )
+    figures = {
+        "score": score(metric, fit.loss),
+        "calls": fit.calls,
+        "held_out": {"score": score(metric, loss), "of_selected": score(metric, whole), "calls": calls},
+    }
+    return settings, figures
+
+
+def _selected_alone(
+    path: str | PathLike[str], out: str, selected: Selected, force: bool, progress: Report | None
+) -> tuple[Manifest, str]:
+    """Writes an artifact of the selected members. Returns: its manifest and digest."""
+    others = [i for i, count in enumerate(selected.counts) if not count]
+    if not others:
+        raise UsageError("all members were selected, so there is no smaller artifact to write; leave out=")
+    report = drop(path, others, out=out, force=force, progress=progress)
+    return load(out, warmup=False).manifest, report.digest
+
+
+def _renumbered(
+    selected: Selected, settings: CascadeSettings | None
+) -> tuple[list[float], CascadeSettings | None]:
+    """Returns weights and settings for an artifact of the selected members alone."""
+    kept = [i for i, count in enumerate(selected.counts) if count]
+    weights = [selected.weights[i] for i in kept]
+    if settings is None:
+        return weights, None
+    return weights, replace(settings, order=tuple(kept.index(i) for i in settings.order))
