@@ -45,7 +45,9 @@ def trained(x: Tensor, y: Tensor, seed: int) -> dict[str, Tensor]:
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     rows = torch.randint(0, len(x), (len(x),))
     for _ in range(40):
-        for part in rows[torch.randperm(len(rows))].split(64):
+        order = rows[torch.randperm(len(rows))]
+        for start in range(0, len(order), 64):
+            part = order[start : start + 64]
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(net(x[part]), y[part]))
             optimizer.step()
