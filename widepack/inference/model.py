@@ -14,15 +14,14 @@ from widepack_artifacts.manifest import Member as MemberCheckpoint
 
 from ..errors import UsageError
 from ..spec.names import checkpoint_of
-from .cascade import Cascade, CascadeAnswer, CascadeSettings, stages_from
 from .entry import WideEntry
 from .entry_access import EntryAccess
 from .member import Member
 from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
-from .selection_record import read_record
 
 if TYPE_CHECKING:
+    from .cascade import Cascade, CascadeAnswer, CascadeSettings
     from .swap import SwapReport
 
 
@@ -162,6 +161,8 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
     ) -> Cascade:
         """Returns a cascade, which is made once. Raises: UsageError."""
+        from .cascade import Cascade  # imports the layout of rows, which most calls do not need
+
         key = first, until, of, dim, output
         with self._artifact.lock:
             if key not in self._cascades:
@@ -174,6 +175,9 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
     ) -> tuple[str, CascadeSettings]:
         """Returns the entry and the settings of a cascade. Raises: UsageError."""
+        from .cascade import CascadeSettings, stages_from
+        from .selection_record import read_record
+
         count = len(self.members)
         if first is None and until is None:
             if list(self._artifact.chosen) != list(range(len(self.manifest.members))):
