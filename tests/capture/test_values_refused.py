@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import widepack
 from capture.size_members import Base, built, line_in_class, member, refused
@@ -79,6 +80,22 @@ class Cond(Base):
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.fc(x),))  # here
 
 
+class Flex(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x).unflatten(-1, (1, 4)).unsqueeze(0).transpose(1, 2)  # [1, heads, B, width]
+        return flex_attention(y, y, y, score_mod=lambda s, b, h, q, k: s - (q - k).abs())  # here
+
+
+class FlexOfFrozen(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x).unflatten(-1, (1, 4)).unsqueeze(0).transpose(1, 2)
+        return flex_attention(y, y, y)  # here
+
+
 class Checked(Base):
     def forward(self, x: Tensor) -> Tensor:
         assert (x > -1000).all()  # here
@@ -116,6 +133,16 @@ class Scripted(Base):
 @pytest.mark.parametrize(
     ("make", "inputs", "words"),
     [
+        (
+            Flex,
+            ["x=float32[B,3]"],
+            ["uses FlexAttention", "Use torch.nn.functional.scaled_dot_product_attention: attn_mask takes"],
+        ),
+        (
+            FlexOfFrozen,
+            ["x=float32[B,3]"],
+            ["uses FlexAttention", "node flex_attention", "scaled_dot_product_attention"],
+        ),
         (
             Item,
             ["x=float32[B,3]"],

@@ -17,7 +17,7 @@ import torch
 from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
 from widepack.ir.kinds import SIZES
-from widepack.ir.values import Shared, Stacked, Value, WeightFactors
+from widepack.ir.values import GatheredMatrices, Shared, Stacked, Value, WeightFactors
 from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY, Strategy, always
 from widepack.registry.samples import SAMPLES, Draw, Sample
@@ -98,6 +98,17 @@ def factors_of(x: torch.Tensor) -> WeightFactors | None:
     return WeightFactors(Shared(base), Stacked(thin), Stacked(right))
 
 
+def gathered_of(x: torch.Tensor) -> GatheredMatrices | None:
+    """Returns each member's matrices `x[i]` as the matrices that an index selects, in another order; None
+    for a value that is no batch of matrices.
+    """
+    if x.ndim < 4 or not x.is_floating_point():
+        return None
+    table = x.flatten(1, -3).flip(1)
+    index = torch.arange(table.shape[1], device=x.device).flip(0).reshape(x.shape[1:-2])
+    return GatheredMatrices(Stacked(Value(None, table)), Shared(Value(None, index)))
+
+
 def wide(
     many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None
 ) -> tuple[Any, Any, list[Sample]]:
@@ -117,7 +128,7 @@ def wide(
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
         x_wide = packed(x) if memory == "packed" and x.ndim >= 3 else x
-        columns.append(Stacked(Value(None, x_wide), factors_of(x)))
+        columns.append(Stacked(Value(None, x_wide), factors_of(x), gathered_of(x)))
         by_argument.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
     return args, kwargs, [put(many[0], iter([a[i] for a in by_argument])) for i in range(len(many))]

@@ -108,8 +108,15 @@ _FIXES = (
     (r"^assert\b", "remove the assert"),
 )
 
+_FLEX = (
+    "uses FlexAttention, whose functions of scores and masks have no form in an artifact",
+    "Use torch.nn.functional.scaled_dot_product_attention: attn_mask takes a boolean mask in place of a "
+    "block mask, and a float mask for the numbers that a score_mod adds",
+)
+
 # pattern of an op that no program may have -> what the member does, what to write instead
 _OPS = (
+    (r"higher_order\.flex_attention", *_FLEX),
     (
         r"_pack_padded_sequence",
         "packs sequences by their lengths",
@@ -168,6 +175,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
             f"{name} writes the value of a tensor into a string{at}, which torch.export cannot "
             "capture. Remove it from the member"
         )
+    if text.startswith("FlexAttention "):
+        return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"
     return _nested_or_scripted(error, module, at) or (
         f"{name} cannot be exported by torch.export{at}: {type(error).__name__}: {first_line(text, letters)}"
     )

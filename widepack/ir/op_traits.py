@@ -206,7 +206,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         """
     ),
     # Products of all members in one call.
-    "grouped linear": frozenset({"widepack.linear", "widepack.streamed_linear"}),
+    "grouped linear": frozenset({"widepack.linear", "widepack.streamed_linear", "widepack.expert_linear"}),
     # Products with a base and thin factors.
     "factored": frozenset({"widepack.delta_linear", "widepack.factored_weight"}),
     # Products of three operands.

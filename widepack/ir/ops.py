@@ -19,7 +19,8 @@ import torch
 from widepack_artifacts.opset import EXTRA, allowed
 
 from ..errors import ArtifactError, UsageError
-from ..kernels import factored as factored  # factored, packed, recurrent and streamed define ops
+from ..kernels import experts as experts  # experts, factored, packed, recurrent and streamed define ops
+from ..kernels import factored as factored
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed

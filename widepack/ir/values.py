@@ -96,11 +96,28 @@ class WeightFactors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GatheredMatrices:
+    """The parts of a Stacked value that has a matrix for each number of an index: member i's value is
+    `table[i][index[i]]`.
+
+    table: Shared or Stacked matrices of a member's experts, `[E, P, Q]`; index: Shared or Stacked numbers of
+    experts, `[*s]`.
+    """
+
+    table: Shared | Stacked
+    index: Shared | Stacked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
-    """One value for each member, in one tensor `[N, ...]`. factors: the parts of a weight that has parts."""
+    """One value for each member, in one tensor `[N, ...]`.
+
+    factors: the parts of a weight that has parts; gathered: the parts of matrices that an index selects.
+    """
 
     value: Value
     factors: WeightFactors | None = None
+    gathered: GatheredMatrices | None = None
 
     @property
     def rank(self) -> int:

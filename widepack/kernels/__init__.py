@@ -8,6 +8,7 @@
 |---|---|
 | `checks/` | Checks the operands of ops whose kernels read or write outside of them |
 | `decompose.py` | Replaces widepack's own ops in a program by ATen ops, for readers |
+| `experts.py` | Defines the op `expert_linear`: each row is multiplied by the matrix of one expert |
 | `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |

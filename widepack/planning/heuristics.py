@@ -9,6 +9,8 @@
    gather along each table takes twice as long.
 6. Layers whose weights are a base of all members plus thin factors split them: on a CPU for batches of few
    rows (`split_plans.py`), on a GPU always.
+7. On a CPU a network that selects the matrix of an expert for each row runs wide, because a loop would copy a
+   matrix for each row (`expert_plans.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ..ir import ops
 from ..ir.kinds import kinds
 from ..registry.registry import REGISTRY
 from .cpu_plans import cpu_plans
+from .expert_plans import BECAUSE, expert_layers
 from .plan import REQUESTED, NodeChoice, Plan
 from .regions import Regions
 from .request import StrategyRequest
@@ -66,7 +69,11 @@ def plans(
     tables = looked_up(program, found)
     if split and SPLIT in request.preferred:
         return [regions.wide(REQUESTED, {**tables, **choices})]
-    merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices})
+    experts = expert_layers(program, found, sizes)
+    if experts and not all(n in choices for n in experts):
+        merged = [regions.wide(BECAUSE, {**tables, **experts, **choices})]
+    else:
+        merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices})
     if not split:
         return merged
     most = row_limit(program, found, sizes, batch)

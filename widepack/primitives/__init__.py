@@ -16,6 +16,7 @@ other libraries.
 | `distance.py` | Distances and similarities between rows |
 | `dropout.py` | Dropout and random draws: the ops that read torch's random generator |
 | `embedding.py` | Embedding tables and embedding bags |
+| `experts.py` | Products of rows with the matrices of experts that the network selects for each row |
 | `fft.py` | Fourier transforms, and views between real and complex numbers |
 | `histogram.py` | Histograms: histc |
 | `index_writes.py` | Writing at indices: `x[i, j] = v` and the index_* ops |
@@ -60,6 +61,7 @@ from . import dim_order as dim_order
 from . import distance as distance
 from . import dropout as dropout
 from . import embedding as embedding
+from . import experts as experts  # before linear: `experts` is the first strategy of each op
 from . import fft as fft
 from . import histogram as histogram
 from . import index_writes as index_writes

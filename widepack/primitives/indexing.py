@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..ir.values import Shared, Stacked, Value, WideValue
+from ..ir.values import GatheredMatrices, Shared, Stacked, Value, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import (
     B,
@@ -97,6 +97,14 @@ def member_numbers(w: Writer, indices: list[Any], top: int) -> list[Any]:
     return [numbers, *(w.align(i, top) if isinstance(i, Stacked) else i.value for i in present)]
 
 
+def gathered(x: WideValue, at: int, index: WideValue) -> GatheredMatrices | None:
+    """Returns the parts of matrices that whole numbers select from `[E, P, Q]`; None for other reads."""
+    if at != 0 or rank(x) != 3 or index.value.dtype not in (torch.int32, torch.int64):  # type: ignore[union-attr]
+        return None
+    both = isinstance(x, (Shared, Stacked)) and isinstance(index, (Shared, Stacked))
+    return GatheredMatrices(x, index) if both else None  # type: ignore[arg-type]
+
+
 def _parted(w: Writer, x: WideValue, indices: list[Any]) -> bool:
     return not adjacent(indices) and not any(map(is_mask, indices))
 
@@ -123,7 +131,8 @@ def _plain_index(w: Writer, x: WideValue, indices: list[Any]) -> bool:
 @strategy("index.Tensor", "shared", family="index", when=_plain_index)
 def index_shared(w: Writer, x: Stacked, indices: list[Any]) -> WideValue:
     """for Shared indices: one more None in front"""
-    return Stacked(w.call("index.Tensor", x.value, [None, *put_shared(indices)]))
+    parts = gathered(x, 0, indices[0]) if len(indices) == 1 else None
+    return Stacked(w.call("index.Tensor", x.value, [None, *put_shared(indices)]), gathered=parts)
 
 
 def _whole_number_indices(w: Writer, x: WideValue, indices: list[Any]) -> bool:
@@ -139,7 +148,7 @@ def index_by_member(w: Writer, x: WideValue, indices: list[Any]) -> WideValue:
     numbers, *aligned = member_numbers(w, indices, top)
     y = w.call("index.Tensor", w.stack(x), [numbers, *indices[:first], *aligned, *indices[at[-1] + 1 :]])
     if first == 0:
-        return Stacked(y)
+        return Stacked(y, gathered=gathered(x, 0, indices[0]) if len(indices) == 1 else None)
     # With N in front the index tensors have a None between them. So torch puts their dims first, and the
     # permutation moves them back.
     dims = list(range(1 + top, 1 + top + first))  # the dims before the first index
@@ -170,7 +179,8 @@ def spread(w: Writer, index: WideValue, dim: int, like: Value) -> Value:
 def select_by_member(w: Writer, x: WideValue, dim: int, index: WideValue) -> WideValue:
     """a gather along the dim"""
     base = w.stack(x)
-    return Stacked(w.call("gather", base, 1 + dim % rank(x), spread(w, index, dim % rank(x), base)))
+    y = w.call("gather", base, 1 + dim % rank(x), spread(w, index, dim % rank(x), base))
+    return Stacked(y, gathered=gathered(x, dim % rank(x), index) if rank(index) == 1 else None)
 
 
 @strategy(
@@ -181,4 +191,5 @@ def select_by_member(w: Writer, x: WideValue, dim: int, index: WideValue) -> Wid
 )
 def index_select(w: Writer, x: Stacked, dim: int, index: Shared) -> WideValue:
     """for Shared indices: moves the dim by one, for the member axis"""
-    return Stacked(w.call("index_select", x.value, 1 + dim % x.rank, index.value))
+    y = w.call("index_select", x.value, 1 + dim % x.rank, index.value)
+    return Stacked(y, gathered=gathered(x, dim % x.rank, index) if rank(index) == 1 else None)

@@ -288,6 +288,8 @@ def _matmul(draw: Draw) -> list[Sample]:
         ((4,), (B, 4, 3)),
         ((B, 2, 4), (4,)),
         ((B, 1, 2, 4), (6, 4, 3)),
+        ((B, 1, 64), (B, 64, 65)),
+        ((B, 2, 65, 64), (B, 2, 64, 1)),
     ]
     return [call(draw.normal(*a), draw.normal(*b)) for a, b in shapes]
 
@@ -298,7 +300,13 @@ samples("mm")(
         call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 4, 3)),
     ]
 )
-samples("bmm")(lambda draw: [call(draw.normal(B, 2, 4), draw.normal(B, 4, 3))])
+samples("bmm")(
+    lambda draw: [
+        call(draw.normal(B, 2, 4), draw.normal(B, 4, 3)),
+        call(draw.normal(B, 1, 64), draw.normal(B, 64, 65)),
+        call(draw.normal(B, 65, 64), draw.normal(B, 64, 1)),
+    ]
+)
 samples("mv")(lambda draw: [call(draw.normal(B, 4), draw.normal(4))])
 samples("dot")(lambda draw: [call(draw.normal(B), draw.normal(B))])
 
@@ -341,5 +349,7 @@ def _einsum(draw: Draw) -> list[Sample]:
         ("bij,jk,k->bi", (B, 2, 4), (4, 3), (3,)),
         ("i,j", (4,), (3,)),
         ("bNi,NM->bMi", (B, 2, 4), (2, 3)),
+        ("bkoi,bi->bko", (B, 2, 65, 64), (B, 64)),
+        ("ib,bkio->okb", (64, B), (B, 2, 64, 65)),
     ]
     return [call(e, [draw.normal(*s) for s in shapes]) for e, *shapes in (*equations, *more)]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..ir.limits import integers, size, tensors
+from ..kernels.experts import PADDING
 from .cost_terms import NOTHING, Cost, count, first_tensor, rate
 
 _WITH_ADDEND = frozenset(f"aten.{n}" for n in ("addmm", "addbmm", "baddbmm", "addmv", "addr"))
@@ -126,12 +127,18 @@ def convolution(name: str, args: Mapping[str, Any], result: Any) -> Cost:
 
 
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
-    """`widepack::linear` and `widepack::streamed_linear`: the size of the result times the inner size."""
+    """`widepack::linear`, `widepack::streamed_linear` and `widepack::expert_linear`: the size of the result
+    times the inner size.
+    """
     x, out = args.get("x"), first_tensor(result)
     if not isinstance(x, torch.Tensor) or out is None or x.dim() != 3:
         return NOTHING
-    work = out.numel() * int(x.shape[-1]) * rate(x) + count(dict(args)) + out.numel()
-    return Cost(work, float(size([x, out]) * 2 + size(args.get("weight"))))
+    # `expert_linear` sorts the numbers of the experts, and may pad the rows.
+    of_experts = "index" in args
+    rows = PADDING if of_experts else 1
+    work = rows * out.numel() * int(x.shape[-1]) * rate(x) + count(dict(args)) + out.numel()
+    memory = size([x, out]) * (2 + (rows if of_experts else 0)) + size(args.get("weight"))
+    return Cost(work, float(memory + (8 * 8 * count(args["index"]) if of_experts else 0)))
 
 
 def factored(name: str, args: Mapping[str, Any], result: Any) -> Cost:

@@ -491,6 +491,13 @@ def _delta_linear(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.expert_linear.default")
+def _expert_linear(draw: Draw) -> list[Sample]:
+    few = call(draw.normal(3, 2, 4), draw.normal(3, 5, 6, 4), draw.ints(-5, 5, 3, 2))
+    many = call(draw.normal(3, 20, 4), draw.normal(3, 5, 6, 4), draw.ints(0, 5, 3, 20))
+    return [few, many, call(draw.normal(2, 8, 130), draw.normal(2, 3, 130, 130), draw.ints(0, 3, 2, 8))]
+
+
 @_valid("widepack.factored_weight.default")
 def _factored_weight(draw: Draw) -> list[Sample]:
     return [

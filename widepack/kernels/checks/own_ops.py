@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import LARGEST, OperandError, dense, numbers, of_shape, require
+from .require import LARGEST, OperandError, dense, integers, numbers, of_shape, require
 
 _MARK = "widepack_mark"
 
@@ -155,6 +155,17 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
     of_shape("x", x, [x.shape[0], x.shape[1], inputs], weight)
     of_shape("bias", bias, [members, outputs], weight)
+
+
+def expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> None:
+    """Checks `widepack.expert_linear`. The op itself checks the numbers of the experts."""
+    members, experts, _, inputs = dense("weight", weight, 4).shape
+    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
+    require(experts > 0, "weight has no experts")
+    rows = dense("x", x, 3).shape[1]
+    of_shape("x", x, [members, rows, inputs], weight)
+    of_shape("index", integers("index", index, 2), [members, rows])
+    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
 
 
 def factored_weight(base: Tensor, left: Tensor, right: Tensor, scale: Tensor | None = None) -> None:

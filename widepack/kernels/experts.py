@@ -1,0 +1,102 @@
+"""Defines the op `expert_linear`: each row is multiplied by the matrix of one expert of its member.
+
+    y[i, r] = weight[i, index[i, r]] @ x[i, r]
+    x: [N, R, I]   weight: [N, E, O, I]   index: [N, R], from -E to E - 1   y: [N, R, O]
+
+The op sorts the rows of all members by expert: expert e of member i has the number i*E + e. Each expert that
+has rows is one product. If the matrices are small, and almost all experts have about as many rows, one
+batched product serves all of them. No matrix is copied. `decompose.py` writes the op in ATen ops, which copy
+one matrix for each row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Tag
+
+from .checks import own_ops as checks
+from .library import define
+from .node_list import NodeList
+
+OP = "widepack.expert_linear.default"
+
+
+PADDING = 4
+"""The most times that padding may multiply the rows of a batched product."""
+SMALL = 1 << 14
+"""Products with matrices of fewer numbers take about as long to start as to run, so one batched product is
+faster, although it pads the rows of all experts to one count."""
+
+
+def _expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    members, experts, outputs, inputs = weight.shape
+    rows = index.shape[1]
+    if not index.numel():
+        return x.new_empty(members, rows, outputs)
+    least, most = (int(v) for v in torch.aminmax(index))
+    if least < -experts or most >= experts:
+        wrong = least if least < -experts else most
+        raise IndexError(f"index {wrong} is out of bounds for dimension 0 with size {experts}")
+    first = torch.arange(0, members * experts, experts, device=index.device).unsqueeze(1)
+    numbers, order = torch.sort((index.remainder(experts) + first).flatten(), stable=True)
+    sorted_rows = x.reshape(-1, inputs).index_select(0, order)
+    y = x.new_empty(members * rows, outputs)
+    y.index_copy_(0, order, _products(sorted_rows, numbers, weight))
+    return y.view(members, rows, outputs)
+
+
+def _products(x: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
+    """Multiplies rows `[S, I]` by the matrices of their experts. numbers: i*E + e of each row, in order."""
+    members, experts, outputs, inputs = weight.shape
+    in_order = weight.stride(0) == experts * weight.stride(1)
+    if outputs * inputs < SMALL and in_order and PADDING * x.shape[0] >= members * experts:
+        counts = torch.bincount(numbers, minlength=members * experts)
+        most = int(counts.max())
+        if members * experts * most <= PADDING * x.shape[0]:
+            return _padded(x, numbers, weight.flatten(0, 1), counts, most)
+    used, sizes = torch.unique_consecutive(numbers, return_counts=True)
+    tables = weight.unbind(0)
+    parts = torch.split_with_sizes(x, sizes.tolist())
+    return torch.cat(
+        [
+            torch.nn.functional.linear(rows, tables[number // experts][number % experts])
+            for rows, number in zip(parts, used.tolist())
+        ]
+    )
+
+
+def _padded(x: Tensor, numbers: Tensor, weight: Tensor, counts: Tensor, most: int) -> Tensor:
+    """Returns the products as one batched product, in which each expert has `most` rows."""
+    places = torch.arange(x.shape[0], device=x.device) - (counts.cumsum(0) - counts).index_select(0, numbers)
+    places += numbers * most
+    padded = x.new_zeros(weight.shape[0] * most, x.shape[1]).index_copy_(0, places, x)
+    y = torch.bmm(padded.view(weight.shape[0], most, -1), weight.transpose(1, 2))
+    return y.flatten(0, 1).index_select(0, places)
+
+
+def _fake(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
+
+
+define(
+    "expert_linear(Tensor x, Tensor weight, Tensor index) -> Tensor",
+    _expert_linear,
+    _fake,
+    checks.expert_linear,
+)
+
+
+def expert_linear_in_aten(node: Node, members: int) -> list[Node]:
+    """Returns an `expert_linear` node as ATen nodes that copy the matrix of each row. members: N."""
+    new = NodeList(node)
+    x, weight, index = node.args
+    options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
+    numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
+    numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
+    matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, O, I]
+    columns = new.add("aten.unsqueeze.default", x, -1, suffix="columns")
+    product = new.add("aten.matmul.default", matrices, columns, suffix="product")
+    new.add("aten.squeeze.dim", product, -1, suffix="rows")
+    return new.named_as_the_node()
