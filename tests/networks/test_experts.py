@@ -1,0 +1,120 @@
+"""Tests mixtures of experts that select the matrix of an expert for each row: each member routes its rows.
+
+The three forms of a product are those of users and of transformers. Each network runs wide at every batch of
+a CPU, by expert.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from networks.test_patterns_more import grouped_mm_of_transformers
+from widepack import build, load
+from widepack_artifacts.program import Program
+
+N, EXPERTS, ACTIVE, WIDTH = 3, 32, 2, 64
+BATCHES = (64, 1, 5)
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def by_einsum(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
+    return torch.einsum("boi,bi->bo", weight[expert], x)
+
+
+def by_bmm(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
+    return torch.bmm(x.unsqueeze(1), weight.transpose(1, 2)[expert]).squeeze(1)
+
+
+def by_groups(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
+    order = expert.argsort()
+    experts = torch.arange(1, len(weight) + 1)
+    ends = torch.searchsorted(expert[order], experts).to(torch.int32)
+    back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0]))
+    return grouped_mm_of_transformers(x[order], weight.transpose(1, 2), ends)[back]
+
+
+PRODUCTS: Mapping[str, Product] = {"einsum": by_einsum, "bmm": by_bmm, "grouped_mm": by_groups}
+
+
+class Mixture(nn.Module):
+    """Runs `ACTIVE` of `EXPERTS` experts for each row, and adds their answers by the router's weights."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5)
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(-1).topk(ACTIVE)
+        rows = x.repeat_interleave(ACTIVE, 0)
+        y = self.product(rows, self.up, chosen.flatten()).relu()
+        y = self.product(y, self.down, chosen.flatten()).view(-1, ACTIVE, WIDTH)
+        answer: Tensor = (y * weight.unsqueeze(-1)).sum(1)
+        return answer
+
+
+def members(product: Product, folder: Path) -> tuple[list[Mixture], list[str]]:
+    nets, files = [], []
+    for i in range(N):
+        torch.manual_seed(i)
+        nets.append(Mixture(product).eval())
+        files.append(str(folder / f"{i}.pt"))
+        torch.save(nets[-1].state_dict(), files[-1])
+    return nets, files
+
+
+def programs(artifact: Path) -> list[Program]:
+    found = sorted((artifact / "programs").glob("cpu.*.json"))
+    return [Program.from_json(json.loads(p.read_text(encoding="utf-8"))) for p in found]
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_each_member_runs_its_own_experts(form: str, tmp_path: Path) -> None:
+    nets, files = members(PRODUCTS[form], tmp_path)
+    torch.manual_seed(9)
+    x = torch.randn(BATCHES[0], WIDTH)
+    out = tmp_path / "moe.wide"
+    build(files, out, model=lambda: Mixture(PRODUCTS[form]), sample=(x,), targets=("cpu",), race=False)
+    for program in programs(out):
+        ran = [n.op for n in program.nodes]
+        assert ran.count("widepack.expert_linear.default") == 2 and "loop" not in ran, ran
+        matrices = f"{WIDTH},{WIDTH}]"
+        copied = [n.name for n in program.nodes if n.out.endswith(matrices) and f"{EXPERTS}," not in n.out]
+        assert not copied, "no op has a matrix for each row"
+    ens = load(out)
+    with torch.inference_mode():
+        routes = {tuple(n.gate(x).topk(ACTIVE).indices.flatten().tolist()) for n in nets}
+        assert len(routes) == N, "the members choose other experts"
+        for batch in BATCHES:
+            y, each = ens(x[:batch]), ens.each(x[:batch].expand(N, -1, -1))
+            for i, net in enumerate(nets):
+                torch.testing.assert_close(y[i], net(x[:batch]))
+                torch.testing.assert_close(each[i], net(x[:batch]))
+
+
+def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> None:
+    nets, files = members(by_einsum, tmp_path)
+    x = torch.randn(BATCHES[0], WIDTH)
+    out = tmp_path / "moe.wide"
+    build(
+        files,
+        out,
+        model=lambda: Mixture(by_einsum),
+        sample=(x,),
+        targets=("cpu",),
+        race=False,
+        strategy="loop",
+    )
+    assert all("loop" in [n.op for n in p.nodes] for p in programs(out))
+    y = load(out)(x)
+    with torch.inference_mode():
+        for i, net in enumerate(nets):
+            torch.testing.assert_close(y[i], net(x))
