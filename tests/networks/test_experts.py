@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from networks.test_patterns_more import grouped_mm_of_transformers
-from widepack import build, load
+from widepack import build, fuse, load
 from widepack_artifacts.program import Program
 
 N, EXPERTS, ACTIVE, WIDTH = 3, 32, 2, 64
@@ -118,3 +118,20 @@ def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> N
     with torch.inference_mode():
         for i, net in enumerate(nets):
             torch.testing.assert_close(y[i], net(x))
+
+
+def test_members_that_train_have_the_gradients_of_their_own_experts() -> None:
+    nets = []
+    for i in range(N):
+        torch.manual_seed(i)
+        nets.append(Mixture(by_bmm))
+    x = torch.randn(8, WIDTH)
+    fused = fuse(nets, sample=(x,))
+    fused(x).square().sum().backward()
+    found = {name.rpartition(".")[2]: p.grad for name, p in fused.named_parameters()}
+    for i, net in enumerate(nets):
+        net(x).square().sum().backward()
+        for name in ("up", "down"):
+            gradient = found[name]
+            assert gradient is not None
+            torch.testing.assert_close(gradient[i], net.get_parameter(name).grad)
