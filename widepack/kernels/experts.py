@@ -4,9 +4,9 @@
     x: [N, R, I]   weight: [N, E, O, I]   index: [N, R], from -E to E - 1   y: [N, R, O]
 
 The op sorts the rows of all members by expert: expert e of member i has the number i*E + e. Each expert that
-has rows is one product. If the matrices are small, and almost all experts have about as many rows, one
-batched product serves all of them. No matrix is copied. `decompose.py` writes the op in ATen ops, which copy
-one matrix for each row.
+has rows is one product. If the matrices are small, and almost all experts of a member have about as many
+rows, one batched product serves all of them. No matrix is copied. `decompose.py` writes the op in ATen ops,
+which copy one matrix for each row.
 """
 
 from __future__ import annotations
@@ -48,27 +48,39 @@ def _expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
-    """Multiplies rows `[S, I]` by the matrices of their experts. numbers: i*E + e of each row, in order."""
+    """Multiplies rows `[S, I]` by the matrices of their experts. numbers: i*E + e of each row, in order.
+
+    Each member's products are made by its own rows alone, so no other member changes a bit of them.
+    """
     members, experts, outputs, inputs = weight.shape
-    in_order = weight.stride(0) == experts * weight.stride(1)
-    if outputs * inputs < SMALL and in_order and PADDING * x.shape[0] >= members * experts:
-        counts = torch.bincount(numbers, minlength=members * experts)
-        most = int(counts.max())
-        if members * experts * most <= PADDING * x.shape[0]:
-            return _padded(x, numbers, weight.flatten(0, 1), counts, most)
+    rows = x.shape[0] // members
+    if outputs * inputs >= SMALL or PADDING * rows < experts:
+        return torch.cat(_one_by_one(x, numbers, weight))
+    counts = torch.bincount(numbers, minlength=members * experts).view(members, experts)
+    parts: list[Tensor] = []
+    for i, most in enumerate(counts.amax(1).tolist()):
+        own = slice(i * rows, (i + 1) * rows)
+        if experts * most <= PADDING * rows:
+            parts.append(_padded(x[own], numbers[own] - i * experts, weight[i], counts[i], most))
+        else:
+            parts += _one_by_one(x[own], numbers[own], weight)
+    return torch.cat(parts)
+
+
+def _one_by_one(x: Tensor, numbers: Tensor, weight: Tensor) -> list[Tensor]:
+    """Returns one product for each expert that has rows, in order."""
+    experts = weight.shape[1]
     used, sizes = torch.unique_consecutive(numbers, return_counts=True)
     tables = weight.unbind(0)
     parts = torch.split_with_sizes(x, sizes.tolist())
-    return torch.cat(
-        [
-            torch.nn.functional.linear(rows, tables[number // experts][number % experts])
-            for rows, number in zip(parts, used.tolist())
-        ]
-    )
+    return [
+        torch.nn.functional.linear(rows, tables[number // experts][number % experts])
+        for rows, number in zip(parts, used.tolist())
+    ]
 
 
 def _padded(x: Tensor, numbers: Tensor, weight: Tensor, counts: Tensor, most: int) -> Tensor:
-    """Returns the products as one batched product, in which each expert has `most` rows."""
+    """Returns the products of one member as a batched product, in which each expert has `most` rows."""
     places = torch.arange(x.shape[0], device=x.device) - (counts.cumsum(0) - counts).index_select(0, numbers)
     places += numbers * most
     padded = x.new_zeros(weight.shape[0] * most, x.shape[1]).index_copy_(0, places, x)
