@@ -53,7 +53,8 @@ def memory(document: Any) -> str:
     if more:
         lines += [
             "",
-            f"The first process on a machine checks the artifact, and takes up to {max(more) / 1e6:.0f} MB more.",
+            "The first process on a machine checks the artifact, and takes up to"
+            f" {max(more) / 1e6:.0f} MB more.",
         ]
     return "\n".join(lines)
 
