@@ -38,6 +38,7 @@ from ..checkpoints.factory import Factory
 from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
 from ..fleet.new_members import open_newcomer
+from ..fleet.orientation import of_programs
 from ..ir.at_rest import draws
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
@@ -139,7 +140,16 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
     with stages.stage("read"):
         files = _weights_of(reader)
         slots = request.slots_of(
-            old, lambda p: open_newcomer(old, files, p, request.key, request.trust_pickle)
+            old,
+            lambda p: open_newcomer(
+                old,
+                files,
+                p,
+                request.key,
+                request.trust_pickle,
+                base=request.base,
+                turned=lambda: of_programs(reader.program(f) for e in old.entries.values() for f in e.member),
+            ),
         )
         modules = _modules(request, slots, list(old.entries))
     with stages.stage("check"):
