@@ -24,7 +24,7 @@ from ..spec.dtypes import dtype_of
 from .adapter import Adapter, LoraDelta, LowRankDifference, difference_of
 from .adapter_config import FILE
 from .adapter_files import WEIGHTS, read_adapter
-from .factors import Factors, Residual
+from .factors import Factors, Residual, stack_factors
 from .orientation import Turned
 
 _MOST_NAMED = 5
@@ -136,20 +136,16 @@ def fleet_factors(name: str, base: Tensor, members: Sequence[AdapterMember]) -> 
     if base.ndim < 2 or any(m.replaces(name) for m in members):
         return None
     found = [m.difference(name, base) for m in members]
-    ranks = [0 if d is None else d.left.shape[1] for d in found]
-    rows = base.flatten(1)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
-    left = torch.zeros(len(members), rows.shape[0], max(ranks), dtype=dtype)
-    right = torch.zeros(len(members), max(ranks), rows.shape[1], dtype=dtype)
+    pairs = [None if d is None else (d.left, d.right) for d in found]
+    left, right, ranks = stack_factors(pairs, base, dtype)
     shapes = {d.scale.shape for d in found if d is not None and d.scale is not None}
     if len(shapes) > 1:
         return None
     scale = torch.ones(len(members), *shapes.pop(), dtype=dtype) if shapes else None
     for i, d in enumerate(found):
-        if d is not None:
-            left[i, :, : ranks[i]], right[i, : ranks[i]] = d.left, d.right
-            if scale is not None and d.scale is not None:
-                scale[i] = d.scale
+        if scale is not None and d is not None and d.scale is not None:
+            scale[i] = d.scale
     return Factors(base, left, right, ranks, Residual(0.0, 0.0), "given", scale)
 
 
