@@ -3,6 +3,9 @@
 | file | what it does |
 |---|---|
 | `build_report.py` | Prints the report of a build as lines of text |
+| `cost_document.py` | Makes the JSON document of `widepack analyze`: formulas, and numbers |
+| `cost_groups.py` | Groups the rows of costs by layer, class, op or line, and folds layers that repeat |
+| `cost_lines.py` | Writes costs as lines of text: totals as formulas and numbers, then a table |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
 | `options.py` | Options that several commands have, and the JSON document of a command |

@@ -1,0 +1,162 @@
+"""`widepack analyze`: shows what a call of a model costs, as formulas and as numbers.
+
+An artifact is read without torch; `analyze_model.py` derives the costs of a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from widepack_artifacts.costs import Costs
+from widepack_artifacts.errors import plain
+from widepack_artifacts.formulas import Number
+from widepack_artifacts.reader import Reader
+
+from ..shared.cost_document import document
+from ..shared.cost_groups import WAYS, groups
+from ..shared.cost_lines import table, title, totals, uncounted
+from ..shared.failures import Refusal
+from ..shared.options import emit, entry_named, entry_option, example, json_option, stdout_kept
+
+NOT_COUNTED = 3
+"""The exit code of `--strict` if an op has no formula."""
+PLANNED = 8
+"""The members that `--wide` plans for if `--at` gives none."""
+_VALUE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*\Z", re.ASCII)
+
+
+@click.command(
+    epilog=example(
+        "widepack analyze torch.nn.Linear --model-arg in_features=64 --model-arg out_features=8 "
+        '--input "input=float32[B,64]"',
+        'widepack analyze net.py:make --input "x=float32[B,3,32,32]" --at B=8,N=16',
+        'widepack analyze llama/ --input "input_ids=int64[B,T]" --at B=1,T=2048',
+        "widepack analyze ens.wide --at B=32 --by op",
+    )
+)
+@click.argument("subject", metavar="MODEL|ARTIFACT")
+@entry_option
+@click.option(
+    "--model-arg",
+    "model_args",
+    metavar="K=V",
+    multiple=True,
+    help="An argument of the factory, such as width=64. V is read as JSON if possible. Repeatable.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    metavar="SPEC",
+    multiple=True,
+    help="An input of the model, in the form of `build --input`. Repeatable.",
+)
+@click.option(
+    "--at",
+    metavar="NAME=NUMBER,...",
+    help="Sizes at which numbers are shown: every dim, N (members), w and a (bits of an element of weights "
+    "and of other values).",
+)
+@click.option(
+    "--by", type=click.Choice(WAYS), default="layer", show_default=True, help="What a line of the table is."
+)
+@click.option(
+    "--wide",
+    is_flag=True,
+    help="Costs of the wide program, as widepack lowers it for N members. Default: of the model as it is "
+    "written, where what no member changes counts once.",
+)
+@click.option("--strict", is_flag=True, help=f"Exit with {NOT_COUNTED} if an op has no formula.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    subject: str,
+    entry: str,
+    model_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    at: str | None,
+    by: str,
+    wide: bool,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Show what one call of a model costs: FLOP, bytes, kernels and peak memory.
+
+    MODEL is a factory (package.module:factory, path/file.py:factory), a class (torch.nn.Linear), or a folder
+    with the config.json of a Hugging Face model. Its weights need no memory. Every cost is a formula over the
+    dims of the inputs and the number of members N; --at gives numbers. What all members share is counted
+    once, everything else for each member.
+    """
+    given = _at(at)
+    with stdout_kept(True):
+        name, costs, members = _costs(subject, entry, model_args, inputs, given if wide else None)
+    values = None if given is None else _values(costs, given, members)
+    found = groups(costs, by)
+    if as_json:
+        emit({"subject": subject, "entry": name, **document(costs, found, by, values)})
+    else:
+        lines = [*title(costs, subject, name), "", *totals(costs, values), ""]
+        lines += [*table(costs, found, values, by), *uncounted(costs)]
+        click.echo(plain("\n".join(lines)))
+    if strict and costs.lower_bound:
+        ctx.exit(NOT_COUNTED)
+
+
+def _costs(
+    subject: str,
+    entry: str,
+    model_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    wide: dict[str, int] | None,
+) -> tuple[str, Costs, int]:
+    """Returns the entry, its costs, and the number of members. wide: the values for a wide program."""
+    if not (Path(subject) / "manifest.json").is_file():
+        from . import analyze_model
+
+        if not inputs:
+            raise click.UsageError(
+                f'{subject}: a model needs its inputs: --input "x=float32[B,3,32,32]"; an artifact is a '
+                "folder with a manifest.json"
+            )
+        planned = 0 if wide is None else wide.get("N", PLANNED)
+        return entry or "forward", analyze_model.of_model(subject, model_args, inputs, entry, planned), 1
+    if inputs or model_args:
+        raise click.UsageError("--input and --model-arg describe a model; leave them out with an artifact")
+    if wide is not None:
+        raise click.UsageError("--wide lowers a model; leave it out with an artifact")
+    reader = Reader(subject)
+    manifest = reader.manifest
+    name = entry_named(manifest.entries, entry, manifest.entry)
+    from . import analyze_model
+
+    return name, analyze_model.of_artifact(reader, name), len(manifest.members)
+
+
+def _at(text: str | None) -> dict[str, int] | None:
+    """Returns the numbers of `--at`. Raises: Refusal."""
+    if text is None:
+        return None
+    given: dict[str, int] = {}
+    for part in text.split(","):
+        found = _VALUE.match(part)
+        if found is None or int(found[2]) < 1:
+            raise Refusal(f"--at {part!r}: write NAME=NUMBER, for example B=8,N=16,w=16")
+        if found[1] in given:
+            raise Refusal(f"--at gives {found[1]} twice: {given[found[1]]} and {found[2]}")
+        given[found[1]] = int(found[2])
+    return given
+
+
+def _values(costs: Costs, given: Mapping[str, int], members: int) -> dict[str, Number]:
+    """Returns the values of all names in formulas. members: if none are given. Raises: OutsideDomain."""
+    special = {n for n in (costs.members, "w", "a") if n not in costs.dims}
+    return costs.values(
+        {name: n for name, n in given.items() if name not in special},
+        members=given.get(costs.members, members),
+        weight_bits=given.get("w") if "w" in special else None,
+        activation_bits=given.get("a") if "a" in special else None,
+    )
