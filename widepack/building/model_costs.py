@@ -63,14 +63,19 @@ def model_costs(
         return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
 
 
-def stored_costs(reader: Reader, entry: str) -> Costs:
+def program_costs(reader: Reader, entry: str) -> Costs:
     """Derives the costs of an entry of an artifact from its member program, which has no paths of modules.
 
-    Members of other shapes cost as the first member. Raises: ArtifactError; WidepackError.
+    Raises: ArtifactError; UsageError for members of different shapes; WidepackError.
     """
     stored = reader.manifest.entries[entry]
+    if len(stored.member) > 1:
+        raise UsageError(
+            f"{reader.root}: the members of entry {entry} have {len(stored.member)} different shapes, and "
+            "costs are formulas over N equal members; analyze the model of one member instead"
+        )
     program = reader.program(stored.member[0])
-    rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.weights}  # type: ignore[misc]  # checked
+    rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
     states = {s.input for s in stored.state}
     slots: dict[str, Kind] = {s.name: rows[s.source] for s in program.weights}
     for i, slot in enumerate(program.inputs):
@@ -117,7 +122,7 @@ def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -
 
     try:
         return Preview(make_fake, inputs, entry=entry, fake=True), type(make_fake()).__name__
-    except (CaptureError, UsageError):
+    except (CaptureError, UsageError, RuntimeError):
         # the reason may be the missing values; what is wrong with values too is reported then
         return Preview(make, inputs, entry=entry), type(make()).__name__
 

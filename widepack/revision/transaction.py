@@ -25,6 +25,7 @@ from torch import nn
 
 from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.costs_file import costs_file
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import KINDS
@@ -183,6 +184,9 @@ def _exported(
         entries = {p.name: p.write(writer, reader) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
+        same = all(entries[name].member == entry.member for name, entry in old.entries.items())
+        if (costs := costs_file(old.files)) and same and not checked.table.changed:
+            writer.take(reader, [costs])  # formulas over the number of members, of programs and kinds alone
     return replace(
         old,
         members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 from widepack_artifacts.costs import Costs
+from widepack_artifacts.costs_file import stored_costs
 from widepack_artifacts.errors import plain
 from widepack_artifacts.formulas import Number
-from widepack_artifacts.reader import Reader
+from widepack_artifacts.reader import opened
 
 from ..shared.cost_document import document
 from ..shared.cost_groups import WAYS, groups
@@ -92,8 +93,9 @@ def command(
     once, everything else for each member.
     """
     given = _at(at)
+    planned = (given or {}).get("N", PLANNED) if wide else 0
     with stdout_kept(True):
-        name, costs, members = _costs(subject, entry, model_args, inputs, given if wide else None)
+        name, costs, members = _costs(subject, entry, model_args, inputs, planned)
     values = None if given is None else _values(costs, given, members)
     found = groups(costs, by)
     if as_json:
@@ -111,9 +113,9 @@ def _costs(
     entry: str,
     model_args: tuple[str, ...],
     inputs: tuple[str, ...],
-    wide: dict[str, int] | None,
+    planned: int,
 ) -> tuple[str, Costs, int]:
-    """Returns the entry, its costs, and the number of members. wide: the values for a wide program."""
+    """Returns the entry, its costs, and the number of members. planned: of a wide program; else 0."""
     if not (Path(subject) / "manifest.json").is_file():
         from . import analyze_model
 
@@ -122,18 +124,19 @@ def _costs(
                 f'{subject}: a model needs its inputs: --input "x=float32[B,3,32,32]"; an artifact is a '
                 "folder with a manifest.json"
             )
-        planned = 0 if wide is None else wide.get("N", PLANNED)
         return entry or "forward", analyze_model.of_model(subject, model_args, inputs, entry, planned), 1
     if inputs or model_args:
         raise click.UsageError("--input and --model-arg describe a model; leave them out with an artifact")
-    if wide is not None:
+    if planned:
         raise click.UsageError("--wide lowers a model; leave it out with an artifact")
-    reader = Reader(subject)
+    reader, stored = opened(subject, stored_costs)
     manifest = reader.manifest
     name = entry_named(manifest.entries, entry, manifest.entry)
-    from . import analyze_model
+    if name not in stored:
+        from . import analyze_model
 
-    return name, analyze_model.of_artifact(reader, name), len(manifest.members)
+        stored = {name: analyze_model.of_artifact(reader, name)}
+    return name, stored[name], len(manifest.members)
 
 
 def _at(text: str | None) -> dict[str, int] | None:

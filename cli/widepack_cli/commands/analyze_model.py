@@ -7,7 +7,7 @@ from pathlib import Path
 
 from widepack import primitives  # noqa: F401  # fills the registry
 from widepack.building.factories import find_factory
-from widepack.building.model_costs import model_costs, stored_costs
+from widepack.building.model_costs import model_costs, program_costs
 from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.hugging_face import NAME, hugging_face
 from widepack.spec.config import parse_model_args
@@ -27,7 +27,7 @@ def of_model(subject: str, given: Sequence[str], inputs: Sequence[str], entry: s
 
 def of_artifact(reader: Reader, entry: str) -> Costs:
     """Derives the costs of an entry of an artifact from its member program."""
-    return stored_costs(reader, entry)
+    return program_costs(reader, entry)
 
 
 def _factory(subject: str, given: Sequence[str]) -> Factory:
