@@ -71,12 +71,12 @@ class CostRow:
 class Costs:
     """The costs of one entry of a model.
 
-    model: its class. torch: the version that derived them. dtype: the model's dtype. members: the name of the
-    number of members in formulas. element_bytes: of the dtype. dims: each dim's least and largest size.
-    guards: conditions on the dims. weights: the bytes of all weights. parameters: their elements. classes:
-    the class of each module, by its path. rows: in the order of the program. peak: the formula of the most
-    bytes of activations at one time. uncounted: ops that read numbers and have no formula, each with the
-    number of its calls.
+    model: its class. torch: the version that derived them. dtype: the model's dtype. members: the name of
+    the number of members in formulas. element_bytes: of the dtype. dims: each dim's least and largest size.
+    guards: conditions on the dims. weights: the bytes of all weights. parameters: their elements. modules:
+    the path of the module of each node of the member program. classes: the class of each module, by its
+    path. rows: in the order of the program. peak: the formula of the most bytes of activations at one time.
+    uncounted: ops that read numbers and have no formula, each with the number of its calls.
     """
 
     model: str
@@ -88,6 +88,7 @@ class Costs:
     guards: tuple[Any, ...]
     weights: Pair
     parameters: Pair
+    modules: Mapping[str, str]
     classes: Mapping[str, str]
     rows: tuple[CostRow, ...]
     totals: Mapping[str, Pair]
@@ -166,6 +167,7 @@ class Costs:
             "guards": list(self.guards),
             "weights": list(self.weights),
             "parameters": list(self.parameters),
+            "modules": dict(self.modules),
             "classes": dict(self.classes),
             "rows": [row.to_json() for row in self.rows],
             "totals": {m: list(pair) for m, pair in self.totals.items()},
@@ -191,6 +193,7 @@ class Costs:
             guards=guards,
             weights=_read_pair(d["weights"], f"{where}: weights"),
             parameters=_read_pair(d["parameters"], f"{where}: parameters"),
+            modules=read_map(d["modules"], f"{where}: modules", read_text),
             classes=read_map(d["classes"], f"{where}: classes", read_text),
             rows=tuple(read_list(d["rows"], f"{where}: rows", CostRow.from_json)),
             totals=_read_costs(d["totals"], f"{where}: totals"),

@@ -29,6 +29,7 @@ def costs(**changes: Any) -> Costs:
         "guards": (["eq", ["mod", "T", 2], 0],),
         "weights": ("0", "24*w_bytes"),
         "parameters": ("0", "24"),
+        "modules": {"linear": "layers.0"},
         "classes": {"": "Net", "layers.0": "Linear"},
         "rows": (row,),
         "totals": {"flops": ("0", "2*B*T"), "kernels": ("1", "0")},

@@ -109,16 +109,21 @@ def test_tuned_and_changed_artifacts_keep_their_costs(artifacts: Artifacts, tmp_
     assert numbers(artifact, "--at", "B=3") == numbers(artifact, "--at", f"B=3,N={members}")
 
 
-def test_costs_are_left_out_when_a_kind_changes(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_costs_follow_the_kinds(artifacts: Artifacts, tmp_path: Path) -> None:
+    """A member with another trunk: what all shared becomes a cost of each member."""
     case = load("frozen_trunk")
     artifact = tmp_path / "ens.wide"
     shutil.copytree(artifacts("frozen_trunk"), artifact)
+    before = stored_costs(Reader(artifact))["forward"]
     state = case.member(0).state_dict()
     changed = {n: t + 0.01 if t.is_floating_point() else t for n, t in state.items()}
     torch.save(changed, tmp_path / "new.pt")
     widepack.update(artifact, {0: tmp_path / "new.pt"})
-    assert costs_file(Reader(artifact).manifest.files) == ""
-    assert numbers(artifact, "--at", "B=3")["flops"] > 0
+    after = stored_costs(Reader(artifact))["forward"]
+    assert before.totals["flops"][0] != "0" and after.totals["flops"][0] == "0"
+    whole, apart = (c.at(c.values({"B": 3}))["flops"] for c in (before, after))
+    assert whole == apart and after.classes == before.classes
+    assert [r.module for r in after.rows] == [r.module for r in before.rows]
 
 
 @pytest.mark.parametrize(

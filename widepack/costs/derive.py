@@ -99,6 +99,7 @@ def _document(found: Amounts, dtype: str, facts: ModelFacts) -> Costs:
         guards=tuple(g for g in facts.guards if not of_small_sizes(g)),
         weights=texts(found.weights),
         parameters=texts(found.parameters),
+        modules=dict(facts.modules),
         classes=dict(facts.classes),
         rows=tuple(rows()),
         totals={m: texts(totals_of(found.rows.values(), m)) for m in MEASURES},
