@@ -47,6 +47,29 @@ def test_reference_blocks_equal_torchs_counter(name: str) -> None:
         assert flops(costs, sizes) == torch_flops(block.make, block.inputs, sizes) > 0
 
 
+@pytest.mark.slow
+def test_a_language_model_of_seven_billion_parameters() -> None:
+    """Llama-2-7B from its config: nothing of its 13 GB of weights exists."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+        use_cache=False,
+        dtype="bfloat16",
+    )
+    costs = model_costs(
+        lambda: transformers.AutoModelForCausalLM.from_config(config).eval(),
+        ["input_ids=int64[B,T]:0..31999"],
+    )
+    assert costs.totals["flops"] == ("0", "524288*B*T*(T + 25204)") and not costs.lower_bound
+    assert flops(costs, {"B": 1, "T": 2048}) == 29_261_612_187_648
+    assert costs.parameters == ("64", "6738415616") and costs.dtype == "bfloat16"
+
+
 def test_an_lstm_counts_every_weight_at_every_step() -> None:
     """torch's counter sees nothing of an LSTM on the CPU."""
 

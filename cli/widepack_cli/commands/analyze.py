@@ -16,10 +16,13 @@ from widepack_artifacts.costs_file import stored_costs
 from widepack_artifacts.errors import plain
 from widepack_artifacts.formulas import Number
 from widepack_artifacts.reader import opened
+from widepack_bench.measure.devices import DEVICES, HERE, Device, measured_here
 
 from ..shared.cost_document import document
 from ..shared.cost_groups import WAYS, groups
-from ..shared.cost_lines import table, title, totals, uncounted
+from ..shared.cost_lines import device_lines, table, title, totals, uncounted
+from ..shared.cost_page import page
+from ..shared.cost_times import Roofline
 from ..shared.failures import Refusal
 from ..shared.options import emit, entry_named, entry_option, example, json_option, stdout_kept
 
@@ -70,6 +73,19 @@ _VALUE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*\Z", re.ASCII)
     help="Costs of the wide program, as widepack lowers it for N members. Default: of the model as it is "
     "written, where what no member changes counts once.",
 )
+@click.option(
+    "--device",
+    metavar="NAME",
+    help=f"With --at: the least time on a device. {HERE} measures this machine's processor; data sheets: "
+    f"{', '.join(DEVICES)}.",
+)
+@click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"With --at: write a page with a treemap and a roofline plot. Without --device: {HERE}.",
+)
 @click.option("--strict", is_flag=True, help=f"Exit with {NOT_COUNTED} if an op has no formula.")
 @json_option
 @click.pass_context
@@ -82,6 +98,8 @@ def command(
     at: str | None,
     by: str,
     wide: bool,
+    device: str | None,
+    html_file: Path | None,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -93,17 +111,26 @@ def command(
     once, everything else for each member.
     """
     given = _at(at)
+    device = _checked_device(device, at, html_file)
     planned = (given or {}).get("N", PLANNED) if wide else 0
     with stdout_kept(True):
         name, costs, members = _costs(subject, entry, model_args, inputs, planned)
     values = None if given is None else _values(costs, given, members)
     found = groups(costs, by)
+    roofline = None
+    if device is not None and values is not None:
+        roofline = Roofline(costs, _device(device, costs, values), values)
     if as_json:
-        emit({"subject": subject, "entry": name, **document(costs, found, by, values)})
+        emit({"subject": subject, "entry": name, **document(costs, found, by, values, roofline)})
     else:
         lines = [*title(costs, subject, name), "", *totals(costs, values), ""]
-        lines += [*table(costs, found, values, by), *uncounted(costs)]
+        lines += [] if roofline is None else [*device_lines(costs, roofline), ""]
+        lines += [*table(costs, found, values, by, roofline), *uncounted(costs)]
         click.echo(plain("\n".join(lines)))
+    if html_file is not None and values is not None and roofline is not None:
+        layers = groups(costs, "layer")
+        html_file.write_text(page(costs, layers, values, roofline, subject, name), encoding="utf-8")
+        click.echo(f"wrote {html_file}", err=True)
     if strict and costs.lower_bound:
         ctx.exit(NOT_COUNTED)
 
@@ -137,6 +164,30 @@ def _costs(
 
         stored = {name: analyze_model.of_artifact(reader, name)}
     return name, stored[name], len(manifest.members)
+
+
+def _checked_device(name: str | None, at: str | None, html_file: Path | None) -> str | None:
+    """Returns the device of `--device`, and `here` for a page without one. Raises: Refusal, UsageError."""
+    given = "--device" if name is not None else "--html" if html_file is not None else ""
+    if given and at is None:
+        raise click.UsageError(f"{given} gives times at sizes: give --at too")
+    if name is not None and name not in (HERE, *DEVICES):
+        raise Refusal(f"--device {name!r} is not known; known: {', '.join((HERE, *DEVICES))}")
+    return name or (HERE if html_file is not None else None)
+
+
+def _device(name: str, costs: Costs, values: Mapping[str, Number]) -> Device:
+    """Returns a device that has a rate for the model's dtype. Raises: Refusal."""
+    if name == HERE:
+        numbers = costs.at(values)
+        return measured_here(costs.dtype, int(numbers["weights"] + numbers["peak"]))
+    found = DEVICES[name]
+    if costs.dtype not in found.flops:
+        raise Refusal(
+            f"--device {name}: its data sheet has no rate for {costs.dtype}, the dtype of this model; it has "
+            f"{', '.join(found.flops)}"
+        )
+    return found
 
 
 def _at(text: str | None) -> dict[str, int] | None:

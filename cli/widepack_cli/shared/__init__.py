@@ -6,6 +6,8 @@
 | `cost_document.py` | Makes the JSON document of `widepack analyze`: formulas, and numbers |
 | `cost_groups.py` | Groups the rows of costs by layer, class, op or line, and folds layers that repeat |
 | `cost_lines.py` | Writes costs as lines of text: totals as formulas and numbers, then a table |
+| `cost_page.py` | Writes costs as one HTML page: totals, a treemap of the layers and a roofline plot |
+| `cost_times.py` | Computes the least time of costs on a device: for each kernel the larger of both |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
 | `options.py` | Options that several commands have, and the JSON document of a command |
@@ -13,4 +15,5 @@
 | `report_lines.py` | Lines that several commands print about a report |
 | `revision.py` | Options and report of the commands that change members: `update`, `append`, `drop` |
 | `trace_rows.py` | Rows of a trace: each node of the member program, its strategy |
+| `treemap.py` | Divides a rectangle into boxes with given areas, as square as is simple |
 """

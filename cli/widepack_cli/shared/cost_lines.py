@@ -8,9 +8,10 @@ from fractions import Fraction
 from widepack_artifacts import guards
 from widepack_artifacts.costs import Costs, Pair
 from widepack_artifacts.formulas import Number
-from widepack_bench.text import columns, plural, size
+from widepack_bench.text import columns, duration, plural, size
 
 from .cost_groups import Group
+from .cost_times import LeastTime, Roofline
 
 _WIDTH = 88  # characters of a formula in a table
 _SHORT = 44
@@ -55,8 +56,17 @@ def totals(costs: Costs, values: Mapping[str, Number] | None) -> list[str]:
     return columns([["a call", *(["number"] if numbers else []), "formula"], *rows])
 
 
-def table(costs: Costs, found: Sequence[Group], values: Mapping[str, Number] | None, by: str) -> list[str]:
-    """Returns the table of groups: numbers where values are given, else formulas."""
+def table(
+    costs: Costs,
+    found: Sequence[Group],
+    values: Mapping[str, Number] | None,
+    by: str,
+    roofline: Roofline | None = None,
+) -> list[str]:
+    """Returns the table of groups: numbers where values are given, else formulas.
+
+    roofline: gives the times on a device.
+    """
     layers = by == "layer"
     head = [by, *(["class", "n"] if layers else [])]
     names = [[_label(g), *([g.class_name, str(g.repeats)] if layers else [])] for g in found]
@@ -75,10 +85,28 @@ def table(costs: Costs, found: Sequence[Group], values: Mapping[str, Number] | N
                 quantity("weights_read", n["weights_read"]),
                 quantity("acts_read", n["acts_read"] + n["acts_written"]),
                 f"{n['kernels']:,}",
+                *([] if roofline is None else _time_cells(roofline.time(group.rows))),
             ]
         )
     titles = [*head, "FLOP", "%", "weights read", "activations read and written", "kernels"]
+    titles += [] if roofline is None else ["least time", "bound by"]
     return columns([titles, *([*n, *c] for n, c in zip(names, cells))])
+
+
+def device_lines(costs: Costs, roofline: Roofline) -> list[str]:
+    """Returns the limits of a device and the least time of a call on it."""
+    device, whole = roofline.device, roofline.time(costs.rows)
+    compute, bandwidth = device.flops[costs.dtype] / 1e12, device.bandwidth / 1e9
+    share = 100 * whole.compute / whole.seconds if whole.seconds else 0.0
+    return [
+        f"{device.name}: {compute:,.3g} TFLOP/s in {costs.dtype}, {bandwidth:,.4g} GB/s, {device.source}",
+        f"a call takes at least {duration(1000 * whole.seconds)}: kernels that compute bounds take "
+        f"{share:.0f}%, kernels that bytes bound {100 - share:.0f}%",
+    ]
+
+
+def _time_cells(time: LeastTime) -> list[str]:
+    return [duration(1000 * time.seconds) if time.seconds else "0", time.bound if time.seconds else ""]
 
 
 def uncounted(costs: Costs) -> list[str]:
