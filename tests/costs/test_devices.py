@@ -68,10 +68,7 @@ def test_this_machine_is_measured(artifacts: Artifacts) -> None:
 def test_the_text_has_times() -> None:
     text = analyze(*LINEAR, *INPUT, "--at", "B=8", "--device", "l4").stdout
     assert "NVIDIA L4, 24 GB: 30.3 TFLOP/s in float32, 300 GB/s, https://" in text
-    assert (
-        "a call takes at least 1.82 us: kernels that compute bounds take 0%, kernels that bytes bound 100%"
-        in text
-    )
+    assert "a call takes at least 1.83 us: kernels that compute bounds take 0%, kernels that bytes" in text
     assert text.splitlines()[-1].endswith("bytes")
 
 
