@@ -20,6 +20,8 @@ _Compiled = Callable[[Mapping[str, Number]], Number]
 MAX_TEXT = 200_000
 MAX_DEPTH = 60
 MAX_EXPONENT = 16
+MAX_BITS = 4096
+"""The most bits of a number in between: powers of powers would take all memory."""
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Sub: operator.sub,
     ast.FloorDiv: operator.floordiv,
@@ -27,7 +29,7 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 }
 _CHAINS: dict[type[ast.operator], Callable[[Sequence[Number]], Number]] = {
     ast.Add: sum,
-    ast.Mult: lambda parts: reduce(operator.mul, parts),
+    ast.Mult: lambda parts: reduce(lambda a, b: bounded(a * b), parts),
 }
 _CALLS: dict[str, Callable[[Sequence[Number]], Number]] = {"min": min, "max": max}
 
@@ -110,12 +112,26 @@ def _compile_binary(node: ast.BinOp, names: set[str], depth: int) -> _Compiled:
             raise _refused(ast.unparse(node))
         power = exponent
         base = _compile(node.left, names, depth + 1)
-        return lambda values: base(values) ** power
+        return lambda values: _raised(base(values), power)
     if kind not in _BINARY:
         raise _refused(ast.unparse(node))
     op = _BINARY[kind]
     left, right = _compile(node.left, names, depth + 1), _compile(node.right, names, depth + 1)
     return lambda values: op(left(values), right(values))
+
+
+def bounded(number: Number) -> Number:
+    """Returns a number. Raises: ArtifactError if it has more than `MAX_BITS` bits."""
+    if max(number.numerator.bit_length(), number.denominator.bit_length()) > MAX_BITS:
+        raise ArtifactError(f"a formula gives a number of over {MAX_BITS} bits")
+    return number
+
+
+def _raised(base: Number, power: int) -> Number:
+    found: Number = 1
+    for _ in range(power):
+        found = bounded(found * base)
+    return found
 
 
 def _chain(node: ast.expr, kind: type[ast.operator]) -> list[ast.expr]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from .formulas import MAX_EXPONENT, formula
+from .formulas import MAX_EXPONENT, bounded, formula
 
 Monomial = tuple[tuple[str, int], ...]  # name -> power, sorted by name
 Terms = dict[Monomial, int]
@@ -115,7 +115,7 @@ def _product(a: Terms, b: Terms) -> Terms:
             for name, power in right:
                 powers[name] = powers.get(name, 0) + power
             monomial = tuple(sorted(powers.items()))
-            found[monomial] = found.get(monomial, 0) + n * k
+            found[monomial] = found.get(monomial, 0) + int(bounded(n * k))
     return found
 
 

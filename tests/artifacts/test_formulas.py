@@ -99,6 +99,18 @@ def test_a_value_that_cannot_be_computed_is_an_error() -> None:
         Formula("B*T").at({"B": 1})
 
 
+@pytest.mark.parametrize(
+    "text", ["(" * 30 + "B" + "**16)" * 30, "(" * 30 + "2" + "**16)" * 30, "B*" * 400 + "B"]
+)
+def test_numbers_that_would_take_all_memory_are_refused(text: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(ArtifactError, match="over 4096 bits"):
+        Formula(text).at({"B": 2**40})
+    with pytest.raises(ArtifactError, match="over 4096 bits|is not a formula"):
+        Formula(added([text, "1"])).at({"B": 2**40})
+    assert time.process_time() - begin < 5
+
+
 def test_long_sums_are_computed() -> None:
     assert Formula(" + ".join(["B"] * 900)).at({"B": 2}) == 1800
 

@@ -23,6 +23,7 @@ from ..capture.capture import Captured
 from ..costs.derive import ModelFacts, derive, derive_wide
 from ..errors import CaptureError, UsageError
 from ..spec.entries import FORWARD
+from ..system.memory import available_bytes
 from .preview import Preview
 
 _TWO = (2, 3)
@@ -122,9 +123,23 @@ def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -
 
     try:
         return Preview(make_fake, inputs, entry=entry, fake=True), type(make_fake()).__name__
-    except (CaptureError, UsageError, RuntimeError):
+    except (CaptureError, UsageError, RuntimeError) as e:
+        if _is_large(make_fake):
+            raise CaptureError(
+                f"the model cannot be captured without its weights, which take too much memory here: {e}"
+            ) from e
         # the reason may be the missing values; what is wrong with values too is reported then
         return Preview(make, inputs, entry=entry), type(make()).__name__
+
+
+def _is_large(make_fake: Callable[[], nn.Module]) -> bool:
+    """Whether the weights of a model would take over a third of the memory that is free."""
+    free = available_bytes()
+    try:
+        size = sum(t.nbytes for t in make_fake().state_dict().values())
+    except (UsageError, RuntimeError):
+        return False  # its constructor needs values
+    return free is not None and 3 * size > free
 
 
 @contextmanager
