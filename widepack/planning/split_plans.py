@@ -9,8 +9,8 @@ the places of a convolution.
 
 bench/results/split-linear-cpu.json has the times of a linear layer (scripts/measure/split_linear.py). At rank
 8 and 16, `turned` over merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at
-2,048 rows, and 1.3 times at rank 96. `packed` over merged weights takes 0.65 to 1.1 times as long from 64 rows
-on; only a race or `tune` chooses it. bench/results/fleets-cpu.json has whole encoders at up to 512 rows.
+2,048 rows, and 1.3 times at rank 96. `packed` over merged weights takes 0.65 to 1.1 times as long from 64
+rows on; only a race or `tune` chooses it. bench/results/fleets-cpu.json has encoders at up to 512 rows.
 """
 
 from __future__ import annotations
