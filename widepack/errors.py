@@ -12,12 +12,14 @@ WidepackError                 exit code 1; the root: catch this one
 |-- VerificationError         1: a program whose answers differ from the members'
 |   `-- ProbeError            1: a loaded program with other answers than recorded; also an ArtifactError
 |-- InputError                1: a call with inputs that the model was not built for
+|-- OutsideDomain             2: sizes at which the formulas of a model's costs do not hold
 `-- ArtifactError             1: an artifact that is damaged, unknown, or cannot be written
     `-- ArtifactExists        2: an output path that exists
 """
 
 from __future__ import annotations
 
+from widepack_artifacts.costs import OutsideDomain as OutsideDomain
 from widepack_artifacts.errors import ArtifactError as ArtifactError
 from widepack_artifacts.errors import WidepackError as WidepackError
 from widepack_artifacts.folder import ArtifactExists as ArtifactExists

@@ -6,6 +6,8 @@
 | `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
+| `costs`, `costs_file` | what a call costs, as formulas: the document and its file |
+| `formulas`, `polynomials` | formulas over sizes: evaluated without `eval`, added up |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
 | `correction` | restores weights that are stored as factors, bit for bit (imports torch) |

@@ -32,6 +32,7 @@ SECTIONS = {
         "tune": "Measure plans on this machine and keep the fastest.",
         "compile": "Compile the programs of an artifact for this machine.",
         "inspect": "Show what an artifact contains.",
+        "analyze": "Show what a call costs, as formulas and numbers.",
         "trace": "Show how each op of the member runs for all members, and why.",
     },
     "Change": {

@@ -44,6 +44,18 @@ def memory(document: Any) -> str:
         weights, taken = row["weights_bytes"], row["memory"]
         sizes = (*weights.values(), *(taken[k]["resident"] for k in ("fleet", "fleet_least", "merged")))
         lines.append(f"| {_fleet(row)} | {' | '.join(f'{size / 1e6:.0f} MB' for size in sizes)} |")
+    more = [
+        taken["first_resident"] - taken["resident"]
+        for row in document["rows"]
+        for taken in row["memory"].values()
+        if "first_resident" in taken
+    ]
+    if more:
+        lines += [
+            "",
+            "The first process on a machine checks the artifact, and takes up to"
+            f" {max(more) / 1e6:.0f} MB more.",
+        ]
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ SHAPES = [
     (members, rows, size, size, rank)
     for size, rank in ((768, 8), (768, 96), (256, 8), (256, 16))
     for members in (8, 32)
-    for rows in (1, 4, 16, 64, 128, 512)
+    for rows in ((1, 4, 16, 64, 128, 512, 2048) if members == 8 else (1, 4, 16, 64, 128, 512))
 ]
 MERGED = ("turned", "streamed", "packed")
 

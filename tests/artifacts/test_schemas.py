@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from support import Artifacts
 
 from widepack_artifacts import strict_json
+from widepack_artifacts.costs import read_documents
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program import Program
@@ -43,7 +44,8 @@ def documents(artifact: Path) -> dict[str, Any]:
 
 def check(artifact: Path) -> None:
     for name, document in documents(artifact).items():
-        validator("manifest" if name == "manifest.json" else "program").validate(document)
+        kind = "program" if "/" in name else name.partition(".")[0].partition("-")[0]
+        validator(kind).validate(document)
 
 
 @pytest.mark.parametrize("artifact", sorted(GOLDEN.glob("*.wide")), ids=lambda p: p.stem)
@@ -132,6 +134,33 @@ PROGRAM: list[Callable[[Any], object]] = [
     lambda p: p["nodes"][0].update(more=1),
     lambda p: p["outputs"][0].append("stacked"),
 ]
+
+
+COSTS: list[Callable[[Any], object]] = [
+    lambda d: d.update(format="widepack.costs/2"),
+    lambda d: d.pop("entries"),
+    lambda d: d["entries"]["forward"].pop("peak"),
+    lambda d: d["entries"]["forward"].update(more=1),
+    lambda d: d["entries"]["forward"].update(peak="B.real"),
+    lambda d: d["entries"]["forward"].update(peak=1),
+    lambda d: d["entries"]["forward"].update(weights=["1"]),
+    lambda d: d["entries"]["forward"].update(element_bytes=-1),
+    lambda d: d["entries"]["forward"].update(dims={"B": [1]}),
+    lambda d: d["entries"]["forward"]["totals"].update(speed=["1", "1"]),
+    lambda d: d["entries"]["forward"]["rows"][0].pop(),
+    lambda d: d["entries"]["forward"]["rows"][0][3].update(flops=["__import__('os')", "1"]),
+    lambda d: d["entries"]["forward"].update(uncounted={"aten.mm": -1}),
+]
+
+
+@pytest.mark.parametrize("change", range(len(COSTS)))
+def test_costs_are_refused_by_both(change: int, artifacts: Artifacts) -> None:
+    document = next(d for n, d in documents(artifacts("mlp")).items() if n.startswith("costs-"))
+    validator("costs").validate(document)
+    COSTS[change](document)
+    assert not validator("costs").is_valid(document)
+    with pytest.raises(ArtifactError):
+        read_documents(document)
 
 
 def refused_by_both(document: Any) -> None:

@@ -28,6 +28,7 @@ import cases
 import widepack
 from widepack.errors import UsageError
 from widepack.planning.plan import NodeChoice
+from widepack.registry.flop_formulas import packed_flop
 from widepack_artifacts.program import Program, Ref
 from widepack_bench import bench, compare
 from widepack_bench.baselines.compiled import TooLong, at_most
@@ -37,7 +38,7 @@ from widepack_bench.measure import race as noise
 from widepack_bench.measure.figures import Ceilings, Memory, Roof, Start, Work
 from widepack_bench.measure.levels import LEVELS
 from widepack_bench.measure.profile import StepClock, chrome_trace, profile
-from widepack_bench.measure.roofline import ceilings, packed_flop, work
+from widepack_bench.measure.roofline import ceilings, work
 from widepack_bench.models.factory import factory_of
 from widepack_bench.models.weights import states
 from widepack_bench.processes.contestant import resident

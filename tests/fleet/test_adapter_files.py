@@ -128,6 +128,20 @@ def test_replaced_tensors(tmp_path: Path) -> None:
     assert torch.equal(matrix(torch.zeros(20, 6), delta), torch.full((20, 6), 8.0))
 
 
+def test_biases_of_saved_modules(tmp_path: Path) -> None:
+    """With bias="all", PEFT writes the biases of a saved module under three names."""
+    saved = torch.ones(3)
+    tensors = factors() | {
+        f"{BASE}head.bias": saved,
+        f"{BASE}head.weight": torch.ones(3, 6),
+        f"{BASE}head.modules_to_save.bias": saved.clone(),
+        f"{BASE}head.original_module.bias": torch.zeros(3),
+    }
+    adapter = read_adapter(written(tmp_path, tensors, bias="all", modules_to_save=["head"]))
+    assert set(adapter.replaced) == {"head.weight", "head.bias"}
+    assert torch.equal(adapter.replaced["head.bias"], saved)
+
+
 def test_dora_and_convolutions(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     conv = f"{BASE}conv"

@@ -153,6 +153,9 @@ def test_a_wrong_record_is_refused() -> None:
     for wrong in broken:
         with pytest.raises(ArtifactError, match="approximation does not have the form"):
             read_approximations({"approximation": wrong})
+    for entries in ([1], "text"):
+        with pytest.raises(ArtifactError, match="entries is not an object"):
+            read_approximations({"entries": entries})
 
 
 def test_errors_over_the_declared_part_name_the_worst_member() -> None:
@@ -204,6 +207,7 @@ def test_a_difference_without_large_directions_stays_stacked() -> None:
         ({"tolerance": 0.0}, "a part between 0 and 1"),
         ({"tolerance": 5.0}, "tolerance is 5"),
         ({"tolerance": float("nan")}, "tolerance is nan"),
+        ({"tolerance": "0.1"}, "tolerance is '0.1'"),
     ],
 )
 def test_wrong_tolerances_are_refused(
@@ -223,3 +227,21 @@ def test_exact_factors_are_preferred(fleet: SmallFleet, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.wide" / "manifest.json").read_text())["factored"]["corrections"]
     write_adapter(tmp_path / "more", 2, 8, 50)
     ens.swap(0, tmp_path / "more")
+
+
+class Sum(Net):
+    """A second output that no fine-tuning changes: the sum of probabilities."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        found = super().forward(x).softmax(-1)
+        return found, found.sum(-1)
+
+
+def test_an_output_that_fine_tuning_does_not_change(fleet: SmallFleet, tmp_path: Path) -> None:
+    paths, _ = halves(fleet, tmp_path)
+    out = tmp_path / "near.wide"
+    widepack.build(paths, out, **options(fleet, tolerance=TOLERANCE, model=Sum))
+    record = widepack.load(out, warmup=False).manifest.verification["approximation"]
+    first, second = record["outputs"]
+    assert all(v["error"] <= second["rounding"] for v in second["members"].values())
+    assert all(first["rounding"] < v["error"] <= TOLERANCE * v["effect"] for v in first["members"].values())

@@ -126,7 +126,7 @@ def test_an_artifact_without_scales_refuses_adapters_of_dora(tmp_path: Path) -> 
     scaled(tmp_path / "dora", torch.load(small.base), 2, 30)
     out = tmp_path / "plain.wide"
     widepack.build(small.adapters, out, base=small.base, model=Net, inputs=INPUTS, race=False)
-    words = r"it scales the outputs of first\.weight \(DoRA\), and the artifact stores no scales"
+    words = r"it has scales \[48, 1\] for first\.weight \(DoRA\), and the artifact stores no scales"
     with pytest.raises(widepack.MemberMismatch, match=words):
         widepack.load(out).swap(0, tmp_path / "dora")
     with pytest.raises(widepack.MemberMismatch, match=words):

@@ -245,6 +245,30 @@ def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
     assert torch.equal(again[4], answers[4])
 
 
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows: int) -> None:
+    fleet = write_fleet(tmp_path, [2] * 11)
+    out = tmp_path / "many.wide"
+    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    ens = widepack.load(out, memory="least")
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
+    ids = [first + int(k) for k in order]
+    x = torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1))
+    answers = ens.route(x, member=ids)
+    for row, i in enumerate(ids):
+        expected = answer_of(fleet.states[i], x[row : row + 1])[0]
+        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+    with torch.inference_mode():
+        answers.zero_()  # it is no view of a weight or an input
+    assert torch.equal(ens.route(x, member=ids), ens.route(x.clone(), member=ids))
+    ens.swap(first, fleet.adapters[10])
+    again = ens.route(x, member=ids)
+    at = ids.index(first)
+    expected = answer_of(fleet.states[10], x[at : at + 1])[0]
+    torch.testing.assert_close(again[at].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_fleet_loads_in_a_fresh_process_without_peft(of_merged: Path, fleet: SmallFleet) -> None:
     code = (
         "import sys, torch, widepack\n"

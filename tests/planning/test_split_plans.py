@@ -11,7 +11,7 @@ from widepack.ir.kinds import kinds
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, Plan
 from widepack.planning.request import StrategyRequest
-from widepack.planning.split_plans import LARGE, ROWS, row_limit
+from widepack.planning.split_plans import LARGE, PLACE, ROWS, row_limit
 from widepack.simplify.factored_weights import FactorNames, with_factors
 from widepack_artifacts.program import Kind, Program, Ref
 
@@ -143,7 +143,7 @@ def test_places_of_an_image_are_the_rows_of_a_convolution() -> None:
     conv = node("c", "conv2d", Ref("x"), Ref("w"), None, [1, 1], [1, 1], [1, 1], 1, out="float32[B,32,4,3]")
     net = program({"w": "float32[32,16,3,3]"}, {"x": "float32[B,16,4,3]"}, [conv], ["c"])
     small = plans_of(factored(net, "w"))[0]
-    assert small.batch == (1, ROWS // 12) and split(small) == {"c"}
+    assert small.batch == (1, ROWS // PLACE // 12) and split(small) == {"c"}
 
 
 def test_layers_without_a_split_form_do_not_count() -> None:

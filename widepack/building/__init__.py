@@ -13,9 +13,11 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | `build.py` | Defines `widepack.build`, which fuses checkpoints into an artifact |
 | `call_source.py` | Makes the example call of an entry and captures one member with it |
 | `captures.py` | Captures the members of one entry, one for each shape signature |
+| `costs_file.py` | Derives the costs of the entries of a build, and writes them to the file |
 | `entry.py` | Holds what the stages of a build know of one entry: its captures, inputs, dims |
 | `factories.py` | Chooses the factory of the members: the one that the user names |
 | `members.py` | Makes the members of a build as modules with their weights |
+| `model_costs.py` | Derives the costs of a model that has no checkpoints: of a factory |
 | `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |
 | `prove.py` | Verifies one entry of a build: both comparisons of every program, small sizes |
 | `provenance.py` | Records where an artifact comes from: versions, system, date, command, git commit |

@@ -114,10 +114,10 @@ def build(
             checkpoints that adapters were merged into. With `base`, the differences from it; without, the
             base is one of the members, or is computed from three members or more. Weights without such
             differences are stored for each member.
-        tolerance: Takes approximate factors for weights without exact ones. Their answers then differ from
-            the checkpoints' by at most this part of what the fine-tunes change, for example 0.05. The build
-            measures and records it for each member and output. Needs `unmerge` and `base`. Default: all
-            factors are exact.
+        tolerance: Takes approximate factors for weights without exact ones. On the calls of the
+            verification, the answers differ from the checkpoints' by at most this part of what the fine-tunes
+            change, for example 0.05. The build measures and records it for each member and output. Needs
+            `unmerge` and `base`. Default: all factors are exact.
         progress: A function that is called with `(stage, done, total)`.
 
     Returns:

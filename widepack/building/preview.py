@@ -46,11 +46,13 @@ class Preview:
         *,
         entry: str = FORWARD,
         sizes: Mapping[str, int] | None = None,
+        fake: bool = False,
     ) -> None:
         """Captures the model.
 
         make: returns a fresh member. inputs: specs as `widepack build --input` takes them. sizes: of dims in
-        the example. Raises: UsageError; CaptureError.
+        the example. fake: members have fake tensors, without values, and are not run.
+        Raises: UsageError; CaptureError.
         """
 
         def make_one() -> nn.Module:
@@ -58,7 +60,7 @@ class Preview:
 
         specs, bounds = parse_inputs(inputs, entry, [entry])
         self.captured = _captured(
-            make_one, specs, bounds, {**example_sizes(specs, bounds), **(sizes or {})}, entry
+            make_one, specs, bounds, {**example_sizes(specs, bounds), **(sizes or {})}, entry, fake
         )
         self.program = plain(self.captured.program)
         self.sizes = dict(self.captured.sizes)
@@ -140,6 +142,7 @@ def _captured(
     bounds: Mapping[str, Bounds],
     sizes: Mapping[str, int],
     entry: str,
+    fake: bool,
 ) -> Captured:
     """Captures the member; at larger sizes if it fixes the example's by accident (`view(4, -1)`)."""
 
@@ -147,12 +150,12 @@ def _captured(
         return spec_call(make(), specs, at, entry)
 
     try:
-        return capture(make, call(sizes), entry=entry)
+        return capture(make, call(sizes), entry=entry, rehearse=not fake)
     except FixedSize as e:
         larger = larger_sizes(e, sizes, bounds)
         if larger is None:
             raise
         try:
-            return capture(make, call(larger), entry=entry)
+            return capture(make, call(larger), entry=entry, rehearse=not fake)
         except CaptureError:
             raise e from None

@@ -213,6 +213,7 @@ def _approximation(entry: BuildEntry, reference: ReferenceAnswers, tolerance: fl
         reference.answers,
         lambda i: {row.weight.name: row.checkpoint_value(i) for row in near},
         {row.weight.name: row.factors.base for row in near},
+        reference.stats,
         reference.float64,
     )
     approximation.check(rows, tolerance, entry.entry)

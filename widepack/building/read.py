@@ -16,6 +16,7 @@ from ..errors import MemberMismatch, UsageError
 from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
 from ..fleet.base_record import FleetBase, base_of
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
+from ..fleet.orientation import of_module
 from .factories import choose_factory
 from .request import BuildRequest, adapters_in
 
@@ -74,6 +75,12 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     if not request.unmerge:
         return ReadMembers(factory, aligned, members.left_out)
     base = None if request.base is None else under_model_names(_open_base(request), state)
+    if base is not None and not set(base.tensors()) & set(state):
+        raise UsageError(
+            f"the base {request.base} has no weight of the model: it has"
+            f" {', '.join(list(base.tensors())[:3]) or 'nothing'}, ..., and the model"
+            f" {', '.join(list(state)[:3])}, ..."
+        )
     record = None if base is None else FleetBase(base)
     return ReadMembers(factory, aligned, members.left_out, MergedFleet(base, request.tolerance), record)
 
@@ -92,7 +99,8 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     """
     base = _open_base(request)
     factory = choose_factory(request.model, request.model_args, [base], request.dtype)
-    state = factory.of(base, base.state_dict()).state_dict()
+    module = factory.of(base, base.state_dict())
+    state, turned = module.state_dict(), of_module(module)
     base = under_model_names(base, state)
     adapters, left_out = read_adapters(request.paths)
     if left_out and not request.skip_bad:
@@ -101,7 +109,7 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     for adapter in adapters:
         check_ties(adapter, [(name, *others) for name, others in tied.items()])
     record = base_of(base, adapters)
-    fleet = [AdapterMember(base, adapter) for adapter in adapters]
+    fleet = [AdapterMember(base, adapter, turned) for adapter in adapters]
     members = OpenedMembers(request.paths, [m.checkpoint for m in fleet], left_out)
     if not fleet:
         raise bad_ones(left_out, len(request.paths))

@@ -108,8 +108,11 @@ class BuildRequest:
             raise UsageError(
                 "tolerance is a part of what fine-tunes change over their base: it needs --unmerge and --base"
             )
-        if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise UsageError(f"tolerance is {self.tolerance:g}; it is a part between 0 and 1, such as 0.05")
+        number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
+        if self.tolerance is not None and not (number and 0 < self.tolerance < 1):
+            raise UsageError(
+                f"tolerance is {self.tolerance!r:.40}; it is a part between 0 and 1, such as 0.05"
+            )
         if (adapters or self.unmerge) and self.one_checkpoint:
             raise UsageError(
                 "n is for stochastic passes of one checkpoint, which have no differences from it"

@@ -38,6 +38,7 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from .captures import Captures, capture_members
+from .costs_file import write_build_costs
 from .entry import BuildEntry
 from .members import EntryMembers
 from .prove import ProvedEntry, prove
@@ -200,6 +201,7 @@ def _published(
         entries = {p.entry.entry: replace(manifest.entries[p.entry.entry], rows=p.rows) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls))
+        write_build_costs(writer, [p.entry for p in proved], lowered.table.factory.name)
     with stages.stage("publish"):
         provenance = {
             **provenance_of(lowered.table.factory, request.strategies, stages.seconds),

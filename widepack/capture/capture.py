@@ -8,7 +8,7 @@ torch.export holds becomes arithmetic over named dims. Capture has no side effec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from .explain import explain, has_no_derivative, is_specialized, way_out
 from .export import export, run_once
 from .export_events import ExportEvents, watched
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
-from .program import member_program, outputs_of, symbols_of
+from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
     MEMBER,
     StatefulWrapper,
@@ -70,6 +70,7 @@ class Captured:
         unchanged: Requested buffers that this entry does not change.
         attributes: The plain attributes of the module before it was exported; None where no module was
             exported.
+        modules, classes: The module of each node, by the node's name; the class of each module.
     """
 
     program: Program
@@ -86,6 +87,8 @@ class Captured:
     states: tuple[CarriedState, ...] = ()
     unchanged: frozenset[str] = frozenset()
     attributes: Mapping[str, str] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict)
 
 
 class FixedSize(CaptureError):
@@ -105,6 +108,7 @@ def capture(
     states: Sequence[StateRequest] = (),
     gradients: bool = False,
     dropout: bool = False,
+    rehearse: bool = True,
 ) -> Captured:
     """Captures a fresh member.
 
@@ -117,6 +121,7 @@ def capture(
         states: What the caller wants to carry, where the entry has it.
         gradients: The program must give gradients: it contains what stops them (no_grad blocks).
         dropout: Dropout is active, whatever the mode is.
+        rehearse: Run the member once first. Members of fake tensors have no values, and cannot run.
 
     Raises:
         CaptureError: The member cannot be captured. The message is one paragraph with the user's source line.
@@ -128,7 +133,7 @@ def capture(
         requests = states_of_entry(fresh, call.leaves, call.signature, entry, states)
         refuse_shared_memory(fresh, requests.buffers)
     # Another module is exported, because its attributes must be those of a fresh member.
-    answer, raised = run_once(make(), call, entry)
+    answer, raised = run_once(make(), call, entry) if rehearse else (None, None)
     module = fresh if fresh is not None else make()
     del fresh
     refusal = ""
@@ -337,6 +342,7 @@ def _captured(
             prefix=prefix,
         )
     )
+    modules, classes = modules_of(exported, prefix)
     weights, program = member_program(exported, module, call, entry, prefix, matched, symbols)
     guards = guards_of(exported, call.leaves, type(module).__name__, attempt.seen)
     saved = module.state_dict()  # the checkpoints have these tensors
@@ -355,6 +361,8 @@ def _captured(
         states=matched.states,
         unchanged=frozenset(matched.unchanged),
         attributes=attempt.attributes,
+        modules=modules,
+        classes=classes,
     )
 
 

@@ -215,6 +215,23 @@ def _clean(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
+def modules_of(exported: torch.export.ExportedProgram, prefix: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the path of the module of each node, by its name in the program, and each module's class, by
+    its path.
+
+    prefix: of the member's path in the export.
+    """
+    paths: dict[str, str] = {}
+    classes: dict[str, str] = {}
+    for n in exported.graph.nodes:
+        for path, kind in (n.meta.get("nn_module_stack") or {}).values():
+            path = f"{path}.".removeprefix(prefix).rstrip(".")
+            name = kind if isinstance(kind, str) else kind.__qualname__
+            classes[path] = name.rpartition(".")[2]
+            paths[_clean(n.name)] = path
+    return paths, classes
+
+
 def symbols_of(exported: torch.export.ExportedProgram, call: MemberCall) -> dict[Any, str]:
     """Returns for each symbol of a dynamic dim in the export what the inputs call it."""
     by_name = {n.name: n for n in exported.graph.nodes}

@@ -16,6 +16,7 @@
 | `base_search.py` | Finds the base of members from the members alone |
 | `fleet.py` | Defines `Fleet`: the factors of each weight of a build's members |
 | `factors.py` | Defines `Factors`, `KeptStacked` and `Residual`, the results of `unmerge` |
+| `orientation.py` | Finds which weights of a model are stored transposed |
 | `low_rank.py` | Finds the rank and the factors of a matrix above a noise floor |
 | `new_members.py` | Opens a checkpoint or an adapter for an artifact, and factors its weights |
 | `rounding.py` | Computes ulps, and the noise that rounding adds to a matrix |

@@ -66,12 +66,14 @@ class LowRankDifference(NamedTuple):
     scale: Tensor | None
 
 
-def difference_of(weight: Tensor, delta: LoraDelta) -> LowRankDifference:
+def difference_of(weight: Tensor, delta: LoraDelta, turned: bool | None = None) -> LowRankDifference:
     """Returns how a delta changes a weight.
 
     Args:
         weight: Of the base model.
         delta: Of this weight.
+        turned: Whether the model stores the weight transposed, for a square one; None for the setting of the
+            adapter.
 
     Returns: the difference, in float32, or in float64 for a float64 weight. Only DoRA has a scale. It is
         [1, I] for a weight that is stored transposed.
@@ -82,7 +84,7 @@ def difference_of(weight: Tensor, delta: LoraDelta) -> LowRankDifference:
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     left, right = delta.left.to(dtype) * delta.scale, delta.right.to(dtype)
     dim = 1
-    if is_transposed(weight, delta):
+    if is_transposed(weight, delta, turned):
         left, right, dim = right.t(), left.t(), 0
     scale = None
     if delta.magnitude is not None:
@@ -92,9 +94,10 @@ def difference_of(weight: Tensor, delta: LoraDelta) -> LowRankDifference:
     return LowRankDifference(left.contiguous(), right.contiguous(), scale)
 
 
-def is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
+def is_transposed(weight: Tensor, delta: LoraDelta, known: bool | None = None) -> bool:
     """Returns whether a weight is the transpose of the matrix that a delta is of.
 
+    known: whether the model stores it so, which decides for a square weight; None for the adapter's setting.
     Raises: CheckpointError if the delta is of another shape.
     """
     rows, columns = delta.left.shape[0], delta.right.shape[1]
@@ -105,4 +108,6 @@ def is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
             f"the adapter changes a weight of [{rows}, {columns}], and the base has {list(weight.shape)};"
             " give the base model that the adapter was trained on"
         )
+    if turned and straight and known is not None and not delta.embedding:
+        return known
     return turned and (delta.transposed or not straight)

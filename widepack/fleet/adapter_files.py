@@ -25,6 +25,7 @@ from .adapter_config import FILE, AdapterConfig, read_config
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
+_SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 _LEFT = {"lora_B.weight": "lora_A.weight", "lora_embedding_B": "lora_embedding_A"}
 _MAGNITUDES = ("lora_magnitude_vector", "lora_magnitude_vector.weight")
 _EMBEDDINGS = ("embed_tokens", "lm_head", "word_embeddings", "wte", "shared", "embed_in", "embed_out")
@@ -106,8 +107,12 @@ def _sorted(
         raise RefusedFile("it has no factors: no tensor's name ends with lora_B.weight or lora_embedding_B")
     replaced: dict[str, Tensor] = {}
     for key, value in left.items():
-        name = key.replace(_WRAPPED, ".")
+        if _ORIGINAL in key:  # with bias="all", PEFT also saves the bias of the module that it replaces
+            continue
+        name = key.replace(_WRAPPED, ".").replace(_SAVED, ".")
         _check_replaced(key, config)
+        if name in replaced and _SAVED in key and torch.equal(replaced[name], value):
+            continue
         if name in replaced:
             raise RefusedFile(f"two tensors replace {name[:200]}")
         replaced[name] = value

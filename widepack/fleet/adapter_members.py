@@ -1,7 +1,7 @@
 """Makes members of LoRA adapters and the checkpoint of their base.
 
-The weight of a member that an adapter changes is `base + scale * left @ right`, computed in float64 and
-rounded once. With DoRA, each output of it is multiplied by a number.
+The weight of a member that an adapter changes is `base + left @ right`, computed in float64 and rounded once.
+The left factor has the adapter's scale in it, in float32. With DoRA, each output is multiplied by a number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from ..checkpoints.discovery import LeftOut
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import CheckpointError
 from ..spec.dtypes import dtype_of
-from .adapter import Adapter, LowRankDifference, difference_of
+from .adapter import Adapter, LoraDelta, LowRankDifference, difference_of
 from .adapter_config import FILE
 from .adapter_files import WEIGHTS, read_adapter
-from .factors import Factors, Residual
+from .factors import Factors, Residual, stack_factors
+from .orientation import Turned
 
 _MOST_NAMED = 5
+OF_ARTIFACT = "of the artifact"
+"""The path of a base that is read from an artifact."""
 
 
 class AdapterMember:
@@ -35,6 +38,7 @@ class AdapterMember:
     Args:
         base: The checkpoint of the base model, under the names of the model.
         adapter: The adapter.
+        turned: Which weights the model stores transposed, as far as it is known.
 
     Attributes:
         checkpoint: The member, as a checkpoint with the merged weights. They are computed when they are read.
@@ -43,15 +47,21 @@ class AdapterMember:
         CheckpointError: The adapter changes a weight that the base does not have.
     """
 
-    def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
-        self._base, self.adapter = base, adapter
+    def __init__(self, base: Checkpoint, adapter: Adapter, turned: Turned | None = None) -> None:
+        self._base, self.adapter, self._turned = base, adapter, turned or {}
         known = base.tensors()
         if unknown := [name for name in adapter.deltas if name not in known]:
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+            names = f"{', '.join(unknown[:_MOST_NAMED])}{more}"
+            if base.path == OF_ARTIFACT:
+                raise CheckpointError(
+                    f"adapter {adapter.path}: the artifact does not have the base's {names}, since its"
+                    " members have weights of their own there; give the adapter's base with --base, or build"
+                    " again"
+                )
             raise CheckpointError(
-                f"adapter {adapter.path}: the base {base.path} has no"
-                f" {', '.join(unknown[:_MOST_NAMED])}{more}; give the base model that the adapter was"
-                " trained on"
+                f"adapter {adapter.path}: the base {base.path} has no {names}; give the base model that the"
+                " adapter was trained on"
             )
         infos = dict(known)
         for name, value in adapter.replaced.items():
@@ -74,14 +84,21 @@ class AdapterMember:
         base: the weight. Raises: CheckpointError for another shape.
         """
         delta = self.adapter.deltas.get(name)
-        return None if delta is None or self.replaces(name) else difference_of(base, delta)
+        return None if delta is None or self.replaces(name) else self._changed(name, base, delta)
+
+    def _changed(self, name: str, weight: Tensor, delta: LoraDelta) -> LowRankDifference:
+        """Returns how a delta changes a weight. Raises: CheckpointError for another shape."""
+        try:
+            return difference_of(weight, delta, self._turned.get(name))
+        except CheckpointError as error:
+            raise CheckpointError(f"adapter {self.adapter.path}: {name[:200]}: {error}") from None
 
     def _read(self, name: str) -> Tensor:
         delta, replaced = self.adapter.deltas.get(name), self.adapter.replaced.get(name)
         value = self._base.get(name) if replaced is None else replaced.to(dtype_of(self._infos[name].dtype))
         if delta is None:
             return value
-        left, right, scale = difference_of(value, delta)
+        left, right, scale = self._changed(name, value, delta)
         scales = None if scale is None else scale.unsqueeze(0)
         return rounded(
             StackedFactors(value, left.unsqueeze(0), right.unsqueeze(0), [left.shape[1]], scales), 0
@@ -113,26 +130,22 @@ def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
 
 
 def fleet_factors(name: str, base: Tensor, members: Sequence[AdapterMember]) -> Factors | None:
-    """Returns the factors of one weight of all members; None if a member replaces it, or if the members'
-    scales are of different dims.
+    """Returns the factors of one weight of all members; None if it is no matrix or filter, if a member
+    replaces it, or if the members' scales are of different dims.
     """
-    if any(m.replaces(name) for m in members):
+    if base.ndim < 2 or any(m.replaces(name) for m in members):
         return None
     found = [m.difference(name, base) for m in members]
-    ranks = [0 if d is None else d.left.shape[1] for d in found]
-    rows = base.flatten(1)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
-    left = torch.zeros(len(members), rows.shape[0], max(ranks), dtype=dtype)
-    right = torch.zeros(len(members), max(ranks), rows.shape[1], dtype=dtype)
+    pairs = [None if d is None else (d.left, d.right) for d in found]
+    left, right, ranks = stack_factors(pairs, base, dtype)
     shapes = {d.scale.shape for d in found if d is not None and d.scale is not None}
     if len(shapes) > 1:
         return None
     scale = torch.ones(len(members), *shapes.pop(), dtype=dtype) if shapes else None
     for i, d in enumerate(found):
-        if d is not None:
-            left[i, :, : ranks[i]], right[i, : ranks[i]] = d.left, d.right
-            if scale is not None and d.scale is not None:
-                scale[i] = d.scale
+        if scale is not None and d is not None and d.scale is not None:
+            scale[i] = d.scale
     return Factors(base, left, right, ranks, Residual(0.0, 0.0), "given", scale)
 
 

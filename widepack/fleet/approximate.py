@@ -15,7 +15,7 @@ from torch import Tensor
 
 from widepack_artifacts.correction import StackedFactors, rounded
 
-from .factors import Factors, KeptStacked, Residual
+from .factors import Factors, KeptStacked, Residual, stack_factors
 from .low_rank import LowRank, nearest
 from .unmerge import most_rank, unfit
 
@@ -71,15 +71,9 @@ def _factors(part: LowRank, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _stacked(
     members: Sequence[Tensor], base: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]
 ) -> Factors | KeptStacked:
-    ranks = [left.shape[1] for left, _ in pairs]
-    rank = max(ranks)
-    if not rank:
+    left, right, ranks = stack_factors(pairs, base, pairs[0][0].dtype)
+    if not max(ranks):
         return KeptStacked("no member differs from the base", 0)
-    rows, columns = pairs[0][0].shape[0], pairs[0][1].shape[1]
-    left = pairs[0][0].new_zeros(len(pairs), rows, rank)
-    right = pairs[0][0].new_zeros(len(pairs), rank, columns)
-    for i, (a, b) in enumerate(pairs):
-        left[i, :, : ranks[i]], right[i, : ranks[i]] = a, b
     found = StackedFactors(base, left, right, ranks)
     errors = [_part(rounded(found, i), member, base) for i, member in enumerate(members)]
     residual = Residual(max(errors), math.inf)

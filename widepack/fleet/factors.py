@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 Source = int | Literal["given", "recovered"]
@@ -70,3 +72,25 @@ class KeptStacked:
     reason: str
     rank: int | None = None
     residual: Residual | None = None
+
+
+def stack_factors(
+    pairs: Sequence[tuple[Tensor, Tensor] | None], like: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Returns the factors of all members, padded with zeros to the largest rank.
+
+    Args:
+        pairs: For each member left [O, r] and right [r, I], or None for a member without a difference.
+        like: The weight of a member, of the matrix [O, I].
+        dtype: Of the factors.
+
+    Returns: left [N, O, r], right [N, r, I], and the rank of each member.
+    """
+    rows, columns = like.flatten(1).shape
+    ranks = [0 if pair is None else pair[0].shape[1] for pair in pairs]
+    left = torch.zeros(len(pairs), rows, max(ranks), dtype=dtype)
+    right = torch.zeros(len(pairs), max(ranks), columns, dtype=dtype)
+    for i, pair in enumerate(pairs):
+        if pair is not None:
+            left[i, :, : ranks[i]], right[i, : ranks[i]] = pair
+    return left, right, ranks

@@ -46,7 +46,7 @@ class AdapterFleet:
             return KeptStacked("the base does not have it")
         found = fleet_factors(name, self._base.get(name), self._members)
         if found is None:
-            return KeptStacked("an adapter replaces it")
+            return KeptStacked(_why_whole(name, self._base.get(name), self._members))
         return _if_smaller(found, count)
 
 
@@ -65,9 +65,14 @@ class MergedFleet:
 
     def factors(self, name: str, member: Callable[[int], Tensor], count: int) -> Factors | KeptStacked:
         """Returns the factors that `unmerge` finds, or why the weight stays Stacked."""
-        known = self._base is not None and name in self._base.tensors()
-        base = self._base.get(name) if known and self._base is not None else None
+        base = None
+        if self._base is not None:
+            if name not in self._base.tensors():
+                return KeptStacked("the base does not have it")
+            base = self._base.get(name)
         members = [member(i) for i in range(count)]
+        if base is not None and base.shape != members[0].shape:
+            return KeptStacked(f"the base has {list(base.shape)}, and the members {list(members[0].shape)}")
         found = unmerge(members, base)
         if isinstance(found, KeptStacked):
             found = _instead(found, members, base, self._tolerance)
@@ -80,7 +85,9 @@ def _instead(
     """Returns approximate factors if a tolerance is declared; else why the weight stays Stacked."""
     if tolerance is not None and base is not None:
         near = approximate(members, base.to(members[0].dtype), tolerance)
-        return near if isinstance(near, Factors) else replace(near, reason=f"{found.reason}; {near.reason}")
+        if isinstance(near, Factors) or near.reason == found.reason:
+            return near
+        return replace(near, reason=f"{found.reason}; {near.reason}")
     if (short := shorter_dtype(members)) is not None:
         name, wide = (str(d).removeprefix("torch.") for d in (short, members[0].dtype))
         way_out = (
@@ -89,6 +96,15 @@ def _instead(
         )
         return replace(found, reason=f"{found.reason}{way_out}")
     return found
+
+
+def _why_whole(name: str, base: Tensor, members: Sequence[AdapterMember]) -> str:
+    """Returns why a weight of adapters has no factors."""
+    if base.ndim < 2:
+        return f"it has {base.ndim} dims; factored are matrices and filters"
+    if any(m.replaces(name) for m in members):
+        return "an adapter replaces it"
+    return "the adapters have scales of different dims (DoRA)"
 
 
 def _if_smaller(found: Factors, count: int) -> Factors | KeptStacked:

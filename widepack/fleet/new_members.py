@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.weights import Weights
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.differences import under_model_names
+from ..checkpoints.discovery import open_checkpoint
 from ..checkpoints.newcomer import Newcomer, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
+from ..spec.dtypes import dtype_of, find_dtype
 from .adapter import LowRankDifference
 from .adapter_files import is_adapter, read_adapter
-from .adapter_members import AdapterMember, check_ties
+from .adapter_members import OF_ARTIFACT, AdapterMember, check_ties
 from .base_record import warn_of_other_base
 from .factors import Factors
+from .orientation import Turned
 from .unmerge import unmerge
 
 
@@ -59,6 +64,9 @@ def open_newcomer(
     path: str | Path,
     key: str | None = None,
     trust_pickle: bool = False,
+    *,
+    base: str | Path | None = None,
+    turned: Callable[[], Turned] = dict,
 ) -> Newcomer:
     """Opens a checkpoint, or the folder of a LoRA adapter, for an artifact.
 
@@ -66,27 +74,52 @@ def open_newcomer(
         manifest: Of the artifact.
         files: Its weights; an adapter changes the base in them.
         path, key, trust_pickle: As `widepack.build` takes them.
+        base: The checkpoint that an adapter changes; None for the artifact's base. A checkpoint needs none.
+        turned: Returns which weights the members store transposed. It is called for an adapter.
 
     Warns if an adapter names another base model than the adapters of the artifact.
 
     Raises:
         CheckpointError, MemberMismatch: As `newcomer`.
-        UsageError: The path is an adapter, and the artifact has no base.
+        UsageError: The path is an adapter, and there is no base.
     """
     if not is_adapter(path):
         return newcomer(manifest, path, key, trust_pickle)
-    if not manifest.factored.weights:
+    if not manifest.factored.weights and base is None:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
-            " they are; merge the adapter into its base, or build the artifact with --base and --adapter"
+            " they are; give the base with --base, or merge the adapter into it"
         )
-    member = adapter_member(manifest, files, path)
+    given = None if base is None else open_base(manifest, base, key, trust_pickle)
+    member = adapter_member(manifest, files, path, given, turned())
     found = newcomer(manifest, path, opened=member.checkpoint)
     return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 
+def open_base(
+    manifest: Manifest, path: str | Path, key: str | None = None, trust_pickle: bool = False
+) -> Checkpoint:
+    """Opens the base of adapters, under the names of an artifact's members and in its dtype.
+
+    Raises: CheckpointError, MemberMismatch.
+    """
+    like = {
+        name: torch.empty(tuple(w.of(0)), dtype=dtype_of(w.dtype), device="meta")
+        for w in manifest.member_weights
+        if w.role != "constant"
+        for name in (w.name, *w.aliases)
+    }
+    found = under_model_names(open_checkpoint(path, key, trust_pickle), like)
+    dtype = find_dtype(str(manifest.provenance.get("dtype") or "") or None)
+    return found if dtype is None else found.as_dtype(dtype)
+
+
 def adapter_member(
-    manifest: Manifest, files: Weights, path: str | Path, base: Checkpoint | None = None
+    manifest: Manifest,
+    files: Weights,
+    path: str | Path,
+    base: Checkpoint | None = None,
+    turned: Turned | None = None,
 ) -> AdapterMember:
     """Returns the member of a LoRA adapter over the artifact's base or another one.
 
@@ -95,6 +128,7 @@ def adapter_member(
         files: Its weights.
         path: The folder of the adapter.
         base: Of the adapter, under the model's names and in the artifact's dtype; None for the artifact's.
+        turned: Which weights the members store transposed.
 
     Warns if the adapter names another base model than the adapters of the artifact.
 
@@ -104,7 +138,7 @@ def adapter_member(
     adapter = read_adapter(path)
     warn_of_other_base(manifest.provenance, adapter)
     check_ties(adapter, [(w.name, *w.aliases) for w in manifest.member_weights if w.aliases])
-    return AdapterMember(base or _base_of(manifest, files, path), adapter)
+    return AdapterMember(base or _base_of(manifest, files, path), adapter, turned)
 
 
 def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint:
@@ -113,7 +147,7 @@ def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint
     stored = {w.name: w.base for w in manifest.factored.weights}
     stored |= {w.name: w.name for w in manifest.member_weights if w.kind == "shared" and w.role != "constant"}
     infos = {n: TensorInfo(table[at].dtype, tuple(table[at].shape)) for n, at in stored.items()}
-    return Checkpoint("of the artifact", infos, lambda name: files.get(stored[name]), "", os.stat(path))
+    return Checkpoint(OF_ARTIFACT, infos, lambda name: files.get(stored[name]), "", os.stat(path))
 
 
 def new_factors(
@@ -138,9 +172,10 @@ def new_factors(
     own = _of_adapter(new, weight.name, base, left.dtype)
     if own is not None and own.scale is not None:
         if scale is None or scale.shape != own.scale.shape:
+            stored = "no scales" if scale is None else f"scales {list(scale.shape)}"
             raise MemberMismatch(
-                f"adapter {path}: it scales the outputs of {weight.name} (DoRA), and the artifact stores no"
-                " scales for this weight; build it again with all adapters"
+                f"adapter {path}: it has scales {list(own.scale.shape)} for {weight.name} (DoRA), and the"
+                f" artifact stores {stored} for this weight; build it again with all adapters"
             )
         scale = own.scale
     correction = None

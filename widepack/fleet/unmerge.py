@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .base_search import MemberDifferences, differences, powers_of, recovered
-from .factors import Factors, KeptStacked, Residual, Source
+from .factors import Factors, KeptStacked, Residual, Source, stack_factors
 from .low_rank import MOST_NOISE, LowRank, low_rank
 from .rounding import DTYPES, noise_of, ulps
 
@@ -211,12 +211,7 @@ def _stored(
         rank = max(part.rank for part in split.parts)
         bad = next((i for i, (_, good) in enumerate(residuals) if not good), None)
         if bad is None:
-            left = matrices[0].new_zeros(len(pairs), matrices[0].shape[0], rank, dtype=kept)
-            right = matrices[0].new_zeros(len(pairs), rank, matrices[0].shape[1], dtype=kept)
-            for i, (a, b) in enumerate(pairs):
-                left[i, :, : a.shape[1]] = a
-                right[i, : b.shape[0]] = b
-            ranks = [part.rank for part in split.parts]
+            left, right, ranks = stack_factors(pairs, matrices[0], kept)
             return Factors(split.base.reshape(shape).clone(), left, right, ranks, worst, split.source)
         result = KeptStacked(
             f"factors of rank {split.parts[bad].rank} in {str(kept).removeprefix('torch.')} leave"

@@ -35,6 +35,8 @@ class CascadeAnswer:
         members: How many members ran on each row, `[B]`.
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     mean: Tensor
     members: Tensor
 

@@ -131,8 +131,10 @@ class GatheredRows:
         count, device = form.program.members, self._artifact.device
         padded = [*numbers, *[numbers[-1]] * (count - len(numbers))]
         count_padding(count - len(numbers))
-        ids = torch.tensor(padded, device=device)
-        order = torch.tensor([min(k, len(numbers) - 1) + first for k in range(count)], device=device)
+        places = _in_order(padded)
+        ids = torch.tensor(padded, device=device) if places is None else slice(min(padded), max(padded) + 1)
+        rows = [min(k, len(numbers) - 1) for k in range(count)] if places is None else places
+        order = torch.tensor([row + first for row in rows], device=device)
         weights = [self._gathered(s.source, s.kind, ids) for s in form.program.weights]
         given = [_rows_first(v, axis, order) for v, axis in zip(values, self._axes)]
         self._admit(form, [*weights, *given])
@@ -140,13 +142,20 @@ class GatheredRows:
         check_rows(self._title, found, [dim + 1 for dim in self._dims], 1)
         answers = []
         for leaf, dim in zip(found, self._dims):
-            rows = leaf[: len(numbers)].squeeze(dim + 1).movedim(0, dim)
-            answers.append(rows.contiguous() if len(numbers) < count else rows.clone())
+            if places is not None:  # rows of distinct members: back in the order of the call
+                leaf = torch.empty_like(leaf).index_copy_(0, order - first, leaf)
+                answers.append(leaf.squeeze(dim + 1).movedim(0, dim))
+                continue
+            found_rows = leaf[: len(numbers)].squeeze(dim + 1).movedim(0, dim)
+            answers.append(found_rows.contiguous() if len(numbers) < count else found_rows.clone())
         return answers
 
-    def _gathered(self, source: str, kind: Kind, ids: Tensor) -> Any:
+    def _gathered(self, source: str, kind: Kind, ids: Tensor | slice) -> Any:
+        """Returns a weight of the rows' members: a view if their numbers follow each other."""
         value = self._artifact.weights.get(source)
-        return value.index_select(0, ids) if kind == "stacked" else value
+        if kind != "stacked":
+            return value
+        return value[ids] if isinstance(ids, slice) else value.index_select(0, ids)
 
     def _admit(self, form: _RowProgram, given: Sequence[Any]) -> None:
         """Checks once at each size what a program of an untrusted file takes. Raises: OverBudget."""
@@ -187,6 +196,17 @@ class GatheredRows:
         if any(o.kind != "stacked" for o in program.outputs):
             return None
         return _RowProgram(program, graph_module(program, artifact.device, direct=True).forward)
+
+
+def _in_order(numbers: Sequence[int]) -> list[int] | None:
+    """Returns the places of rows in the order of their members, if these are distinct and follow each other;
+    None for other rows. Such rows read views of the weights, and nothing is gathered.
+    """
+    places = sorted(range(len(numbers)), key=numbers.__getitem__)
+    first = numbers[places[0]]
+    if all(numbers[place] == first + k for k, place in enumerate(places)):
+        return places
+    return None
 
 
 def _power_of_two(rows: int) -> int:

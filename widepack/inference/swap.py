@@ -31,6 +31,7 @@ from widepack_artifacts.manifest import Member
 from ..checkpoints.newcomer import Newcomer
 from ..errors import UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
+from ..fleet.orientation import of_programs
 from ..ir.at_rest import draws
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
@@ -114,7 +115,16 @@ def swap(
                 " without dtype to swap members"
             )
         stages = StageClock()
-        new = open_newcomer(artifact.manifest, artifact.weights.files, checkpoint, key, trust_pickle)
+        new = open_newcomer(
+            artifact.manifest,
+            artifact.weights.files,
+            checkpoint,
+            key,
+            trust_pickle,
+            turned=lambda: of_programs(
+                artifact.reader.program(f) for e in artifact.manifest.entries.values() for f in e.member
+            ),
+        )
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)
 
 

@@ -2,13 +2,15 @@
 
 A layer whose weight is a `widepack.factored_weight` may multiply with the base and the factors (`split`), or
 with the merged weight of each member. Merged weights of N members are N times as many bytes to read, and
-`split` computes a little more for each row. On a CPU `split` pays off up to `ROWS` rows of a member, on
+`split` computes a little more for each row. On a CPU `split` is used up to `ROWS` rows of a member, on
 average over the layers, each counted as often as it has weights. Above that the plans are those of merged
-weights. The rows of a layer with large factors count more than once: its thin products take longer.
+weights. The rows of a layer with large factors count more than once: its thin products take longer. So do
+the places of a convolution.
 
 bench/results/split-linear-cpu.json has the times of a linear layer (scripts/measure/split_linear.py). At rank
-8 and 16, `turned` over merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at 512
-rows; at rank 96 less from 64 rows on. bench/results/fleets-cpu.json has whole encoders at up to 512 rows.
+8 and 16, `turned` over merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at
+2,048 rows, and 1.3 times at rank 96. `packed` over merged weights takes 0.65 to 1.1 times as long from 64
+rows on; only a race or `tune` chooses it. bench/results/fleets-cpu.json has encoders at up to 512 rows.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from .plan import NodeChoice, Plan
 from .regions import Regions
 
 SPLIT = "split"
-ROWS = 512
-LARGE = 4  # with which power the rows count more
+ROWS = 4096
+PLACE = 8  # how many rows a place of a convolution counts as
+LARGE = 5  # with which power the rows count more
 THIN = 8  # factors of up to a weight's numbers divided by this take no time beside the product with the base
 _TABLE = "aten.embedding.default"
 _WEIGHTS = {"aten.mm.default": "mat2", "aten.matmul.default": "other", "aten.addmm.default": "mat2"}
@@ -107,7 +110,8 @@ def _rows(program: Program, layers: list[Node], sizes: Mapping[str, int]) -> flo
         name = _weight(node)
         assert name is not None
         count = values[name].numel()
-        total += count * _rows_of(node, values) * max(1.0, THIN * parts[name] / max(1, count)) ** LARGE
+        rows = _rows_of(node, values) * (PLACE if ".conv" in node.op else 1)
+        total += count * rows * max(1.0, THIN * parts[name] / max(1, count)) ** LARGE
         weights += count
     return total / max(weights, 1)
 

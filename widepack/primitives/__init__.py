@@ -49,6 +49,7 @@ from ..ir.values import Shared as Shared
 from ..ir.values import Stacked as Stacked
 from ..registry import aliases as aliases
 from ..registry.aliases import find as find
+from ..registry.flop_formulas import formula as formula
 from ..registry.samples import Draw as Draw
 from ..registry.samples import call as call
 from ..registry.user_ops import register as register

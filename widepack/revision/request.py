@@ -27,8 +27,8 @@ SlotsOf = Callable[[Manifest, Callable[[str | Path], Newcomer]], list[MemberSlot
 class ReviseRequest:
     """The arguments of `update`, `append` or `drop`.
 
-    did: the name of the function. slots_of: returns the new members. max_shard_size: as the user gave it, or
-    None.
+    did: the name of the function. slots_of: returns the new members. base: the checkpoint that adapters
+    change; None for the artifact's base. max_shard_size: as the user gave it, or None.
     """
 
     did: str
@@ -38,6 +38,7 @@ class ReviseRequest:
     force: bool = False
     key: str | None = None
     trust_pickle: bool = False
+    base: str | Path | None = None
     model: Model = None
     model_args: Mapping[str, Any] | None = None
     max_shard_size: int | str | None = None

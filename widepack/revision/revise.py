@@ -27,6 +27,7 @@ def update(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
@@ -45,6 +46,7 @@ def update(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        base: The checkpoint that adapters among the new members change. Default: the artifact's base.
         model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
             is compared with the captured program.
         model_args: Keyword arguments of the factory.
@@ -94,6 +96,7 @@ def update(
             force=force,
             key=key,
             trust_pickle=trust_pickle,
+            base=None if base is None else Path(checkpoint_of(base, "base")),
             model=model,
             model_args=model_args,
             max_shard_size=max_shard_size,
@@ -111,6 +114,7 @@ def append(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
@@ -130,6 +134,7 @@ def append(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        base: The checkpoint that adapters among the new members change. Default: the artifact's base.
         model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
             is compared with the captured program.
         model_args: Keyword arguments of the factory.
@@ -178,6 +183,7 @@ def append(
             force=force,
             key=key,
             trust_pickle=trust_pickle,
+            base=None if base is None else Path(checkpoint_of(base, "base")),
             model=model,
             model_args=model_args,
             max_shard_size=max_shard_size,

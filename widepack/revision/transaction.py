@@ -25,11 +25,14 @@ from torch import nn
 
 from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.costs_file import costs_file, stored_costs
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
+from ..building.costs_file import write_revised_costs
 from ..building.factories import find_factory
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.write import WeightFiles, write_factored, write_tensors
@@ -38,6 +41,7 @@ from ..checkpoints.factory import Factory
 from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
 from ..fleet.new_members import open_newcomer
+from ..fleet.orientation import of_programs
 from ..ir.at_rest import draws
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
@@ -139,7 +143,16 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
     with stages.stage("read"):
         files = _weights_of(reader)
         slots = request.slots_of(
-            old, lambda p: open_newcomer(old, files, p, request.key, request.trust_pickle)
+            old,
+            lambda p: open_newcomer(
+                old,
+                files,
+                p,
+                request.key,
+                request.trust_pickle,
+                base=request.base,
+                turned=lambda: of_programs(reader.program(f) for e in old.entries.values() for f in e.member),
+            ),
         )
         modules = _modules(request, slots, list(old.entries))
     with stages.stage("check"):
@@ -183,6 +196,7 @@ def _exported(
         entries = {p.name: p.write(writer, reader) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
+        _keep_costs(reader, checked, entries, writer)
     return replace(
         old,
         members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),
@@ -191,6 +205,20 @@ def _exported(
         probe=probe_name,
         verification=join_records(_records(proved)),
     )
+
+
+def _keep_costs(
+    reader: Reader, checked: CheckedRevision, entries: Mapping[str, Entry], writer: Writer
+) -> None:
+    """Keeps the costs of the artifact, which hold for any number of members; derives them for new kinds."""
+    old = reader.manifest
+    name = costs_file(old.files)
+    if not name:
+        return
+    if all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed:
+        writer.take(reader, [name])
+    else:
+        write_revised_costs(writer, [e.entry for e in checked.entries], stored_costs(reader))
 
 
 def _with_history(

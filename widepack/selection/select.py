@@ -67,8 +67,11 @@ def select(
         allowed: How much the cascade may lose against all selected members, as a mean over the rows: 0.002
             for 0.2 points of accuracy.
         rounds: How many members are added at most.
-        inputs, entry, answer, batch: As `widepack.predict` takes them.
+        inputs: The columns of each input, as `widepack.predict` takes them.
+        entry: The entry. Default: `forward`, or the first entry.
+        answer: The output that predictions are read from. Default: `logits`, else the first.
         dim: The dim of the classes in a member's answer.
+        batch: The rows of a batch. Default: 256.
         out: A folder for an artifact with the selected members alone. Default: the record is added to the
             artifact at `path`, and all members stay.
         force: Whether to replace an artifact at `out`.

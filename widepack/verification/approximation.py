@@ -19,7 +19,7 @@ from ..ir.float64 import double_by_default, raise_value
 from .answers import LATE_BYTES
 from .record import ApproximationError
 from .subject import MemberAnswers, Subject, VerifiedCall, Weights
-from .tolerance import floating, reference_of
+from .tolerance import ErrorStats, floating, reference_of
 
 
 def measure(
@@ -28,6 +28,7 @@ def measure(
     found: Sequence[MemberAnswers],
     original: Callable[[int], Mapping[str, torch.Tensor]],
     base: Mapping[str, torch.Tensor],
+    stats: Sequence[ErrorStats],
     float64: bool,
 ) -> list[ApproximationError]:
     """Measures the errors of all floating outputs over all calls that continue no other call.
@@ -38,6 +39,7 @@ def measure(
         found: Their answers.
         original: Returns the weights of a member's checkpoint that are approximate in the artifact, by name.
         base: The base's values of these weights.
+        stats: For each output the members' own rounding errors.
         float64: Whether the answers of `found` were computed in float64.
 
     Returns: a row for each output and member.
@@ -56,8 +58,9 @@ def measure(
                 if floating(answers.own[i][k]):
                     _add(sums.setdefault(k, [0.0, 0.0, 0.0]), near, ways[0][k], ways[1][k])
         for k, (error, effect, count) in sums.items():
-            roots = [math.sqrt(square / max(1.0, count)) for square in (error, effect)]
-            rows.append(ApproximationError(subject.outputs[k], member, *roots))
+            error, effect = (math.sqrt(square / max(1.0, count)) for square in (error, effect))
+            bound = stats[k].rms_bound()
+            rows.append(ApproximationError(subject.outputs[k], member, error, effect, bound))
     if not rows:
         raise VerificationError(
             "no output is a floating number, so what approximate weights change cannot be measured; build"
@@ -116,10 +119,6 @@ def record(rows: Sequence[ApproximationError], tolerance: float, weights: Sequen
     """Returns the record for the manifest. weights: the names of the approximate weights."""
     outputs: dict[str, dict[str, Any]] = {}
     for row in rows:
-        members = outputs.setdefault(row.output, {})
-        members[row.member] = {"error": row.error, "effect": row.effect}
-    return {
-        "tolerance": tolerance,
-        "weights": list(weights),
-        "outputs": [{"output": name, "members": members} for name, members in outputs.items()],
-    }
+        one = outputs.setdefault(row.output, {"output": row.output, "rounding": row.rounding, "members": {}})
+        one["members"][row.member] = {"error": row.error, "effect": row.effect}
+    return {"tolerance": tolerance, "weights": list(weights), "outputs": list(outputs.values())}

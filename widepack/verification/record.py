@@ -58,18 +58,20 @@ class OutputBounds:
 class ApproximationError:
     """What approximate weights change in one output of one member.
 
-    output, member: their names. error, effect: root mean squares, in the unit of the output.
+    output, member: their names. error, effect: root mean squares, in the unit of the output. rounding: the
+    bound of the error that is the members' own rounding.
     """
 
     output: str
     member: str
     error: float
     effect: float
+    rounding: float = 0.0
 
     @property
     def part(self) -> float:
         """The error as a part of the effect of the fine-tuning."""
-        if not self.error:
+        if self.error <= self.rounding:
             return 0.0
         return self.error / self.effect if self.effect else math.inf
 
@@ -163,19 +165,39 @@ def read_approximations(verification: Mapping[str, Any]) -> list[tuple[str, floa
     writes.
     """
     found = []
-    for entry in (FORWARD, *(verification.get("entries") or {})):
+    others = verification.get("entries") or {}
+    if not isinstance(others, Mapping):
+        raise ArtifactError("verification: entries is not an object with a record for each entry")
+    for entry in (FORWARD, *others):
         one = entry_record(verification, entry).get(APPROXIMATION)
         if one is None:
             continue
         try:
             rows = [
-                ApproximationError(str(o["output"]), str(m), float(v["error"]), float(v["effect"]))
+                ApproximationError(
+                    str(o["output"]),
+                    str(m),
+                    _number(v["error"]),
+                    _number(v["effect"]),
+                    _number(o["rounding"]),
+                )
                 for o in one["outputs"]
                 for m, v in o["members"].items()
             ]
-            found.append((entry, float(one["tolerance"]), max(rows, key=lambda row: row.part)))
+            tolerance = _number(one["tolerance"])
+            if not tolerance < 1 or not all(isinstance(n, str) for n in [*one["weights"]]):
+                raise ValueError("a tolerance or a name")
+            found.append((entry, tolerance, max(rows, key=lambda row: row.part)))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"verification of {entry}: {APPROXIMATION} does not have the form that a build writes"
             ) from error
+    return found
+
+
+def _number(value: Any) -> float:
+    """Returns a number of a record. Raises: ValueError unless it is finite and not negative."""
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{found} is not a finite number from 0")
     return found

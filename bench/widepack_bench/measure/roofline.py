@@ -17,21 +17,20 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from widepack.ir import ops
 from widepack.ir.encoding import decode
 from widepack.ir.fake_values import CPU, Fakes, member_slice, replay
 from widepack.ir.kinds import weights_only
-from widepack.ir.op_traits import is_recurrent_layer
 from widepack.ir.tensor_type import dtype_in
-from widepack.ir.torch_internals import memory_id, packet_of
+from widepack.ir.torch_internals import memory_id
+from widepack.registry.flop_formulas import kernel_formula, own_formula, tensors_in
 from widepack.runtime.kernel_count import is_view
 from widepack.runtime.prologue import split
 from widepack_artifacts.program import Node, Program, refs, substitute
@@ -39,17 +38,6 @@ from widepack_artifacts.program import Node, Program, refs, substitute
 from .figures import Ceilings, Roof, Work
 from .programs import entry_of
 
-STEPS = {
-    "rnn_steps": 2,
-    "gru_steps": 2,
-    "lstm_steps": 3,
-    "packed_lstm": 3,
-}  # widepack's own ops of recurrent layers, and the first argument that is a weight
-PACKED = (
-    "widepack.linear.default",
-    "widepack.convolution.default",
-    "widepack.streamed_linear.default",
-)  # torch has no FLOP formula for them.
 SECONDS = 0.15  # Seconds of measuring each limit.
 
 
@@ -120,43 +108,15 @@ def _aliases(node: Node, values: Mapping[str, Any]) -> bool:
 def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
     args = decode(substitute(node.args, values.__getitem__), CPU)
     kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
-    name = node.op.split(".")[1]
-    if is_recurrent_layer(node.op):
-        steps = int(math.prod(args[0].shape[:-1]))
-        matrices = [
-            t for t in _tensors([a for a in args[1:] if isinstance(a, (tuple, list))]) if t.dim() == 2
-        ]  # states are [layers, B, width]
-        return sum(2 * int(w.numel()) * steps for w in matrices)
-    if name in STEPS:
-        steps = int(
-            math.prod(args[0].shape[1:3])
-        )  # x is [N or 1, T, B, I]; weights are [N, *, *], or a list of N's; biases have a dim less
-        weights = [t for t in args[STEPS[name] :] if isinstance(t, Tensor) and t.dim() == 3] + [
-            t for a in args if isinstance(a, (list, tuple)) for t in a
-        ]
-        return sum(2 * int(w.numel()) * steps for w in weights)
-    if name == "scaled_dot_product_attention":
-        query, key, value = args[:3]
-        return int(2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
-    if node.op in PACKED:
-        return packed_flop(node.op, args[0].shape, args[1].shape, values[node.name].shape)
+    formula = own_formula(node.op)
+    if formula is not None:
+        return int(formula(*args, **kwargs, out_val=values[node.name]))
     if not node.op.startswith("aten."):
         return 0
     counter = _Flop()
     with fakes.on(), counter:
         ops.resolve(node.op)(*args, **kwargs)
     return counter.total
-
-
-def packed_flop(op: str, x: Sequence[int], weight: Sequence[int], made: Sequence[int]) -> int:
-    """Returns the FLOP of a layer over packed weights, from sizes.
-
-    A linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1], or [N, I, O] where it is streamed. A
-    convolution's weight is [O, C / g, *k].
-    """
-    if op in (PACKED[0], PACKED[2]):
-        return 2 * int(x[1]) * math.prod(map(int, weight))
-    return 2 * math.prod(map(int, made)) * math.prod(map(int, weight[1:]))
 
 
 class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
@@ -168,7 +128,7 @@ class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = flop_registry.get(packet_of(func))
+        formula = kernel_formula(func)
         if formula is None and func.namespace == "aten":
             with self:
                 made = func.decompose(*args, **kwargs)
@@ -180,18 +140,10 @@ class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base
         return made
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-
-
 def _bytes(value: Any) -> int:
     """Returns the bytes of a value's tensors; an expanded dim counts once."""
     total = 0
-    for t in _tensors(value):
+    for t in tensors_in(value):
         total += (
             math.prod(int(n) for n, step in zip(t.shape, t.stride(), strict=True) if step) * t.element_size()
         )

@@ -4,6 +4,8 @@
 
 | file | what it does |
 |---|---|
+| `analyze.py` | `widepack analyze`: shows what a call of a model costs, as formulas and as numbers |
+| `analyze_model.py` | Derives the costs of a model, or of an artifact that does not have them |
 | `append.py` | `widepack append`: adds members to an artifact |
 | `bench.py` | `widepack bench`: times an artifact beside its members without widepack |
 | `bench_layers.py` | `widepack bench-layers`: layers of torch.nn and reference blocks |

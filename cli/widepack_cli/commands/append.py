@@ -42,6 +42,7 @@ def command(
     model_args: tuple[str, ...],
     key: str | None,
     trust_pickle: bool,
+    base: str | None,
     as_json: bool,
 ) -> None:
     """Add the checkpoints CKPT... to ARTIFACT after its present members.
@@ -64,6 +65,7 @@ def command(
             max_shard_size=max_shard_size,
             key=key,
             trust_pickle=trust_pickle,
+            base=base,
             model=model,
             model_args=parse_model_args(model_args) or None,
             progress=progress,

@@ -78,8 +78,9 @@ TOML = "widepack.toml"
     "--tolerance",
     type=float,
     metavar="PART",
-    help="Let factors be approximate where none are exact. The answers then differ from the checkpoints' by "
-    "at most this part of what the fine-tunes change, such as 0.05. Needs --unmerge and --base.",
+    help="Let factors be approximate where none are exact. On the calls of the verification, the answers "
+    "differ from the checkpoints' by at most this part of what the fine-tunes change, such as 0.05. Needs "
+    "--unmerge and --base.",
 )
 @click.option(
     "--skip-bad",

@@ -252,6 +252,7 @@ def _base(record: Any) -> list[str]:
 
 def _short(value: Any) -> str:
     text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    text = text.replace("\n", "\\n")  # a record of an unknown file adds no lines
     return text if len(text) <= 200 else text[:197] + "..."
 
 

@@ -43,6 +43,7 @@ def command(
     model_args: tuple[str, ...],
     key: str | None,
     trust_pickle: bool,
+    base: str | None,
     as_json: bool,
 ) -> None:
     """Replace members of ARTIFACT by other checkpoints. Names and order do not change.
@@ -76,6 +77,7 @@ def command(
             max_shard_size=max_shard_size,
             key=key,
             trust_pickle=trust_pickle,
+            base=base,
             model=model,
             model_args=parse_model_args(model_args) or None,
             progress=progress,

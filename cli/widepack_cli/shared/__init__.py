@@ -3,6 +3,11 @@
 | file | what it does |
 |---|---|
 | `build_report.py` | Prints the report of a build as lines of text |
+| `cost_document.py` | Makes the JSON document of `widepack analyze`: formulas, and numbers |
+| `cost_groups.py` | Groups the rows of costs by layer, class, op or line, and folds layers that repeat |
+| `cost_lines.py` | Writes costs as lines of text: totals as formulas and numbers, then a table |
+| `cost_page.py` | Writes costs as one HTML page: totals, a treemap of the layers and a roofline plot |
+| `cost_times.py` | Computes the least time of costs on a device: for each kernel the larger of both |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `given_members.py` | Compares the weights of an artifact with checkpoints and adapters that the user gives |
 | `member_paths.py` | Finds the checkpoints that a command line names, in the order of the members |
@@ -12,4 +17,5 @@
 | `report_lines.py` | Lines that several commands print about a report |
 | `revision.py` | Options and report of the commands that change members: `update`, `append`, `drop` |
 | `trace_rows.py` | Rows of a trace: each node of the member program, its strategy |
+| `treemap.py` | Divides a rectangle into boxes with given areas, as square as is simple |
 """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from widepack.checkpoints.checkpoint import Checkpoint
+    from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
 
 _SHOWN = 8
@@ -65,35 +66,39 @@ def given_members(
             f"checkpoints: {len(found)} were given, the artifact has {len(ens)} members: "
             f"{', '.join(ens.members[:20])}"
         )
-    files = Weights(Reader(artifact, expect=ens.manifest.digest).weights_files())
+    reader = Reader(artifact, expect=ens.manifest.digest)
+    files = Weights(reader.weights_files())
     whole = [path for path in found if path not in adapters]
     opened = dict(zip(whole, open_all(whole, key, trust), strict=True)) if whole else {}
     if adapters:
-        opened |= _adapters(ens, files, adapters, base, key, trust)
+        opened |= _adapters(ens, reader, files, adapters, base, key, trust)
     return GivenMembers([opened[path] for path in found], len(adapters), base or "the artifact's base", files)
 
 
 def _adapters(
-    ens: Any, files: Weights, paths: Sequence[str], base: str | None, key: str | None, trust: bool
+    ens: Any,
+    reader: Reader,
+    files: Weights,
+    paths: Sequence[str],
+    base: str | None,
+    key: str | None,
+    trust: bool,
 ) -> dict[str, Checkpoint]:
     """Returns the member of each adapter as a checkpoint, by path. Raises: UsageError, CheckpointError."""
-    from widepack.checkpoints.differences import under_model_names
-    from widepack.checkpoints.discovery import open_checkpoint
     from widepack.errors import UsageError
-    from widepack.fleet.new_members import adapter_member
-    from widepack.spec.dtypes import find_dtype
+    from widepack.fleet.new_members import adapter_member, open_base
+    from widepack.fleet.orientation import of_programs
 
-    given = None
+    manifest, given = ens.manifest, None
     if base is not None:
-        given = under_model_names(open_checkpoint(base, key, trust), ens.state_dict(0))
-        if (dtype := find_dtype(str(ens.manifest.provenance.get("dtype") or "") or None)) is not None:
-            given = given.as_dtype(dtype)
+        given = open_base(manifest, base, key, trust)
     elif not ens.manifest.factored.weights:
         raise UsageError(
             f"{paths[0]} is a LoRA adapter, and the artifact stores each member's weights as they are;"
             " give the adapter's base with --base"
         )
-    return {path: adapter_member(ens.manifest, files, path, given).checkpoint for path in paths}
+    turned = of_programs(reader.program(f) for e in manifest.entries.values() for f in e.member)
+    return {path: adapter_member(manifest, files, path, given, turned).checkpoint for path in paths}
 
 
 def same_weights(ens: Any, given: GivenMembers) -> str:

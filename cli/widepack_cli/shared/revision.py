@@ -44,7 +44,12 @@ def out_options(f: F) -> F:
 
 
 def checkpoint_options(f: F) -> F:
-    """`--key` and `--trust-pickle`."""
+    """`--key`, `--trust-pickle` and `--base`."""
+    f = click.option(
+        "--base",
+        metavar="CKPT",
+        help="The checkpoint that LoRA adapters among the new members change. Default: the artifact's base.",
+    )(f)
     f = click.option(
         "--trust-pickle",
         is_flag=True,

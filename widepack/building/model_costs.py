@@ -1,0 +1,153 @@
+"""Derives the costs of a model that has no checkpoints: of a factory, or of a stored member program.
+
+A model is made with fake tensors, which take no memory. A constructor that needs values, and code that cannot
+be captured without them, are tried again with real tensors.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from widepack_artifacts.costs import Costs
+from widepack_artifacts.program import Kind
+from widepack_artifacts.reader import Reader
+
+from ..capture.capture import Captured
+from ..costs.derive import ModelFacts, derive, derive_wide
+from ..errors import CaptureError, UsageError
+from ..spec.entries import FORWARD
+from ..system.memory import available_bytes
+from .preview import Preview
+
+_TWO = (2, 3)
+"""The numbers of members through which the costs of a wide program are a line."""
+
+
+def model_costs(
+    make: Callable[[], nn.Module], inputs: Sequence[str], *, entry: str = FORWARD, wide: int = 0
+) -> Costs:
+    """Derives the costs of a model.
+
+    Args:
+        make: Returns a fresh member.
+        inputs: Specs as `widepack build --input` takes them.
+        entry: The method.
+        wide: Derive the costs of the wide program, planned for this number of members; 0: of the model as it
+            is written, once for each member.
+
+    Returns:
+        The costs. Weights that a checkpoint stores are assumed to differ between the members.
+
+    Raises:
+        UsageError: The specs do not fit the model.
+        CaptureError: The model cannot be captured.
+        LoweringError: An op cannot run for all members.
+        WidepackError: A size has no formula.
+    """
+    with _rare_collections():
+        preview, name = _preview(make, inputs, entry)
+        facts = facts_of(preview.captured, name)
+        if not wide:
+            program = preview.captured.program
+            kinds: dict[str, Kind] = {
+                s.name: "stacked" if s.source in preview.saved else "shared" for s in program.weights
+            }
+            return captured_costs(preview.captured, kinds, facts)
+        plan = preview.of(wide).plan()
+        return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
+
+
+def program_costs(reader: Reader, entry: str) -> Costs:
+    """Derives the costs of an entry of an artifact from its member program, which has no paths of modules.
+
+    Raises: ArtifactError; UsageError for members of different shapes; WidepackError.
+    """
+    stored = reader.manifest.entries[entry]
+    if len(stored.member) > 1:
+        raise UsageError(
+            f"{reader.root}: the members of entry {entry} have {len(stored.member)} different shapes, and "
+            "costs are formulas over N equal members; analyze the model of one member instead"
+        )
+    program = reader.program(stored.member[0])
+    rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
+    states = {s.input for s in stored.state}
+    slots: dict[str, Kind] = {s.name: rows[s.source] for s in program.weights}
+    for i, slot in enumerate(program.inputs):
+        slots[slot.name] = "stacked" if i in states else "shared"
+    facts = ModelFacts(
+        sizes={name: dim.example for name, dim in stored.dims.items()},
+        model=reader.root.name,
+        dims={name: (dim.min, dim.max) for name, dim in stored.dims.items()},
+        guards=[g.expr for g in stored.guards],
+    )
+    return derive(program, slots, facts)
+
+
+def captured_costs(captured: Captured, weights: Mapping[str, Kind], facts: ModelFacts) -> Costs:
+    """Derives the costs of a capture. weights: the kind of each weight, by value name."""
+    states = {s.input for s in captured.states}
+    inputs: dict[str, Kind] = {
+        s.name: "stacked" if i in states else "shared" for i, s in enumerate(captured.program.inputs)
+    }
+    return derive(captured.program, {**weights, **inputs}, facts)
+
+
+def facts_of(captured: Captured, name: str) -> ModelFacts:
+    """Returns what a capture tells of a model. name: of the model."""
+    return ModelFacts(
+        sizes=captured.sizes,
+        model=name,
+        dims={d: (least, most) for d, (least, most, _) in captured.dims.items()},
+        guards=[g.expr for g in captured.guards],
+        modules=captured.modules,
+        classes=captured.classes,
+    )
+
+
+def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -> tuple[Preview, str]:
+    """Captures the model with fake tensors, or with real ones. Returns the capture and the model's class."""
+
+    def make_fake() -> nn.Module:
+        # torch.export takes the mode of the module's tensors for the whole export, and needs this list
+        mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True)
+        with mode, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # of a deepcopy
+            return make()
+
+    try:
+        return Preview(make_fake, inputs, entry=entry, fake=True), type(make_fake()).__name__
+    except (CaptureError, UsageError, RuntimeError) as e:
+        if _is_large(make_fake):
+            raise CaptureError(
+                f"the model cannot be captured without its weights, which take too much memory here: {e}"
+            ) from e
+        # the reason may be the missing values; what is wrong with values too is reported then
+        return Preview(make, inputs, entry=entry), type(make()).__name__
+
+
+def _is_large(make_fake: Callable[[], nn.Module]) -> bool:
+    """Whether the weights of a model would take over a third of the memory that is free."""
+    free = available_bytes()
+    try:
+        size = sum(t.nbytes for t in make_fake().state_dict().values())
+    except (UsageError, RuntimeError):
+        return False  # its constructor needs values
+    return free is not None and 3 * size > free
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collects garbage rarely in the block: a capture makes millions of objects that stay."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
