@@ -207,3 +207,16 @@ def test_a_gpu_runs_such_products_as_before() -> None:
     x = Stacked(Value(None, drawn(2, 3, 6, WIDTH)))
     rule = REGISTRY["aten.einsum.default"].strategies["experts"]
     assert not rule.when(EagerWriter(3, "cuda"), "boi,bi->bo", [selected(table, index), x])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 6), (130, 140)])
+def test_no_member_changes_a_bit_of_another(outputs: int, inputs: int) -> None:
+    """The rows that other members send to each expert, and their NaN, do not matter."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 20, inputs, generator=generator), torch.randn(3, 4, outputs, inputs)
+    index = torch.randint(0, 4, (3, 20), generator=generator)
+    before = FUNCTIONS["widepack.expert_linear.default"](x, weight, index)
+    other, broken = index.clone(), weight.clone()
+    other[1], broken[1] = 0, float("nan")
+    after = FUNCTIONS["widepack.expert_linear.default"](x, broken, other)
+    assert torch.equal(before[[0, 2]], after[[0, 2]]) and bool(after[1].isnan().all())
