@@ -55,60 +55,11 @@ def test_values() -> None:
     assert Formula("B*max(T, 1)").names == {"B", "T"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "B +",
-        "__import__('os')",
-        "B.real",
-        "B[0]",
-        "lambda: 1",
-        "print(B)",
-        "max()",
-        "max(B, key=T)",
-        "max(*B)",
-        "B if T else 1",
-        "B / T",
-        "B << 9",
-        "B ** T",
-        "B ** 17",
-        "B ** -1",
-        "1.5*B",
-        "True",
-        "'B'",
-        "B and T",
-        "[B]",
-        "(B := 1)",
-        "~B",
-        "(" * 300 + "B" + ")" * 300,
-        "-" * 200 + "B",
-        "max(" * 70 + "B" + ", 1)" * 70,
-        "B*" * 200_000 + "B",
-    ],
-)
-def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(ArtifactError, match="formula"):
-        Formula(text)
-
-
 def test_a_value_that_cannot_be_computed_is_an_error() -> None:
     with pytest.raises(ArtifactError, match="B//T divides by zero at these sizes"):
         Formula("B//T").at({"B": 1, "T": 0})
     with pytest.raises(ArtifactError, match="needs a value of T"):
         Formula("B*T").at({"B": 1})
-
-
-@pytest.mark.parametrize(
-    "text", ["(" * 30 + "B" + "**16)" * 30, "(" * 30 + "2" + "**16)" * 30, "B*" * 400 + "B"]
-)
-def test_numbers_that_would_take_all_memory_are_refused(text: str) -> None:
-    begin = time.process_time()
-    with pytest.raises(ArtifactError, match="over 4096 bits"):
-        Formula(text).at({"B": 2**40})
-    with pytest.raises(ArtifactError, match="over 4096 bits|is not a formula"):
-        Formula(added([text, "1"])).at({"B": 2**40})
-    assert time.process_time() - begin < 5
 
 
 def test_long_sums_are_computed() -> None:
