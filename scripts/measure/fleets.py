@@ -77,9 +77,14 @@ def by_groups(members: Sequence[nn.Module], x: Tensor, ids: Tensor) -> list[Any]
 
 
 def measured(
-    width: int, layers: int, members: int, rank: int, rows: Sequence[tuple[int, int]], seconds: float
+    sizes: tuple[int, int, int, int], rows: Sequence[tuple[int, int]], seconds: float, tune_s: float
 ) -> dict[str, Any]:
-    """Returns the row of one fleet. rows: the sizes of the calls, (batch, tokens)."""
+    """Returns the row of one fleet.
+
+    sizes: width, layers, members, rank. rows: the sizes of the calls, (batch, tokens). tune_s: how long both
+    artifacts are tuned; 0 for their plans as they are built.
+    """
+    width, layers, members, rank = sizes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base, adapters, merged = write_fleet(folder, width, layers, members, rank)
@@ -89,11 +94,21 @@ def measured(
         report = widepack.build(adapters, thin, base=base, **options)
         build_s = time.perf_counter() - began
         widepack.build(merged, whole, **options)
+        for path in (thin, whole) if tune_s else ():
+            widepack.tune(
+                path,
+                batches=(1, 4, 32),
+                patterns=("shared",),
+                budget_s=tune_s,
+                backends=["eager"],
+                write=True,
+            )
         result: dict[str, Any] = {
             "width": width,
             "layers": layers,
             "members": members,
             "rank": rank,
+            "tune_s": tune_s,
             "build_s": build_s,
             "weights_bytes": {
                 "fleet": sum(report.weights.values()),
@@ -145,13 +160,14 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each size of a call")
     parser.add_argument("--fleet", action="append", help="width,layers,members,rank; repeatable")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning of each artifact")
     options = parser.parse_args()
     torch.set_num_threads(1)
     fleets = [tuple(map(int, f.split(","))) for f in options.fleet or ("768,2,8,8", "768,1,32,8")]
     sizes = ((1, 1), (1, 4), (1, 16), (4, 16), (8, 16), (32, 16))
     rows = []
     for width, layers, members, rank in fleets:
-        rows.append(measured(width, layers, members, rank, sizes, options.seconds))
+        rows.append(measured((width, layers, members, rank), sizes, options.seconds, options.tune))
         command = "python scripts/measure/fleets.py -o bench/results/fleets-cpu.json"
         document = {"command": command, "threads": 1, "environment": environment("cpu", 1), "rows": rows}
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
