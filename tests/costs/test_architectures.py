@@ -8,7 +8,7 @@ import pytest
 from counted import flops, torch_flops
 from torch import nn
 
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
 
 transformers: Any = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from support import Artifacts
 
 import widepack
 from cases import load
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
 from widepack_artifacts.costs_file import costs_file, stored_costs
 from widepack_artifacts.reader import Reader

@@ -13,8 +13,9 @@ from counted import flops, torch_flops
 from torch import Tensor, nn
 
 from cases import GUARDED, NAMES, load
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
+from widepack.kernels.library import FUNCTIONS
 from widepack.registry.flop_formulas import own_formula
 from widepack_bench.models.blocks import BLOCKS
 
@@ -150,3 +151,16 @@ def test_products_with_a_vector_are_counted() -> None:
 
     costs = model_costs(Net, ["x=float32[B,24]"])
     assert flops(costs, {"B": 7}) == 2 * 7 * 24 and not costs.lower_bound
+
+
+def test_every_op_of_widepack_that_multiplies_has_a_formula() -> None:
+    """Those that pack weights run before a call, and multiply nothing."""
+    missing = [n for n in FUNCTIONS if not n.startswith("widepack.pack_") and own_formula(n) is None]
+    assert not missing
+
+
+def test_rows_that_meet_one_expert_each() -> None:
+    x, weight = torch.empty(3, 7, 4, device="meta"), torch.empty(3, 5, 6, 4, device="meta")
+    formula = own_formula("widepack.expert_linear.default")
+    assert formula is not None
+    assert formula(x, weight, torch.empty(3, 7), out_val=torch.empty(3, 7, 6)) == 2 * 3 * 7 * 6 * 4

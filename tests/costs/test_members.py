@@ -8,7 +8,7 @@ from counted import flops
 from torch import Tensor, nn
 
 from cases import NAMES, load
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
 from widepack.building.preview import Preview
 from widepack_bench.measure.roofline import work

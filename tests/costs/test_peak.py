@@ -14,7 +14,7 @@ import torch
 from counted import allocated_peak, call_at
 
 from cases import load
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
 from widepack.building.preview import Preview
 from widepack.runtime.executable import Executable

@@ -168,6 +168,11 @@ def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, *args: A
     return 2 * x.shape[0] * x.shape[1] * base.numel() + 2 * x.shape[1] * (left.numel() + right.numel())
 
 
+def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, *, out_val: Any) -> Any:
+    """Each row of x [N, R, I] times the matrix of one expert in weight [N, E, O, I]."""
+    return 2 * math.prod(x.shape) * weight.shape[-2]
+
+
 def _matrix_vector(matrix: Tensor, vector: Tensor, *, out_val: Any) -> Any:
     return 2 * matrix.numel()
 
@@ -187,6 +192,7 @@ _OWN: dict[str, FlopFormula] = {
     "aten.bilinear": _bilinear,
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
+    "widepack.expert_linear": _expert_linear,
     "aten._grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
     **{f"aten.{name}": _recurrent_layer for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

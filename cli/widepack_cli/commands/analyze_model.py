@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from widepack import primitives  # noqa: F401  # fills the registry
+from widepack import primitives as primitives  # fills the registry
 from widepack.building.factories import find_factory
 from widepack.building.model_costs import model_costs, program_costs
 from widepack.checkpoints.factory import Factory
