@@ -13,6 +13,7 @@ from widepack_artifacts.writer import Writer
 
 from ..costs.derive import ModelFacts, derive
 from ..errors import WidepackError
+from ..ir.kinds import slot_kinds
 from ..spec.state import CarriedState
 from .entry import BuildEntry
 
@@ -37,14 +38,9 @@ def write_build_costs(writer: Writer, entries: Iterable[BuildEntry], name: str) 
     """Writes the costs of the entries of a build. name: of the model, where its class is not known."""
     found = {}
     for entry in entries:
-        products = {f.weight.name for f in entry.table.factored}
-
-        def kind(weight: str, entry: BuildEntry = entry, products: set[str] = products) -> Kind:
-            return "stacked" if weight in products else entry.kind(weight)
-
         captured = entry.first
         model = captured.classes.get("", "") or name
-        found[entry.entry] = _costs(entry, kind, model, captured.modules, captured.classes)
+        found[entry.entry] = _costs(entry, model, captured.modules, captured.classes)
     _write(writer, found)
 
 
@@ -53,7 +49,7 @@ def write_revised_costs(writer: Writer, entries: Iterable[CostedEntry], before: 
     _write(
         writer,
         {
-            e.entry: _costs(e, e.kind, old.model, old.modules, old.classes)
+            e.entry: _costs(e, old.model, old.modules, old.classes)
             for e in entries
             if (old := before.get(e.entry)) is not None
         },
@@ -67,11 +63,7 @@ def _write(writer: Writer, found: Mapping[str, Costs | None]) -> None:
 
 
 def _costs(
-    entry: CostedEntry,
-    kind: Callable[[str], Kind],
-    model: str,
-    modules: Mapping[str, str],
-    classes: Mapping[str, str],
+    entry: CostedEntry, model: str, modules: Mapping[str, str], classes: Mapping[str, str]
 ) -> Costs | None:
     """Returns the costs of an entry. None if its members have different shapes, or a size has no formula: no
     answer depends on them.
@@ -79,10 +71,7 @@ def _costs(
     if len(entry.programs) > 1:
         return None
     (program,) = entry.programs
-    states = {s.input for s in entry.states}
-    slots: dict[str, Kind] = {s.name: kind(s.source) for s in program.weights}
-    for i, slot in enumerate(program.inputs):
-        slots[slot.name] = "stacked" if i in states else "shared"
+    slots = slot_kinds(program, entry.kind, {s.input for s in entry.states})
     facts = ModelFacts(
         sizes=entry.sizes,
         model=model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -22,6 +22,7 @@ from widepack_artifacts.reader import Reader
 from ..capture.capture import Captured
 from ..costs.derive import ModelFacts, derive, derive_wide
 from ..errors import CaptureError, UsageError
+from ..ir.kinds import slot_kinds
 from ..spec.entries import FORWARD
 from ..system.memory import available_bytes
 from .preview import Preview
@@ -55,11 +56,9 @@ def model_costs(
         preview, name = _preview(make, inputs, entry)
         facts = facts_of(preview.captured, name)
         if not wide:
-            program = preview.captured.program
-            kinds: dict[str, Kind] = {
-                s.name: "stacked" if s.source in preview.saved else "shared" for s in program.weights
-            }
-            return captured_costs(preview.captured, kinds, facts)
+            captured = preview.captured
+            states = {s.input for s in captured.states}
+            return derive(captured.program, slot_kinds(captured.program, preview.kind, states), facts)
         plan = preview.of(wide).plan()
         return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
 
@@ -77,10 +76,7 @@ def program_costs(reader: Reader, entry: str) -> Costs:
         )
     program = reader.program(stored.member[0])
     rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
-    states = {s.input for s in stored.state}
-    slots: dict[str, Kind] = {s.name: rows[s.source] for s in program.weights}
-    for i, slot in enumerate(program.inputs):
-        slots[slot.name] = "stacked" if i in states else "shared"
+    slots = slot_kinds(program, rows.__getitem__, {s.input for s in stored.state})
     facts = ModelFacts(
         sizes={name: dim.example for name, dim in stored.dims.items()},
         model=reader.root.name,
@@ -88,15 +84,6 @@ def program_costs(reader: Reader, entry: str) -> Costs:
         guards=[g.expr for g in stored.guards],
     )
     return derive(program, slots, facts)
-
-
-def captured_costs(captured: Captured, weights: Mapping[str, Kind], facts: ModelFacts) -> Costs:
-    """Derives the costs of a capture. weights: the kind of each weight, by value name."""
-    states = {s.input for s in captured.states}
-    inputs: dict[str, Kind] = {
-        s.name: "stacked" if i in states else "shared" for i, s in enumerate(captured.program.inputs)
-    }
-    return derive(captured.program, {**weights, **inputs}, facts)
 
 
 def facts_of(captured: Captured, name: str) -> ModelFacts:

@@ -69,7 +69,11 @@ class Preview:
 
     def kinds(self) -> dict[str, Kind]:
         """Returns the kind of every weight, by its name in the table."""
-        return {s.source: "stacked" if s.source in self.saved else "shared" for s in self.program.weights}
+        return {s.source: self.kind(s.source) for s in self.program.weights}
+
+    def kind(self, weight: str) -> Kind:
+        """Returns the kind of a weight: a checkpoint's is assumed to differ between the members."""
+        return "stacked" if weight in self.saved else "shared"
 
     def of(
         self,

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 
 from widepack_artifacts.program import Kind, Node, Program, refs
 
@@ -42,6 +42,16 @@ _BY_SECOND = frozenset(
     full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor")
 )
 _DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
+
+
+def slot_kinds(program: Program, weight: Callable[[str], Kind], stacked: Container[int]) -> dict[str, Kind]:
+    """Returns the kind of every weight and every input of a member program, by value name.
+
+    weight: returns the kind of a weight, by its source. stacked: the numbers of the inputs that have one
+    value for each member.
+    """
+    slots = {s.name: weight(s.source) for s in program.weights}
+    return slots | {s.name: "stacked" if i in stacked else "shared" for i, s in enumerate(program.inputs)}
 
 
 def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -> dict[str, Kind]:

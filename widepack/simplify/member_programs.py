@@ -11,6 +11,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
 
 from ..ir.fake_values import Shapes
+from ..ir.kinds import slot_kinds
 from ..spec.state import CarriedState
 from .factored_weights import FactorNames, with_factors
 from .pipeline import fold, simplify_all, straighten_all
@@ -58,14 +59,9 @@ class MemberPrograms:
         A state has one value for each member in every pattern.
         """
         program = self._stored[0]
-        carried = {s.input for s in self.states}
-        return {
-            **{s.name: self.kind(s.source) for s in program.weights},
-            **{
-                s.name: "shared" if pattern == "shared" and i not in carried else "stacked"
-                for i, s in enumerate(program.inputs)
-            },
-        }
+        every = range(len(program.inputs))
+        stacked = {s.input for s in self.states} if pattern == "shared" else every
+        return slot_kinds(program, self.kind, stacked)
 
     def simple(self, pattern: str) -> list[Program]:
         """Returns the member programs, simplified for a pattern."""
@@ -110,8 +106,7 @@ def simplified(
     used = sorted(set(signatures))
     programs = [with_factors(p, factors) for p in programs] if factors else programs
     first = programs[used[0]]
-    slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
-    slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, stacked_inputs)})
+    slots = slot_kinds(first, weights.__getitem__, [i for i, own in enumerate(stacked_inputs) if own])
     captured = [programs[s] for s in used]
     return SimplifiedPrograms(
         simplify_all(captured, slots, sizes) if simplify else captured,
