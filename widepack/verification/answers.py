@@ -110,9 +110,7 @@ def _run_program(
     member.
     """
     weights = subject.arguments(i)
-    # To raise all weights at once is faster, but takes twice a member's memory.
-    late = sum(w.nbytes for w in weights) > LATE_BYTES
-    doubles = weights if late else [raise_value(w) for w in weights]
+    exact_answer = float64_function(subject, i, weights)
     float64 = True
     left: list[
         tuple[list[Any], list[Any]]
@@ -129,9 +127,7 @@ def _run_program(
         with torch.inference_mode():
             own = _own_answer(subject, i, call, weights, inputs)
             try:
-                run = subject.run(i, exact=not late, late=late)
-                with double_by_default():
-                    truth = list(run(*doubles, *(raise_value(x) for x in exact)))
+                truth = exact_answer(exact)
             except RuntimeError:  # an op without a float64 kernel: the member's own answer is the reference
                 truth, float64 = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
         into.own.append(own)
@@ -142,6 +138,28 @@ def _run_program(
             output.add_own(o, t)
         left.append((own, truth) if subject.states else ([], []))
     return float64
+
+
+def float64_function(
+    subject: Subject, i: int, weights: Sequence[Any]
+) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+    """Returns what computes the outputs of member i in float64 from its inputs.
+
+    Args:
+        subject: The members.
+        i: The member.
+        weights: Its weights, in the order of its program.
+    """
+    # To raise all weights at once is faster, but takes twice a member's memory.
+    late = sum(w.nbytes for w in weights) > LATE_BYTES
+    doubles = weights if late else [raise_value(w) for w in weights]
+
+    def answer(inputs: Sequence[torch.Tensor]) -> list[Any]:
+        run = subject.run(i, exact=not late, late=late)
+        with double_by_default():
+            return list(run(*doubles, *(raise_value(x) for x in inputs)))
+
+    return answer
 
 
 def _own_answer(

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from ..ir.float64 import double_by_default, raise_value
-from .answers import LATE_BYTES
+from .answers import float64_function
 from .record import ApproximationError
 from .subject import MemberAnswers, Subject, VerifiedCall, Weights
 from .tolerance import ErrorStats, floating, reference_of
@@ -50,13 +49,14 @@ def measure(
     rows = []
     for i, member in enumerate(subject.members):
         sums: dict[int, list[float]] = {}
+        ways = [_function(subject, i, weights, float64) for weights in (original(i), base)]
         for call, answers in zip(calls, found):
             if call.after is not None:
                 continue
-            ways = [_answers(subject, i, call, weights, float64) for weights in (original(i), base)]
+            checkpoint, start = (_answers(way, subject, i, call) for way in ways)
             for k, near in enumerate(answers.truth[i]):
                 if floating(answers.own[i][k]):
-                    _add(sums.setdefault(k, [0.0, 0.0, 0.0]), near, ways[0][k], ways[1][k])
+                    _add(sums.setdefault(k, [0.0, 0.0, 0.0]), near, checkpoint[k], start[k])
         for k, (error, effect, count) in sums.items():
             error, effect = (math.sqrt(square / max(1.0, count)) for square in (error, effect))
             bound = stats[k].rms_bound()
@@ -77,20 +77,23 @@ def _add(sums: list[float], near: torch.Tensor, original: torch.Tensor, base: to
     sums[2] += int(finite.sum())
 
 
-def _answers(subject: Subject, i: int, call: VerifiedCall, changed: Weights, float64: bool) -> list[Any]:
-    """Returns the answers of member i to a first call, with other values of some weights."""
+Answer = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+
+
+def _function(subject: Subject, i: int, changed: Weights, float64: bool) -> Answer:
+    """Returns what computes the outputs of member i with other values of some weights."""
     weights = {**subject.weights(i), **changed}
     arguments = [weights[s.source] for s in subject.program(i).weights]
-    inputs = subject.with_states(call.inputs[i], ())
-    late = float64 and sum(w.nbytes for w in arguments) > LATE_BYTES
+    if float64:
+        return float64_function(subject, i, arguments)
+    return lambda inputs: subject.run(i)(*arguments, *inputs)
+
+
+def _answers(way: Answer, subject: Subject, i: int, call: VerifiedCall) -> list[Any]:
+    """Returns the outputs of member i in a first call. Raises: VerificationError if it fails."""
     try:
         with torch.inference_mode():
-            if not float64:
-                return [reference_of(o) for o in subject.run(i)(*arguments, *inputs)]
-            with double_by_default():
-                doubles = arguments if late else [raise_value(w) for w in arguments]
-                run = subject.run(i, exact=not late, late=late)
-                return [reference_of(o) for o in run(*doubles, *(raise_value(x) for x in inputs))]
+            return [reference_of(o) for o in way(call.inputs[i])]
     except (RuntimeError, IndexError, ValueError) as error:
         raise VerificationError(
             f"member {subject.members[i]} fails at {call.label} with its checkpoint's weights or the base's:"

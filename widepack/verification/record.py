@@ -158,41 +158,61 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def read_approximations(verification: Mapping[str, Any]) -> list[tuple[str, float, ApproximationError]]:
-    """Returns (entry, tolerance, worst row) of each entry with approximate weights.
+@dataclass(frozen=True)
+class Approximation:
+    """What a build recorded of the approximate weights of an entry.
+
+    entry: its name. tolerance: the declared part. weights: the names of the weights. rows: for each output
+    and member.
+    """
+
+    entry: str
+    tolerance: float
+    weights: tuple[str, ...]
+    rows: tuple[ApproximationError, ...]
+
+    @property
+    def worst(self) -> ApproximationError:
+        """The row with the largest part."""
+        return max(self.rows, key=lambda row: row.part)
+
+
+def read_approximations(verification: Mapping[str, Any]) -> list[Approximation]:
+    """Returns what is recorded of each entry with approximate weights.
 
     verification: the record of the manifest. Raises: ArtifactError if it does not have the form that a build
     writes.
     """
-    found = []
     others = verification.get("entries") or {}
     if not isinstance(others, Mapping):
         raise ArtifactError("verification: entries is not an object with a record for each entry")
+    found = []
     for entry in (FORWARD, *others):
         one = entry_record(verification, entry).get(APPROXIMATION)
         if one is None:
             continue
         try:
-            rows = [
-                ApproximationError(
-                    str(o["output"]),
-                    str(m),
-                    _number(v["error"]),
-                    _number(v["effect"]),
-                    _number(o["rounding"]),
-                )
-                for o in one["outputs"]
-                for m, v in o["members"].items()
-            ]
-            tolerance = _number(one["tolerance"])
-            if not tolerance < 1 or not all(isinstance(n, str) for n in [*one["weights"]]):
-                raise ValueError("a tolerance or a name")
-            found.append((entry, tolerance, max(rows, key=lambda row: row.part)))
+            found.append(_approximation(entry, one))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"verification of {entry}: {APPROXIMATION} does not have the form that a build writes"
             ) from error
     return found
+
+
+def _approximation(entry: str, one: Any) -> Approximation:
+    """Reads one record. Raises: TypeError, KeyError, ValueError, AttributeError for another form."""
+    rows = tuple(
+        ApproximationError(
+            str(o["output"]), str(m), _number(v["error"]), _number(v["effect"]), _number(o["rounding"])
+        )
+        for o in one["outputs"]
+        for m, v in o["members"].items()
+    )
+    tolerance, weights = _number(one["tolerance"]), tuple(one["weights"])
+    if not rows or not tolerance < 1 or not all(isinstance(n, str) for n in weights):
+        raise ValueError("a tolerance, a name or no row")
+    return Approximation(entry, tolerance, weights, rows)
 
 
 def _number(value: Any) -> float:

@@ -42,9 +42,9 @@ def approximation_lines(verification: Mapping[str, Any]) -> list[str]:
     from widepack.verification.record import read_approximations
 
     return [
-        f"{entry}: approximate weights change at most {worst.part:.2g} of what the fine-tunes"
-        f" change (member {worst.member}, output {worst.output or '0'}); declared {tolerance:g}"
-        for entry, tolerance, worst in read_approximations(verification)
+        f"{one.entry}: approximate weights change at most {one.worst.part:.2g} of what the fine-tunes change"
+        f" (member {one.worst.member}, output {one.worst.output or '0'}); declared {one.tolerance:g}"
+        for one in read_approximations(verification)
     ]
 
 

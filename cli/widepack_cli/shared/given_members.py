@@ -168,17 +168,14 @@ class _Approximate:
     """
 
     def __init__(self, ens: Any, files: Weights) -> None:
-        from widepack.verification.record import APPROXIMATION, entry_record, read_approximations
+        from widepack.verification.record import read_approximations
 
-        verification = ens.manifest.verification
         self._files, self._accepted = files, 0
         self._tolerances: dict[tuple[str, str], float] = {}
         self._bases = {n: w.base for w in ens.manifest.factored.weights for n in (w.name, *w.aliases)}
-        for entry, tolerance, _ in read_approximations(verification):
-            record = entry_record(verification, entry)[APPROXIMATION]
-            members = {m for output in record["outputs"] for m in output["members"]}
-            names = record.get("weights", [])
-            self._tolerances |= {(m, str(n)): tolerance for m in members for n in names if n in self._bases}
+        for one in read_approximations(ens.manifest.verification):
+            names = [n for n in one.weights if n in self._bases]
+            self._tolerances |= {(row.member, n): one.tolerance for row in one.rows for n in names}
 
     def accepts(self, member: str, weight: str, mine: Tensor, theirs: Tensor) -> bool:
         """Returns whether a weight is approximate, and is as near to the checkpoint's as was declared."""
