@@ -69,7 +69,8 @@ def test_scores_weights_and_the_cascade_are_those_of_the_data(files: tuple[Path,
         float((probabilities.mean(0).argmax(1) == y).double().mean())
     )
     weights = [report.weights.get(n, 0.0) for n in ens.members]
-    mean = ens.mean(x, of="softmax", weights=weights)
+    assert ens.selected_weights == weights
+    mean = ens.mean(x, of="softmax", weights=ens.selected_weights)
     assert report.scores["selected"] == pytest.approx(float((mean.argmax(1) == y).double().mean()))
     assert report.scores["selected"] >= report.scores["best_member"]
     assert report.cascade is not None
@@ -127,8 +128,11 @@ def test_a_changed_member_makes_the_record_void(files: tuple[Path, Path], tmp_pa
     torch.manual_seed(99)
     torch.save(Net().state_dict(), tmp_path / "new.pt")
     widepack.update(out, {name: tmp_path / "new.pt"})
+    ens = widepack.load(out)
     with pytest.raises(UsageError, match=f"another checkpoint of member {name}.*select` again"):
-        widepack.load(out).cascade(torch.randn(2, 5))
+        ens.cascade(torch.randn(2, 5))
+    with pytest.raises(UsageError, match="select` again"):
+        ens.selected_weights  # noqa: B018  the property raises
 
 
 @pytest.mark.parametrize(

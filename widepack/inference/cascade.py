@@ -118,6 +118,15 @@ class StageModel(Protocol):
     def entry(self, name: str) -> WideEntry: ...
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """Some members of a cascade. weights: theirs. members: how many have run after it."""
+
+    model: StageModel
+    weights: Sequence[float]
+    members: int
+
+
 class Cascade:
     """A cascade over the members of an entry.
 
@@ -149,9 +158,11 @@ class Cascade:
         except ValueError as error:
             raise ArtifactError(f"entry {entry.name} has no rows along {rows.dim!r}: {error}") from None
         self._least = entry.entry.dims[rows.dim].min
-        starts = (0, *settings.stages)
-        self._parts = [slice(a, b) for a, b in zip(starts, settings.stages)]
-        self._models = [load_members(list(settings.order[part])) for part in self._parts]
+        parts = [slice(a, b) for a, b in zip((0, *settings.stages), settings.stages)]
+        self._stages = [
+            _Stage(load_members(list(settings.order[part])), settings.weights[part], part.stop)
+            for part in parts
+        ]
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CascadeAnswer:
         """Runs a call.
@@ -167,28 +178,25 @@ class Cascade:
         total: Tensor | None = None
         weight = 0.0
         axis = 0
-        for number, (part, model) in enumerate(zip(self._parts, self._models)):
-            weights = self._settings.weights[part]
-            mean, axis = self._mean(model, values, left, count)
+        for stage in self._stages:
+            mean, axis = self._mean(stage, values, left, count)
             if total is None:
                 total = torch.zeros_like(mean)
-            total.index_add_(axis, left, mean * sum(weights))
-            weight += sum(weights)
-            members[left] = self._settings.stages[number]
-            sure = self._confidence(total.index_select(axis, left) / weight, axis)
-            done = left[sure >= self._settings.until] if number + 1 < len(self._parts) else left
-            total.index_copy_(axis, done, total.index_select(axis, done) / weight)
-            left = left[sure < self._settings.until] if number + 1 < len(self._parts) else left[:0]
+            total.index_add_(axis, left, mean * sum(stage.weights))
+            weight += sum(stage.weights)
+            members[left] = stage.members
+            done = self._confidence(total.index_select(axis, left) / weight, axis) >= self._settings.until
+            if stage is self._stages[-1]:
+                done = torch.ones_like(done)
+            total.index_copy_(axis, left[done], total.index_select(axis, left[done]) / weight)
+            left = left[~done]
             if not len(left):
                 break
         assert total is not None  # there is one stage at least
         return CascadeAnswer(total, members)
 
-    def _mean(
-        self, model: StageModel, values: Sequence[Tensor], rows: Tensor, count: int
-    ) -> tuple[Tensor, int]:
+    def _mean(self, stage: _Stage, values: Sequence[Tensor], rows: Tensor, count: int) -> tuple[Tensor, int]:
         """Returns the mean probabilities of a stage over some rows, and the dim of the rows."""
-        place = next(p for m, p in zip(self._models, self._parts) if m is model)
         given, padded = values, rows
         if len(rows) < count:
             missing = max(0, self._least - len(rows))
@@ -198,8 +206,8 @@ class Cascade:
             ]
         args, kwargs, _ = self._calls.arguments(given)
         s = self._settings
-        found: Tensor = model.entry(self._entry.name).reduce(
-            *args, "mean", of=s.of, weights=s.weights[place], dim=s.dim, output=s.output, **kwargs
+        found: Tensor = stage.model.entry(self._entry.name).reduce(
+            *args, "mean", of=s.of, weights=stage.weights, dim=s.dim, output=s.output, **kwargs
         )["mean"]
         axis = self._row_dim(found, len(padded))
         return found.narrow(axis, 0, len(rows)), axis

@@ -113,6 +113,19 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
     # ---------------------------------------------------------------- selection
 
+    @property
+    def selected_weights(self) -> list[float]:
+        """The weight of each member that `widepack select` recorded; 0 for members that it did not select.
+
+        Raises: UsageError if nothing is recorded, or if a member has changed since.
+        """
+        from .selection_record import read_record
+
+        if self._artifact.swapped:
+            raise UsageError("selected_weights: a member was swapped in this process; select again")
+        found = read_record(self.manifest).weights
+        return [found.get(name, 0.0) for name in self.members]
+
     def cascade(
         self,
         *args: Any,

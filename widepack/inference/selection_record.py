@@ -28,13 +28,11 @@ class SelectionRecord:
         entry: The entry that it is for.
         weights: The weight of each selected member, by name.
         cascade: How the cascade runs; None if it saves nothing.
-        text: The rest of the record, for people: metric, scores, validation file.
     """
 
     entry: str
     weights: Mapping[str, float]
     cascade: CascadeSettings | None
-    text: Mapping[str, Any]
 
 
 def record_of(
@@ -113,4 +111,4 @@ def read_record(manifest: Manifest) -> SelectionRecord:
                 f"the selection was made for another checkpoint of member {name[:80]}, or for a member that"
                 f" is not here any more; {_AGAIN}"
             )
-    return SelectionRecord(entry, weights, cascade, found)
+    return SelectionRecord(entry, weights, cascade)

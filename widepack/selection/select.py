@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.reader import Reader
 
 from ..errors import UsageError
 from ..inference.cascade import OF, CascadeSettings
@@ -210,7 +211,7 @@ def _selected_alone(
     if not others:
         raise UsageError("all members were selected, so there is no smaller artifact to write; leave out=")
     report = drop(path, others, out=out, force=force, progress=progress)
-    return load(out, warmup=False).manifest, report.digest
+    return Reader(out, report.digest).manifest, report.digest
 
 
 def _renumbered(
