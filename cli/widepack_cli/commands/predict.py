@@ -11,6 +11,7 @@ from widepack_bench.text import duration, plural
 
 from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
+from ..shared.row_options import columns_of, row_options
 
 if TYPE_CHECKING:
     from widepack import PredictReport
@@ -33,15 +34,7 @@ if TYPE_CHECKING:
     required=True,
     help="The file to write: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
 )
-@click.option(
-    "--input",
-    "inputs",
-    metavar="NAME=COLUMNS",
-    multiple=True,
-    help="The columns of an input of the model: x=f0..f63, x=a,b,c, or ids=tokens for one column with lists. "
-    "Repeatable. Default: the column with the name of the input; for a single input all columns of numbers "
-    "if they are exactly as many as it takes.",
-)
+@row_options
 @click.option(
     "--member",
     metavar="COLUMN",
@@ -59,25 +52,9 @@ if TYPE_CHECKING:
     help="What the figures are computed of. Default: the answers themselves.",
 )
 @click.option(
-    "--dim",
-    type=int,
-    default=-1,
-    show_default=True,
-    help="The dim of the classes in a member's answer, for figures.",
-)
-@click.option(
-    "--answer",
-    metavar="OUTPUT",
-    help="The output of the model that is wanted, by name or number. Default: all; for figures logits, else "
-    "the first.",
-)
-@click.option(
     "--name", metavar="NAME", help="What the output is called in OUT. Default: its own name, or output."
 )
 @entry_option
-@click.option(
-    "--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch. Default: 256."
-)
 @click.option(
     "--id",
     "ids",
@@ -160,24 +137,6 @@ def command(
         emit(report.to_json())
         return
     click.echo("\n".join(lines(report)))
-
-
-def columns_of(words: tuple[str, ...]) -> dict[str, str]:
-    """Returns the columns of each input that the user names. Raises: click.BadParameter."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, columns = word.partition("=")
-        if not equals or not name or not columns:
-            raise click.BadParameter(
-                f"{word!r} is not NAME=COLUMNS, such as x=f0..f63 or x=a,b,c", param_hint="--input"
-            )
-        if name in found:
-            raise click.BadParameter(
-                f"input {name} is named twice; write its columns together, such as {name}=a,b,c",
-                param_hint="--input",
-            )
-        found[name] = columns
-    return found
 
 
 def lines(report: PredictReport) -> list[str]:

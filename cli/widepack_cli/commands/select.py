@@ -11,7 +11,7 @@ from widepack_bench.text import plural
 
 from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
-from .predict import columns_of
+from ..shared.row_options import columns_of, row_options
 
 if TYPE_CHECKING:
     from widepack import SelectReport
@@ -58,19 +58,8 @@ if TYPE_CHECKING:
     metavar="LOSS",
     help="How much the cascade may lose against all selected members: 0.002 for 0.2 points of accuracy.",
 )
-@click.option(
-    "--input",
-    "inputs",
-    metavar="NAME=COLUMNS",
-    multiple=True,
-    help="The columns of an input of the model, as widepack predict takes them. Repeatable.",
-)
-@click.option("--answer", metavar="OUTPUT", help="The output of the model, by name or number.")
-@click.option(
-    "--dim", type=int, default=-1, show_default=True, help="The dim of the classes in a member's answer."
-)
+@row_options
 @entry_option
-@click.option("--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch.")
 @click.option(
     "-o",
     "--out",
