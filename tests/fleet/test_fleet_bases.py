@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,13 @@ from fleet.small_fleets import INPUTS, SIZE, Net, answer_of, write_adapter, writ
 from widepack_cli.main import cli
 
 
-def options(**more: object) -> dict[str, object]:
+def options(**more: Any) -> dict[str, Any]:
     return {"model": Net, "inputs": INPUTS, "race": False, "pt2": False, **more}
 
 
 def test_one_adapter_is_a_build_of_one_member(tmp_path: Path) -> None:
     fleet = write_fleet(tmp_path, (2,))
-    report = widepack.build(fleet.adapters, tmp_path / "one.wide", base=fleet.base, **options())  # type: ignore[arg-type]
+    report = widepack.build(fleet.adapters, tmp_path / "one.wide", base=fleet.base, **options())
     assert report.fleet is not None and not report.fleet["factored"]
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
     assert reasons["head.weight"] == "an adapter replaces it" and "1 dims" in reasons["first.bias"]
@@ -39,7 +40,7 @@ def test_a_base_of_another_shape_is_a_reason(tmp_path: Path) -> None:
         tmp_path / "x.wide",
         base=tmp_path / "grown.pt",
         unmerge=True,
-        **options(),  # type: ignore[arg-type]
+        **options(),
     )
     assert report.fleet is not None
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
@@ -58,7 +59,7 @@ def test_a_base_without_a_weight_is_a_reason_and_one_without_any_an_error(tmp_pa
         tmp_path / "x.wide",
         base=tmp_path / "part.pt",
         unmerge=True,
-        **options(),  # type: ignore[arg-type]
+        **options(),
     )
     assert report.fleet is not None
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
@@ -69,7 +70,7 @@ def test_a_base_without_a_weight_is_a_reason_and_one_without_any_an_error(tmp_pa
             tmp_path / "y.wide",
             base=tmp_path / "none.pt",
             unmerge=True,
-            **options(),  # type: ignore[arg-type]
+            **options(),
         )
 
 
@@ -77,7 +78,7 @@ def test_an_adapter_over_a_base_that_the_artifact_does_not_have(tmp_path: Path) 
     """Every member has a head of its own, so the artifact has no head of the base."""
     fleet = write_fleet(tmp_path)
     out = tmp_path / "fleet.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, **options())  # type: ignore[arg-type]
+    widepack.build(fleet.adapters, out, base=fleet.base, **options())
     write_adapter(tmp_path / "plain", 2, 8, 9, head=False)
     with pytest.raises(widepack.MemberMismatch, match=r"lacks head"):
         widepack.append(out, [tmp_path / "plain"])

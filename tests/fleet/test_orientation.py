@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,8 +74,8 @@ def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting
     states = [adapter(tmp_path / f"l{i}", base, i, setting) for i in range(5)]
     folders = [tmp_path / f"l{i}" for i in range(5)]
     out = tmp_path / "fleet.wide"
-    options = {"model": Net, "inputs": [f"x=float32[B,{SIZE}]"], "race": False, "pt2": False}
-    report = widepack.build(folders[:3], out, base=tmp_path / "base.pt", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"model": Net, "inputs": [f"x=float32[B,{SIZE}]"], "race": False, "pt2": False}
+    report = widepack.build(folders[:3], out, base=tmp_path / "base.pt", **options)
     assert report.fleet is not None and len(report.fleet["factored"]) == 2
     widepack.append(out, [folders[3]])
     ens = widepack.load(out)

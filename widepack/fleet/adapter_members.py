@@ -56,8 +56,8 @@ class AdapterMember:
             if base.path == OF_ARTIFACT:
                 raise CheckpointError(
                     f"adapter {adapter.path}: the artifact does not have the base's {names}, since its"
-                    " members have weights of their own there; give the adapter's base with --base, or build"
-                    " again"
+                    " members have weights of their own there; give the base to `widepack append` or `update`"
+                    " with --base, or build again"
                 )
             raise CheckpointError(
                 f"adapter {adapter.path}: the base {base.path} has no {names}; give the base model that the"

@@ -88,7 +88,8 @@ def open_newcomer(
     if not manifest.factored.weights and base is None:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
-            " they are; give the base with --base, or merge the adapter into it"
+            " they are; merge the adapter into its base, or give the base to `widepack append` and `update`"
+            " with --base"
         )
     given = None if base is None else open_base(manifest, base, key, trust_pickle)
     member = adapter_member(manifest, files, path, given, turned())
