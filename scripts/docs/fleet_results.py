@@ -59,8 +59,7 @@ def memory(document: Any) -> str:
     return "\n".join(lines)
 
 
-@measured("fleets-cpu", "scripts/measure/fleets.py -o bench/results/fleets-cpu.json")
-def calls(document: Any) -> str:
+def _calls(document: Any) -> str:
     """Returns the times of calls of all members."""
     lines = [
         '| encoder | rows a member | fleet | `memory="least"` | whole weights | ratio | ratio of `least` |',
@@ -74,6 +73,12 @@ def calls(document: Any) -> str:
                 f"| {call['ratio']:.2f} | {call['ratio_least']:.2f} |"
             )
     return "\n".join(lines)
+
+
+calls = measured("fleets-cpu", "scripts/measure/fleets.py -o bench/results/fleets-cpu.json")(_calls)
+tuned_calls = measured(
+    "fleets-tuned-cpu", "scripts/measure/fleets.py -o bench/results/fleets-tuned-cpu.json --tune 60"
+)(_calls)
 
 
 @measured("fleets-cpu", "scripts/measure/fleets.py -o bench/results/fleets-cpu.json")
@@ -203,6 +208,7 @@ def swaps(document: Any) -> str:
 PARTS = {
     "fleets-memory": memory,
     "fleets-calls": calls,
+    "fleets-tuned-calls": tuned_calls,
     "fleets-route": route,
     "split-linear": split_linear,
     "fleets-peft": peft,

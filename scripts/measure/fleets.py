@@ -1,6 +1,8 @@
 """Measures fleets of fine-tunes against merged members: bytes, memory, and the time of calls.
 
     python scripts/measure/fleets.py -o bench/results/fleets-cpu.json
+    python scripts/measure/fleets.py -o bench/results/fleets-tuned-cpu.json --tune 60 --fleet 768,1,8,8 \
+        --fleet 768,1,32,8 --seconds 1
 
 Each fleet is N LoRA adapters in all linear layers of an encoder. It is built twice: from the adapters, and
 from checkpoints into which they were merged. Calls of both artifacts are interleaved in one process, on one
@@ -100,6 +102,7 @@ def measured(
                 batches=(1, 4, 32),
                 patterns=("shared",),
                 budget_s=tune_s,
+                total_s=tune_s,
                 backends=["eager"],
                 write=True,
             )
@@ -168,7 +171,7 @@ def main() -> None:
     rows = []
     for width, layers, members, rank in fleets:
         rows.append(measured((width, layers, members, rank), sizes, options.seconds, options.tune))
-        command = "python scripts/measure/fleets.py -o bench/results/fleets-cpu.json"
+        command = " ".join(["python scripts/measure/fleets.py", *sys.argv[1:]])
         document = {"command": command, "threads": 1, "environment": environment("cpu", 1), "rows": rows}
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
