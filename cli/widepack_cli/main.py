@@ -30,6 +30,7 @@ SECTIONS = {
         "bench": "Time an artifact beside its members without widepack.",
         "select": "Choose members and a cascade on validation data.",
         "tune": "Measure plans on this machine and keep the fastest.",
+        "advise": "Find what would make calls faster, and try it.",
         "compile": "Compile the programs of an artifact for this machine.",
         "inspect": "Show what an artifact contains.",
         "analyze": "Show what a call costs, as formulas and numbers.",

@@ -38,13 +38,21 @@ _RESAMPLING = ("aten.upsample_", "aten._upsample_")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a program. node: the node that starts it. op: its name, such as `aten.addmm`."""
+    """A kernel of a program.
+
+    node: the node that starts it. op: its name, such as `aten.addmm`. times: how often it runs in a call.
+    read: the sizes of the tensors that it reads. strides: of the first of them. made: the sizes of its first
+    result.
+    """
 
     node: Node
     op: str
     shared: bool
     count: KernelCount
     times: int = 1
+    read: tuple[tuple[Any, ...], ...] = ()
+    strides: tuple[Any, ...] = ()
+    made: tuple[Any, ...] = ()
 
 
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
@@ -86,7 +94,18 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             return
         name = ".".join(ops.name_of(op).split(".")[:2])
         count = count_kernel(op, args, kwargs, result, formula, self._world, self.live, self._shared)
-        self.kernels.append(Kernel(self._node, name, self._shared, count, self._times))
+        given = list(tensors_in([*args, *kwargs.values()]))
+        kernel = Kernel(
+            self._node,
+            name,
+            self._shared,
+            count,
+            self._times,
+            tuple(tuple(t.shape) for t in given),
+            tuple(given[0].stride()) if given else (),
+            tuple(next(tensors_in(result)).shape),
+        )
+        self.kernels.append(kernel)
 
     def note(self, result: Any) -> None:
         """Notes the memory of a result, and what is live now."""

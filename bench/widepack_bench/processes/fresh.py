@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from widepack.errors import WidepackError
@@ -21,12 +22,17 @@ from ..errors import BenchError
 
 
 def in_fresh_process(
-    function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float | None = None
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    threads: int | None = None,
+    limit_s: float | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Runs a function in its own process, and returns its JSON result or `{"error": reason}`.
 
     function: `module:function`, with JSON arguments. threads: OpenMP threads of the process, which torch
-    reads at import. limit_s: seconds after which the process is ended.
+    reads at import. limit_s: seconds after which the process is ended. environment: variables of the process.
     """
     try:
         done = subprocess.run(
@@ -35,7 +41,7 @@ def in_fresh_process(
             text=True,
             check=False,
             timeout=limit_s,
-            env=_environment(threads),
+            env={**_environment(threads), **environment},
         )
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit_s:.0f} s"}

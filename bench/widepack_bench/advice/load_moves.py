@@ -1,0 +1,102 @@
+"""Moves that load the artifact in another way: threads, backend, dtype, memory of factored weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+import widepack
+from widepack.spec.dtypes import find_dtype
+
+from ..estimate.calibration import rates_here
+from ..estimate.call_time import compiled_seconds, wide_seconds
+from ..estimate.rates import Rates
+from ..measure.programs import entry_of
+from .move import Move, Opened, opened
+from .plan_moves import is_tuned
+from .subject import Subject
+
+
+def thread_moves(subject: Subject, cores: int) -> Iterator[Move]:
+    """Yields other numbers of threads, up to the number of cores."""
+    for threads in sorted({1, 2, cores // 2, cores} - {0, subject.work.threads}):
+        if threads <= cores:
+            yield Move(
+                name=f"{threads} thread{'' if threads == 1 else 's'}",
+                how=f"widepack.load({str(subject.work.path)!r}, threads={threads})",
+                predict=partial(_with_threads, threads=threads),
+                open=partial(_open_threads, threads=threads),
+            )
+
+
+def _with_threads(subject: Subject, threads: int) -> float | None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return _predicted(subject, rates_here(threads))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _open_threads(subject: Subject, threads: int) -> Opened:
+    found = opened(subject, subject.entry, _with_threads(subject, threads))
+    return Opened(call=found.call, answers=found.answers, seconds=found.seconds, threads=threads)
+
+
+def compile_moves(subject: Subject) -> Iterator[Move]:
+    """Yields the backend `compile`, unless `tune` has compared backends already."""
+    if not is_tuned(subject):
+        yield _loaded(subject, "compile", 'backend="compile", compile="now"', _compiled)
+
+
+def memory_moves(subject: Subject) -> Iterator[Move]:
+    """Yields the ways to keep weights that are stored as a base and factors."""
+    if subject.entry.programs.artifact.factors:
+        for memory in ("least", "most"):
+            yield _loaded(subject, f"memory {memory}", f'memory="{memory}"', lambda _: None)
+
+
+def dtype_moves(subject: Subject, dtypes: Sequence[str]) -> Iterator[Move]:
+    """Yields other dtypes of weights and values."""
+    for dtype in dtypes:
+        yield _loaded(subject, dtype, f'dtype="{dtype}"', partial(_in_dtype, dtype=dtype))
+
+
+def _loaded(subject: Subject, name: str, arguments: str, predict: Callable[[Subject], float | None]) -> Move:
+    options: dict[str, Any] = {}
+    for part in arguments.split(", "):
+        key, _, value = part.partition("=")
+        options[key] = value.strip('"')
+
+    def open_(subject: Subject) -> Opened:
+        ens = widepack.load(subject.work.path, device="cpu", **options)
+        entry = entry_of(ens, subject.work.entry)
+        seconds = predict(subject)
+        return opened(subject, entry, subject.seconds(entry) if seconds is None else seconds)
+
+    how = f"widepack.load({str(subject.work.path)!r}, {arguments})"
+    return Move(name=name, how=how, predict=predict, open=open_)
+
+
+def _compiled(subject: Subject) -> float | None:
+    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
+    try:
+        return compiled_seconds(program, subject.sizes, subject.rates)
+    except RuntimeError:
+        return None
+
+
+def _in_dtype(subject: Subject, dtype: str) -> float | None:
+    name = str(find_dtype(dtype)).removeprefix("torch.")
+    return _predicted(subject, rates_here(subject.work.threads, name))
+
+
+def _predicted(subject: Subject, rates: Rates) -> float | None:
+    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
+    try:
+        return wide_seconds(program, subject.sizes, rates)
+    except RuntimeError:
+        return None

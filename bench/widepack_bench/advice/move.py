@@ -1,0 +1,66 @@
+"""Defines a move: something that a user can do with an artifact to make its calls faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .subject import Subject
+
+
+class NotPossible(Exception):
+    """A move cannot be tried, for the reason in the message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a move leads to.
+
+    call: the call that is timed. answers: makes answers in the form of the members' ones. seconds: predicted
+    for a call; None if it cannot be predicted. threads: torch's threads of the call; 0 for those of now.
+    """
+
+    call: Callable[[], object]
+    answers: Callable[[], Any]
+    seconds: float | None
+    threads: int = 0
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Sets the threads in the block."""
+        before = torch.get_num_threads()
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One thing to do.
+
+    name: short. how: the command, or the call, as a user writes it. predict: returns the seconds of a call
+    without doing anything that takes long; None where that cannot be known before. open: does it. artifact:
+    writes the artifact to which the move leads into a new folder; None for a move that changes no artifact.
+    environment: variables of a process, for a move that only sets these.
+    """
+
+    name: str
+    how: str
+    predict: Callable[[Subject], float | None]
+    open: Callable[[Subject], Opened] | None = None
+    artifact: Callable[[Subject, Path], None] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def opened(subject: Subject, entry: Any, seconds: float | None) -> Opened:
+    """Returns an entry that was loaded in another way, as a move leads to it."""
+    call = subject.call(entry)
+    return Opened(call=call, answers=call, seconds=seconds)

@@ -1,0 +1,192 @@
+"""Moves that write another artifact: measured plans, and weights that are shared or factored."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import widepack
+from widepack.errors import WidepackError
+from widepack.planning.plan import Plan, for_size, scaled
+from widepack.registry.registry import REGISTRY
+from widepack.system.machine import backends_here, name_of
+from widepack_artifacts.program import Program
+
+from ..estimate.call_time import compiled_seconds, wide_seconds
+from ..measure.loading import load_on
+from ..measure.programs import entry_of
+from .move import Move, NotPossible, Opened, opened
+from .subject import Subject
+
+TUNE_S = 20.0
+"""Seconds of measuring that a move gives `widepack tune`."""
+COMPILE_S = 120.0
+
+
+def plan_moves(subject: Subject) -> Iterator[Move]:
+    """Yields the moves that measure plans, where this machine has not measured this batch yet."""
+    if is_tuned(subject):
+        return
+    best = cache(partial(_best_plan, subject))
+    command = f"widepack tune {subject.work.path} --batch {subject.work.batch}"
+    yield _tuned("plan", f"{command} --backend eager --write", ("eager",), best)
+    others = [b for b in backends_here("cpu") if b != "eager"]
+    for backend in others:
+        yield _tuned(
+            f"plan on {backend}",
+            f"{command} --backend eager --backend {backend} --write",
+            ("eager", backend),
+            partial(_best_compiled, subject, best),
+        )
+
+
+def plan_in_use(subject: Subject) -> Plan:
+    """Returns the plan that a call of now runs."""
+    return subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).plan
+
+
+def is_tuned(subject: Subject) -> bool:
+    """Whether the plan of now was measured on this machine, with these threads, at this batch."""
+    plan = plan_in_use(subject)
+    here = plan.machine == name_of("cpu") and plan.threads == subject.work.threads
+    return here and plan.at == subject.work.batch
+
+
+def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
+    def artifact(subject: Subject, out: Path) -> None:
+        copied(subject.work.path, out)
+        work = subject.work
+        widepack.tune(
+            out,
+            batches=(work.batch,),
+            patterns=(work.pattern,),
+            entries=(subject.entry.name,),
+            budget_s=TUNE_S,
+            threads=work.threads,
+            backends=backends,
+            compile_s=COMPILE_S,
+            write=True,
+            progress=subject.progress,
+        )
+
+    def open_(subject: Subject) -> Opened:
+        out = subject.folder / f"{name.replace(' ', '-')}.wide"
+        if not out.exists():
+            artifact(subject, out)
+        return opened(subject, entry_of(load_on(out, "cpu", "auto"), subject.work.entry), predict())
+
+    return Move(name=name, how=how, predict=lambda _: predict(), open=open_, artifact=artifact)
+
+
+def _candidates(subject: Subject) -> Mapping[str, float]:
+    """Predicts the plans of which one strategy is preferred wherever it applies. Returns seconds by name."""
+    source = subject.entry.programs.source
+    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
+    found = {"now": wide_seconds(program, subject.sizes, subject.rates)}
+    ops = {n.op for i in range(subject.count) for n in source.member_program(i).nodes if n.op in REGISTRY}
+    names = {s for op in ops for s in REGISTRY[op].strategies}
+    for name in ["wide", "loop", *sorted(names)]:
+        try:
+            lowered = source.lower(subject.work.pattern, [name])
+            program = _serving(lowered, subject)
+            found[name] = wide_seconds(program, subject.sizes, subject.rates)
+        except (WidepackError, RuntimeError):  # the strategy applies nowhere, or a size depends on values
+            continue
+    return found
+
+
+def _serving(lowered: Sequence[tuple[Program, Plan]], subject: Subject) -> Program:
+    inputs = subject.entry.programs.inputs
+    size = scaled(subject.sizes, inputs.letter, inputs.example)
+    return for_size(lowered, size, lambda row: row[1])[0]
+
+
+def _best_plan(subject: Subject) -> float | None:
+    try:
+        return min(_candidates(subject).values())
+    except RuntimeError:
+        return None
+
+
+def _best_compiled(subject: Subject, plan: Callable[[], float | None]) -> float | None:
+    best = plan()
+    if best is None:
+        return None
+    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
+    return min(best, compiled_seconds(program, subject.sizes, subject.rates))
+
+
+def copied(path: Path, out: Path) -> None:
+    """Copies an artifact. Its files are never written again, so links serve where the system has them."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    shutil.copytree(path, out, copy_function=link)
+
+
+def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iterator[Move]:
+    """Yields the build that shares equal weights and factors fine-tunes, if the factory is known.
+
+    model: the factory, as `widepack build` takes it.
+    """
+    weights = subject.entry.programs.artifact.manifest.weights
+    if not any(w.kind == "stacked" for w in weights) or subject.entry.programs.artifact.factors:
+        return
+    arguments = " ".join(f"--model-arg {k}={v}" for k, v in model_args.items())
+    how = f"widepack build CHECKPOINTS --model {model} {arguments} --unmerge".replace("  ", " ")
+
+    def artifact(subject: Subject, out: Path) -> None:
+        ens = widepack.load(subject.work.path, warmup=False)
+        folder = subject.folder / "members"
+        folder.mkdir(exist_ok=True)
+        paths = []
+        for i in range(len(ens.members)):
+            paths.append(folder / f"{i}.pt")
+            torch.save(ens.state_dict(i), paths[-1])
+        widepack.build(
+            [str(p) for p in paths],
+            out,
+            model=model,
+            model_args=dict(model_args),
+            inputs=specs_of(subject),
+            names=list(ens.members),
+            unmerge=True,
+            pt2=False,
+            targets=("cpu",),
+            progress=subject.progress,
+        )
+
+    def open_(subject: Subject) -> Opened:
+        out = subject.folder / "rebuilt.wide"
+        artifact(subject, out)
+        entry = entry_of(load_on(out, "cpu", "auto"), subject.work.entry)
+        if not entry.programs.artifact.factors and not _shares_more(subject, entry):
+            raise NotPossible("no weight is equal in all members, or a base plus thin factors")
+        return opened(subject, entry, subject.seconds(entry))
+
+    yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=artifact)
+
+
+def _shares_more(subject: Subject, entry: Any) -> bool:
+    def shared(e: Any) -> int:
+        return sum(w.kind == "shared" for w in e.programs.artifact.manifest.weights)
+
+    return shared(entry) > shared(subject.entry)
+
+
+def specs_of(subject: Subject) -> list[str]:
+    """Returns the inputs of the entry as specs that a build takes."""
+    return [
+        f"{i.name}={i.type}" + (f":{i.low}..{i.high}" if i.low is not None and i.high is not None else "")
+        for i in subject.entry.entry.inputs
+    ]

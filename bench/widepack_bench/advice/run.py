@@ -1,0 +1,205 @@
+"""Advises on an artifact: `advise(path)`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widepack.errors import UsageError
+from widepack.spec.entries import PATTERNS
+from widepack.system.progress import Report as Progress
+from widepack.system.time_limit import TimeLimit
+from widepack.system.timing import race
+
+from ..baselines.compiled import compiler_settings
+from ..estimate.calibration import rates_here
+from ..measure.levels import LEVELS, load_level
+from ..measure.processors import quiet
+from ..measure.programs import entry_of
+from ..report.environment import environment
+from .call_moves import member_moves, row_moves
+from .environment_moves import allocator_moves
+from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
+from .move import Move
+from .plan_moves import plan_in_use, plan_moves, rebuilt
+from .report import Advice, MeasuredMove
+from .subject import Subject, Workload
+from .trial import tried
+
+MEMBERS = "members in turn"
+LADDER_S = 2.0
+RUN_S = 3.0
+"""Seconds of one run of a move."""
+
+
+def advise(
+    path: str | os.PathLike[str],
+    *,
+    batch: int = 8,
+    pattern: str = "shared",
+    entry: str = "",
+    threads: int | None = None,
+    dtypes: Sequence[str] = (),
+    model: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    only: str = "",
+    out: str | os.PathLike[str] | None = None,
+    total_s: float | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Predicts, carries out and measures what would make the calls of an artifact faster on this machine.
+
+    The artifact itself is not changed: moves that write one work on a copy in a temporary folder.
+
+    Args:
+        path: The artifact.
+        batch: The batch of the calls.
+        pattern: `shared` (all members get the same inputs) or `each` (every member has its own).
+        entry: The entry. Default: the first one.
+        threads: Threads inside an op. Default: torch's number; then other numbers are moves.
+        dtypes: Other dtypes to try. Their answers differ by their rounding.
+        model: The factory of a member, `package.module:factory` or `file.py:factory`. With it, weights that
+            could be shared or factored are looked for, by a build from the members' weights.
+        model_args: Arguments of the factory.
+        only: The number or the name of the one move to try. Default: all.
+        out: With `only`: write the artifact to which the move leads here, if it is recommended.
+        total_s: Seconds that the whole call may take. Moves that would begin later are not tried. Default: no
+            limit.
+        progress: Called with (stage, done, total).
+
+    Returns:
+        The advice: every move, with its predicted and its measured gain.
+
+    Raises:
+        UsageError: An argument is wrong, there is no such move, or the move changes no artifact.
+        ArtifactError: The folder is not an artifact.
+        BenchError: The entry carries state, or no inputs can be made for it.
+
+    Example:
+        >>> print(advise("ens.wide", batch=8).table())
+    """
+    limit = TimeLimit.of(total_s)
+    if pattern not in PATTERNS:
+        raise UsageError(f"unknown pattern {pattern!r}; known: {', '.join(PATTERNS)}")
+    if batch < 1:
+        raise UsageError(f"batch {batch}: a call has at least one row")
+    if out is not None and not only:
+        raise UsageError("an artifact is written for one move: name it with `only`")
+    say = progress or (lambda stage, done, total: None)
+    with _prepared(threads) as (count, folder):
+        say("measuring this machine", 0, 1)
+        rates = rates_here(count)
+        say("load", 0, 1)
+        work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
+        subject = Subject.of(work, rates, folder, progress)
+        moves = _chosen(
+            list(_moves(subject, threads, dtypes, model, model_args or {})), only, out is not None
+        )
+        ladder = {} if only else _ladder(subject)
+        found: list[MeasuredMove] = []
+        for done, (number, move) in enumerate(moves):
+            say(move.name, done, len(moves))
+            if limit.over:
+                row = MeasuredMove(number=number, name=move.name, how=move.how, predicted=None)
+                found.append(row.with_outcome("not tried", "the time limit was reached"))
+            else:
+                found.append(tried(subject, move, number, RUN_S))
+        say("moves", len(moves), len(moves))
+        advice = _advice(subject, ladder, found)
+        if out is not None and advice.recommended:
+            (chosen,) = (m for _, m in moves)
+            assert chosen.artifact is not None  # checked by `_chosen`
+            chosen.artifact(subject, Path(out))
+        return advice
+
+
+@contextmanager
+def _prepared(threads: int | None) -> Iterator[tuple[int, Path]]:
+    with (
+        quiet(threads) as count,
+        torch.inference_mode(),
+        compiler_settings(),
+        tempfile.TemporaryDirectory(prefix="widepack-advice-") as folder,
+    ):
+        yield count, Path(folder)
+
+
+def _moves(
+    subject: Subject,
+    threads: int | None,
+    dtypes: Sequence[str],
+    model: str | None,
+    model_args: Mapping[str, Any],
+) -> Iterator[Move]:
+    yield from plan_moves(subject)
+    if model is not None:
+        yield from rebuilt(subject, model, model_args)
+    if threads is None:
+        yield from thread_moves(subject, len(os.sched_getaffinity(0)))
+    yield from row_moves(subject)
+    yield from member_moves(subject)
+    yield from memory_moves(subject)
+    yield from dtype_moves(subject, dtypes)
+    yield from compile_moves(subject)
+    yield from allocator_moves(subject)
+
+
+def _chosen(moves: Sequence[Move], only: str, writes: bool) -> list[tuple[int, Move]]:
+    """Returns the moves to try, with their numbers. Raises: UsageError."""
+    numbered = list(enumerate(moves, 1))
+    if not only:
+        return numbered
+    found = [(i, m) for i, m in numbered if only in (str(i), m.name)]
+    if not found:
+        known = ", ".join(f"{i} ({m.name})" for i, m in numbered) or "none"
+        raise UsageError(f"there is no move {only!r} for this artifact; the moves are {known}")
+    ((number, move),) = found
+    if writes and move.artifact is None:
+        raise UsageError(f"move {number} ({move.name}) writes no artifact. Do it by: {move.how}")
+    return [(number, move)]
+
+
+def _ladder(subject: Subject) -> dict[str, float]:
+    """Times the levels of `widepack bench --levels`, but for the compiled one. Returns milliseconds."""
+    calls = {"now": subject.call(subject.entry)}
+    calls[MEMBERS] = lambda: subject.members(*subject.args, **subject.kwargs)
+    for name in LEVELS:
+        if name != "compiled":
+            try:
+                level = load_level(subject.work.path, "cpu", name)
+                calls[f"level {name}"] = subject.call(entry_of(level, subject.work.entry))
+            except Exception:  # noqa: BLE001  # a level that does not load is left out
+                continue
+    times = race(calls, LADDER_S)
+    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+
+
+def _advice(subject: Subject, ladder: Mapping[str, float], moves: Sequence[MeasuredMove]) -> Advice:
+    work = subject.work
+    predicted = {}
+    with suppress(RuntimeError):  # a size depends on values
+        predicted = {MEMBERS: 1e3 * subject.loop_seconds(), "now": 1e3 * subject.seconds(subject.entry)}
+    now = ladder.get("now")
+    if now is None:
+        now = 1e3 * statistics.median(race({"now": subject.call(subject.entry)}, 0.5)["now"])
+    return Advice(
+        path=str(work.path),
+        entry=subject.entry.name,
+        pattern=work.pattern,
+        batch=work.batch,
+        members=subject.count,
+        threads=work.threads,
+        ms=now,
+        plan=plan_in_use(subject).strategies(),
+        ladder=ladder,
+        predicted_ms=predicted,
+        moves=tuple(moves),
+        environment=environment("cpu", work.threads),
+    )

@@ -1,0 +1,120 @@
+"""The artifact that advice is about: as it is loaded now, its inputs, and the answers of its members."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widepack.inference.entry import WideEntry
+from widepack.system.progress import Report as Progress
+
+from ..baselines.member_programs import flat_members
+from ..baselines.table import Run, loop, padding_kept
+from ..errors import BenchError
+from ..estimate.call_time import loop_seconds, wide_seconds
+from ..estimate.rates import Rates
+from ..measure.answers import difference
+from ..measure.inputs import make
+from ..measure.loading import load_on
+from ..measure.programs import entry_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is called. `batch` is the size of the batch's dim."""
+
+    path: Path
+    entry: str
+    pattern: str
+    batch: int
+    threads: int
+
+    @property
+    def each(self) -> bool:
+        """Whether every member has its own inputs."""
+        return self.pattern == "each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A workload on the artifact as it is loaded now.
+
+    entry: the loaded entry. args, kwargs, sizes: of the call. members: the members one after the other, whose
+    answers are expected. rates: of this machine.
+    """
+
+    work: Workload
+    entry: WideEntry
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    members: Run
+    expected: Any
+    rates: Rates
+    folder: Path
+    progress: Progress | None = None
+
+    @classmethod
+    def of(cls, work: Workload, rates: Rates, folder: Path, progress: Progress | None = None) -> Subject:
+        """Loads the artifact. folder: for what moves write.
+
+        Raises: BenchError if the entry carries state, or no inputs can be made; ArtifactError.
+        """
+        entry = entry_of(load_on(work.path, "cpu", "auto"), work.entry)
+        if entry.entry.state:
+            raise BenchError(
+                f"{work.path}: entry {entry.name} carries state from call to call, and advice times calls "
+                "that do not depend on each other; advise another entry"
+            )
+        count = len(entry.members) if work.each else 0
+        args, kwargs, sizes = make(entry.entry, work.batch, members=count)
+        members = loop(flat_members(entry), work.each)
+        with padding_kept():
+            expected = members(*args, **kwargs)
+        return cls(
+            work=work,
+            entry=entry,
+            args=args,
+            kwargs=kwargs,
+            sizes=sizes,
+            members=members,
+            expected=expected,
+            rates=rates,
+            folder=folder,
+            progress=progress,
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        return len(self.entry.members)
+
+    def call(self, entry: WideEntry) -> Callable[[], object]:
+        """Returns the call that is timed, on an entry that was loaded in any way."""
+        return functools.partial(self.run_of(entry), *self.args, **self.kwargs)
+
+    def run_of(self, entry: WideEntry) -> Run:
+        """Returns what is called with the inputs."""
+        run: Run = entry.each if self.work.each else entry
+        return run
+
+    def wrong(self, answers: Any) -> str:
+        """Returns why answers are not those of the members; empty where they are."""
+        return difference(answers, self.expected)
+
+    def seconds(self, entry: WideEntry, rates: Rates | None = None) -> float:
+        """Predicts the seconds of a call of an entry.
+
+        Raises: RuntimeError where a size depends on values.
+        """
+        program = entry.programs.for_sizes(self.work.pattern, self.sizes).program
+        return wide_seconds(program, self.sizes, rates or self.rates)
+
+    def loop_seconds(self) -> float:
+        """Predicts the seconds of the members one after the other. Raises: RuntimeError as `seconds`."""
+        source = self.entry.programs.source
+        programs = [source.member_program(i) for i in range(self.count)]
+        return loop_seconds(programs, self.sizes, self.rates, modules=1)

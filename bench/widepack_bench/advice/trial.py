@@ -1,0 +1,127 @@
+"""Carries a move out and times it against the call of now, in one interleaved run.
+
+A gain is the time of now over the time after the move. The moves that are faster in a first run are timed
+again: the second run gives the gain, so that the choice does not favour random errors.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from widepack.errors import WidepackError
+
+from ..baselines.members import reason
+from ..baselines.table import padding_kept
+from ..errors import BenchError
+from ..measure.race import OURS, Call, Interval, median_interval, race
+from .environment_moves import seconds_apart
+from .move import Move, NotPossible, Opened
+from .report import GAIN, MeasuredMove
+from .subject import Subject
+
+HOPELESS = 0.8
+"""A move with a smaller predicted gain is not tried."""
+PAIRS = 7
+"""Pairs of processes, for moves that only set variables."""
+CHILD_LIMIT_S = 120.0
+NOW = "now"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    gain: Interval
+    quiet: bool
+    ms: float
+
+
+def tried(subject: Subject, move: Move, number: int, budget_s: float) -> MeasuredMove:
+    """Tries a move. Its outcome is in the result; nothing is raised for a move that fails.
+
+    Args:
+        subject: What is there now.
+        move: The move.
+        number: Its number in the table.
+        budget_s: Seconds of one run.
+    """
+    predicted = _predicted_gain(subject, move)
+    row = MeasuredMove(number=number, name=move.name, how=move.how, predicted=predicted)
+    if predicted is not None and predicted < HOPELESS:
+        return row.with_outcome("not tried", f"predicted {predicted:.2f} times as fast")
+    try:
+        if move.open is None:
+            return _apart(subject, move, row)
+        opened = move.open(subject)
+        if row.predicted is None and opened.seconds:
+            row = row.with_prediction(subject.seconds(subject.entry) / opened.seconds)
+        return _timed_twice(subject, opened, row, budget_s)
+    except NotPossible as e:
+        return row.with_outcome("not possible", str(e))
+    except (WidepackError, RuntimeError, OSError) as e:
+        return row.with_outcome("not possible", reason(e))
+
+
+def _predicted_gain(subject: Subject, move: Move) -> float | None:
+    try:
+        after = move.predict(subject)
+        return None if after is None else subject.seconds(subject.entry) / after
+    except (WidepackError, RuntimeError):
+        return None
+
+
+def _timed_twice(subject: Subject, opened: Opened, row: MeasuredMove, budget_s: float) -> MeasuredMove:
+    with opened.within(), padding_kept():
+        if wrong := subject.wrong(opened.answers()):
+            return row.with_outcome("wrong", wrong)
+    first = _timed(subject, opened, budget_s)
+    row = row.with_gain(first.gain, first.ms)
+    if first.gain.value < GAIN:
+        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast")
+    second = _timed(subject, opened, budget_s)
+    row = row.with_gain(second.gain, second.ms)
+    if not second.quiet:
+        return row.with_outcome("noisy", "other programs disturbed the measurement")
+    if second.gain.low <= 1.0 or second.gain.value < GAIN:
+        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast in a second run")
+    return row.with_outcome("recommended", "")
+
+
+def _timed(subject: Subject, opened: Opened, budget_s: float) -> Timed:
+    now = subject.call(subject.entry)
+    if opened.threads:
+        call, now = _with_threads(opened.call, opened.threads), _with_threads(now, subject.work.threads)
+    else:
+        call = opened.call
+    with opened.within():
+        found = race(call, {NOW: now}, budget_s=budget_s, limit_s=2 * budget_s)
+    return Timed(found.ratio(NOW), found.quiet, found.median_ms(OURS))
+
+
+def _with_threads(call: Call, threads: int) -> Call:
+    def run() -> object:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        return call()
+
+    return run
+
+
+def _apart(subject: Subject, move: Move, row: MeasuredMove) -> MeasuredMove:
+    """Times a move that only sets variables, in pairs of processes."""
+    if row.predicted is not None and row.predicted < 1.02:
+        return row.with_outcome("not tried", "no result is large enough for it")
+    ratios, times = [], []
+    try:
+        for _ in range(PAIRS):
+            now = seconds_apart(subject.work, {}, CHILD_LIMIT_S)
+            times.append(seconds_apart(subject.work, dict(move.environment), CHILD_LIMIT_S))
+            ratios.append(now / times[-1])
+    except BenchError as e:
+        return row.with_outcome("not possible", str(e))
+    gain = median_interval(ratios)
+    row = row.with_gain(gain, 1e3 * statistics.median(times))
+    if gain.low <= 1.0 or gain.value < GAIN:
+        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast")
+    return row.with_outcome("recommended", "")

@@ -1,0 +1,359 @@
+"""Tests `advise`: outcomes of moves, parts of a call, what is written, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support import Artifacts
+
+import widepack
+from widepack.errors import UsageError
+from widepack_artifacts.reader import Reader
+from widepack_bench.advice import advise, call_moves, plan_moves, run, trial
+from widepack_bench.advice.move import Move, NotPossible, Opened
+from widepack_bench.advice.report import GAIN, Advice, MeasuredMove
+from widepack_bench.advice.subject import Subject, Workload
+from widepack_bench.advice.trial import tried
+from widepack_bench.errors import BenchError
+from widepack_bench.estimate.calibration import rates_here
+from widepack_bench.measure.race import Interval
+from widepack_cli.main import cli
+
+
+@pytest.fixture
+def subject(artifacts: Artifacts, tmp_path: Path) -> Iterator[Subject]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield made(artifacts("mlp"), tmp_path)
+    torch.set_num_threads(before)
+
+
+def made(path: Path, folder: Path, **changed: Any) -> Subject:
+    values: dict[str, Any] = {"path": path, "entry": "", "pattern": "shared", "batch": 8, "threads": 1}
+    return Subject.of(Workload(**{**values, **changed}), rates_here(1), folder)
+
+
+def move(call: Any, answers: Any, seconds: float | None = None, **changed: Any) -> Move:
+    def open_(_: Subject) -> Opened:
+        return Opened(call=call, answers=answers, seconds=seconds)
+
+    values: dict[str, Any] = {"name": "try", "how": "do it", "predict": lambda _: seconds, "open": open_}
+    return Move(**{**values, **changed})
+
+
+def slow(answers: Any, seconds: float) -> Any:
+    def call() -> Any:
+        time.sleep(seconds)
+        return answers
+
+    return call
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+def test_a_faster_call_with_right_answers_is_recommended(subject: Subject) -> None:
+    answers = subject.expected
+    row = tried(subject, move(lambda: answers, lambda: answers), 3, 0.2)
+    assert row.gain is not None and row.gain.low > 1 and row.gain.value >= GAIN
+    assert row.number == 3 and row.outcome in ("recommended", "noisy")  # noisy on a busy machine
+
+
+def test_a_slower_call_is_rejected(subject: Subject) -> None:
+    row = tried(subject, move(slow(subject.expected, 0.02), lambda: subject.expected), 1, 0.2)
+    assert row.outcome == "rejected"
+    assert row.gain is not None and row.gain.value < 0.5
+
+
+def test_a_faster_call_with_other_answers_is_wrong(subject: Subject) -> None:
+    wrong = subject.expected + 0.5
+    row = tried(subject, move(lambda: wrong, lambda: wrong), 1, 0.2)
+    assert row.outcome == "wrong" and "rms error" in row.reason and row.gain is None
+
+
+def test_a_move_that_is_predicted_to_be_slow_is_not_tried(subject: Subject) -> None:
+    def fail() -> Any:
+        raise AssertionError("it was tried")
+
+    row = tried(subject, move(fail, fail, 100.0), 1, 0.2)
+    assert row.outcome == "not tried" and row.predicted is not None and row.predicted < 0.1
+
+
+@pytest.mark.parametrize("error", [NotPossible, UsageError, RuntimeError])
+def test_a_move_that_fails_is_a_row_with_its_reason(subject: Subject, error: type[Exception]) -> None:
+    def open_(_: Subject) -> Opened:
+        raise error("no reason")
+
+    row = tried(subject, move(None, None, open=open_), 1, 0.2)
+    assert row.outcome == "not possible" and "no reason" in row.reason
+
+
+def test_a_gain_that_a_second_run_does_not_confirm_is_rejected(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = iter([Interval(1.4, 1.2, 1.6), Interval(1.2, 0.9, 1.5)])
+    monkeypatch.setattr(trial, "_timed", lambda *_: trial.Timed(next(runs), True, 1.0))
+    row = tried(subject, move(lambda: None, lambda: subject.expected), 1, 0.2)
+    assert row.outcome == "rejected" and "second run" in row.reason
+
+
+def test_a_noisy_run_recommends_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_timed", lambda *_: trial.Timed(Interval(3.0, 2.0, 4.0), False, 1.0))
+    assert tried(subject, move(lambda: None, lambda: subject.expected), 1, 0.2).outcome == "noisy"
+
+
+def test_threads_are_set_for_each_call_and_restored(subject: Subject) -> None:
+    seen: list[int] = []
+
+    def call() -> Any:
+        seen.append(torch.get_num_threads())
+        return subject.expected
+
+    def open_(_: Subject) -> Opened:
+        return Opened(call=call, answers=lambda: subject.expected, seconds=None, threads=2)
+
+    tried(subject, move(None, None, open=open_), 1, 0.1)
+    assert set(seen) == {2} and torch.get_num_threads() == 1
+
+
+def test_variables_are_measured_in_processes_of_their_own(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    def seconds(work: Workload, environment: dict[str, str], limit_s: float) -> float:
+        given.append(environment)
+        return 1.0 if environment else 2.0
+
+    monkeypatch.setattr(trial, "seconds_apart", seconds)
+    row = tried(subject, move(None, None, open=None, environment={"A": "1"}), 1, 0.1)
+    assert row.outcome == "recommended" and row.gain is not None and row.gain.value == 2.0
+    assert given == [{}, {"A": "1"}] * trial.PAIRS
+
+
+def test_a_process_times_the_artifact(subject: Subject) -> None:
+    from widepack_bench.advice.environment_moves import seconds_apart
+
+    assert 0 < seconds_apart(subject.work, {"MALLOC_MMAP_MAX_": "0"}, 120.0) < 1
+    lost = Workload(path=Path("/nothing.wide"), entry="", pattern="shared", batch=8, threads=1)
+    with pytest.raises(BenchError, match=r"nothing\.wide"):
+        seconds_apart(lost, {}, 120.0)
+
+
+# ---------------------------------------------------------------- moves
+
+
+@pytest.mark.parametrize("pattern", ["shared", "each"])
+def test_calls_of_parts_give_the_same_answers(
+    artifacts: Artifacts, tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_moves, "FEWEST_MEMBERS", 1)
+    with torch.inference_mode():
+        subject = made(artifacts("bert"), tmp_path, pattern=pattern)
+        monkeypatch.setattr(call_moves, "PARTS", (2, subject.count))
+        rows = [m for m in call_moves.row_moves(subject) if "2 calls" in m.name]
+        members = list(call_moves.member_moves(subject))
+        assert len(rows) == 1 and members
+        for found in (*rows, *members):
+            assert found.open is not None
+            opened = found.open(subject)
+            assert subject.wrong(opened.answers()) == ""
+            opened.call()
+            assert opened.seconds is not None and opened.seconds > 0
+
+
+def test_the_plans_of_a_tuned_artifact_are_no_moves(
+    artifacts: Artifacts, tmp_path: Path, subject: Subject
+) -> None:
+    names = [m.name for m in plan_moves.plan_moves(subject)]
+    assert names[0] == "plan"
+    path = tmp_path / "tuned.wide"
+    copied(artifacts("mlp"), path)
+    widepack.tune(path, batches=(8,), patterns=("shared",), budget_s=0.2, backends=["eager"], write=True)
+    tuned = made(path, tmp_path)
+    assert plan_moves.is_tuned(tuned) and not list(plan_moves.plan_moves(tuned))
+    assert not plan_moves.is_tuned(made(path, tmp_path, batch=9))
+
+
+def copied(path: Path, out: Path) -> None:
+    plan_moves.copied(path, out)
+
+
+def test_fine_tunes_of_one_base_are_found_in_merged_checkpoints(tmp_path: Path) -> None:
+    """The factory and the members' weights are enough: the base and the factors need no files."""
+    from cases import load
+
+    case = load("mlp")
+    torch.manual_seed(0)
+    base = {k: v.clone() for k, v in case.model().state_dict().items()}
+    paths = []
+    for i in range(6):
+        state = {k: v.clone() for k, v in base.items()}
+        for value in state.values():
+            if value.dim() == 2:
+                left, right = torch.randn(value.shape[0], 1), torch.randn(1, value.shape[1])
+                value.add_(0.1 * left @ right)
+        paths.append(tmp_path / f"{i}.pt")
+        torch.save(state, paths[-1])
+    factory = f"{case.__file__}:model"
+    out = tmp_path / "merged.wide"
+    widepack.build([str(p) for p in paths], out, model=factory, inputs=case.INPUTS, pt2=False, race=False)
+    with torch.inference_mode():
+        subject = made(out, tmp_path)
+        (rebuilt,) = plan_moves.rebuilt(subject, factory, {})
+        assert rebuilt.open is not None
+        opened = rebuilt.open(subject)
+    assert subject.wrong(opened.answers()) == ""
+    assert Reader(tmp_path / "rebuilt.wide").manifest.factored.weights
+
+
+# ---------------------------------------------------------------- the whole
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_moves, "backends_here", lambda _: ("eager",))
+    monkeypatch.setattr(plan_moves, "TUNE_S", 0.2)
+    monkeypatch.setattr(run, "RUN_S", 0.2)
+    monkeypatch.setattr(run, "LADDER_S", 0.2)
+    monkeypatch.setattr(run, "compile_moves", lambda _: iter(()))
+
+
+def test_advice_has_every_move_and_leaves_the_artifact_alone(artifacts: Artifacts, quick: None) -> None:
+    path = artifacts("mlp")
+    before = Reader(path).manifest.digest
+    found = advise(path, batch=8, threads=1, dtypes=["bf16"])
+    assert Reader(path).manifest.digest == before
+    names = [m.name for m in found.moves]
+    assert names[:2] == ["plan", "2 calls of 4 rows"] and "bf16" in names
+    assert not any("thread" in n for n in names)  # they were given
+    assert [m.number for m in found.moves] == list(range(1, len(names) + 1))
+    assert {"now", run.MEMBERS, "level loop"} <= set(found.ladder)
+    assert set(found.predicted_ms) == {"now", run.MEMBERS}
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["format"] == "widepack.advice/1" and document["moves"][0]["name"] == "plan"
+    table = found.table()
+    assert all(n in table for n in names)
+
+
+def test_an_applied_move_writes_an_artifact(
+    artifacts: Artifacts, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moves(subject: Subject, *_: Any) -> Iterator[Move]:
+        answers = subject.expected
+        written = lambda s, out: copied(s.work.path, out)  # noqa: E731
+        yield move(lambda: answers, lambda: answers, artifact=written, name="fast")
+        yield move(slow(answers, 0.02), lambda: answers, artifact=written, name="slow")
+        yield move(lambda: answers, lambda: answers, name="an argument")
+
+    def timed(_: Subject, opened: Opened, budget_s: float) -> trial.Timed:
+        begin = time.perf_counter()
+        opened.call()
+        gain = 0.5 if time.perf_counter() - begin > 0.01 else 2.0
+        return trial.Timed(Interval(gain, gain, gain), True, 1.0)
+
+    monkeypatch.setattr(trial, "_timed", timed)
+    monkeypatch.setattr(run, "_moves", moves)
+    path = artifacts("mlp")
+    found = advise(path, threads=1, only="fast", out=tmp_path / "better.wide")
+    assert [m.name for m in found.recommended] == ["fast"] and not found.ladder
+    assert len(widepack.load(tmp_path / "better.wide").members) == found.members
+    assert not advise(path, threads=1, only="2", out=tmp_path / "none.wide").recommended
+    assert not (tmp_path / "none.wide").exists()
+    with pytest.raises(UsageError, match=r"move 3 \(an argument\) writes no artifact. Do it by: do it"):
+        advise(path, threads=1, only="3", out=tmp_path / "none.wide")
+    with pytest.raises(UsageError, match=r"there is no move 'plan'.*1 \(fast\), 2 \(slow\)"):
+        advise(path, threads=1, only="plan")
+
+
+def test_moves_after_the_time_limit_are_not_tried(artifacts: Artifacts, quick: None) -> None:
+    found = advise(artifacts("mlp"), threads=1, total_s=0.01)
+    assert found.moves and {m.outcome for m in found.moves} == {"not tried"}
+    assert all("time limit" in m.reason for m in found.moves)
+
+
+def test_arguments_are_checked(artifacts: Artifacts, tmp_path: Path) -> None:
+    path = artifacts("mlp")
+    with pytest.raises(UsageError, match="pattern 'both'"):
+        advise(path, pattern="both")
+    with pytest.raises(UsageError, match="at least one row"):
+        advise(path, batch=0)
+    with pytest.raises(UsageError, match="name it with `only`"):
+        advise(path, out=tmp_path / "x.wide")
+
+
+def test_recommended_moves_come_first_by_gain() -> None:
+    def row(number: int, gain: float, outcome: Any) -> MeasuredMove:
+        found = MeasuredMove(number=number, name=f"m{number}", how=f"how {number}", predicted=1.0)
+        return found.with_gain(Interval(gain, gain, gain), 1.0).with_outcome(outcome, "")
+
+    moves = (row(1, 1.2, "recommended"), row(2, 3.0, "rejected"), row(3, 1.5, "recommended"))
+    advice = Advice(
+        path="e.wide",
+        entry="forward",
+        pattern="shared",
+        batch=1,
+        members=2,
+        threads=1,
+        ms=1.0,
+        plan={},
+        ladder={},
+        predicted_ms={},
+        moves=moves,
+    )
+    assert [m.number for m in advice.recommended] == [3, 1]
+    assert advice.table().splitlines()[-2:] == [
+        "recommended, 1.50 [1.50, 1.50]x as fast: how 3",
+        "recommended, 1.20 [1.20, 1.20]x as fast: how 1",
+    ]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(*words: str | Path) -> Any:
+    return CliRunner().invoke(cli, ["advise", *map(str, words)], prog_name="widepack")
+
+
+def test_the_command_prints_the_table_or_json(artifacts: Artifacts, quick: None) -> None:
+    result = command(artifacts("mlp"), "--threads", "1", "--batch", "4")
+    assert result.exit_code == 0, result.output
+    assert "members in turn" in result.stdout and "predicted" in result.stdout
+    result = command(artifacts("mlp"), "--threads", "1", "--batch", "4", "--json")
+    assert json.loads(result.stdout)["batch"] == 4
+
+
+def test_the_command_refuses_options_that_do_not_go_together(artifacts: Artifacts, tmp_path: Path) -> None:
+    path = artifacts("mlp")
+    for words, message in (
+        (["--apply", "plan"], "--apply and -o go together"),
+        (["-o", tmp_path / "x.wide"], "--apply and -o go together"),
+        (["--apply", "plan", "-o", tmp_path], "exists; name a new folder"),
+        (["--model-arg", "a=1"], "give --model, too"),
+    ):
+        result = command(path, *words)
+        assert result.exit_code == 2 and message in result.stderr, result.output
+    result = command(path, "--threads", "1", "--apply", "nothing", "-o", tmp_path / "x.wide")
+    assert result.exit_code == 2 and "there is no move 'nothing'" in result.stderr
+    assert command(tmp_path / "none.wide").exit_code != 0
+
+
+def test_an_artifact_is_not_written_for_a_move_that_is_not_recommended(
+    artifacts: Artifacts, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rejected(subject: Subject, tried_move: Move, number: int, budget_s: float) -> MeasuredMove:
+        row = MeasuredMove(number=number, name=tried_move.name, how=tried_move.how, predicted=1.0)
+        return row.with_outcome("rejected", "less than 1.05 times as fast")
+
+    monkeypatch.setattr(run, "tried", rejected)
+    result = command(artifacts("mlp"), "--threads", "1", "--apply", "plan", "-o", tmp_path / "x.wide")
+    assert result.exit_code == 1 and "was not written" in result.stderr
+    assert not (tmp_path / "x.wide").exists()
