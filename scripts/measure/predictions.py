@@ -4,6 +4,7 @@ networks of other sizes.
 
     taskset -c 1 python scripts/measure/predictions.py -o bench/results/predictions-cpu.json
 
+Networks of the kind `known` were used while the predictions were written; those of the kind `drawn` were not.
 One thread, backend `eager`, artifacts as they are built. Predictions come from the kernels of the programs
 and from rates of this machine, which are measured first, with kernels alone. No network takes part in that.
 All forms of a network run interleaved in one process: the plan by rules of thumb, the wide plan, the loop
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -44,11 +46,13 @@ from widepack_bench.report.environment import environment
 from widepack_bench.suite.rows import ROWS
 
 PLANS = ("auto", "wide", "loop")
+FAMILIES = ("mlp", "deep", "tabular", "vit", "resblock", "conv-net", "cnn1d", "gru", "ft")
+LARGE = ("vit", "resblock", "conv-net", "cnn1d", "gru")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the number of members, and the batch. held_out: not of the suite."""
+    """A network, the number of members, and the batch. kind: `suite`, `known` or `drawn`."""
 
     name: str
     factory: str
@@ -56,12 +60,77 @@ class Case:
     inputs: tuple[str, ...]
     members: int
     batch: int
-    held_out: bool
+    kind: str
     shared: Callable[[str], bool] = lambda name: False
 
 
+def drawn(count: int = 30, seed: int = 2026) -> list[Case]:
+    """Draws different configurations. No part of the predictions was chosen with their times in view."""
+    draw = random.Random(seed)
+    found: dict[str, Case] = {}
+    while len(found) < count:
+        case = _drawn(draw, FAMILIES[len(found) % len(FAMILIES)])
+        found.setdefault(str(case), case)
+    return list(found.values())
+
+
+def _drawn(draw: random.Random, family: str) -> Case:
+    members, batch = draw.choice((3, 5, 10, 20, 48)), draw.choice((1, 2, 6, 12, 24))
+    width, inputs = draw.choice((32, 80, 144, 320)), draw.choice((20, 50))
+    rows = f"input=float32[B,{inputs}]"
+    factory, options, spec = {
+        "mlp": (
+            "mlp:mlp",
+            {"inputs": inputs, "width": 4 * width, "outputs": width},
+            f"input=float32[B,{inputs}]",
+        ),
+        "deep": (
+            "mlp:deep",
+            {"inputs": inputs, "width": width, "depth": draw.choice((2, 4, 10))},
+            rows,
+        ),
+        "tabular": (
+            "mlp:tabular",
+            {"inputs": inputs, "width": width, "depth": 2},
+            f"input=float32[B,{inputs}]",
+        ),
+        "vit": (
+            "transformer:vit",
+            {
+                "image": 24,
+                "patch": draw.choice((4, 8)),
+                "dim": draw.choice((48, 128)),
+                "depth": 2,
+                "heads": 4,
+                "classes": 5,
+            },
+            "x=float32[B,3,24,24]",
+        ),
+        "resblock": (
+            "resnet:block",
+            {"channels": inputs},
+            f"x=float32[B,{inputs},{2 * draw.choice((3, 7, 14))},14]",
+        ),
+        "conv-net": ("conv:small", {"width": draw.choice((8, 24))}, "input=float32[B,3,24,24]"),
+        "cnn1d": (
+            "conv:signal",
+            {"width": draw.choice((16, 48))},
+            f"input=float32[B,8,{draw.choice((48, 96))}]",
+        ),
+        "gru": ("recurrent:gru", {}, f"x=float32[B,{draw.choice((6, 20))},64]"),
+        "ft": (
+            "transformer:ft",
+            {"features": 8, "dim": draw.choice((16, 48)), "depth": 2, "heads": 4},
+            "x=float32[B,8]",
+        ),
+    }[family]
+    if family in LARGE:
+        members, batch = min(members, 10), min(batch, 12)
+    return Case(family, factory, options, (spec,), members, batch, "drawn")
+
+
 def cases() -> list[Case]:
-    """Returns the rows of the suite in sizes for a CPU, and 30 other configurations."""
+    """Returns the rows of the suite in sizes for a CPU, 30 other configurations, and 30 that are drawn."""
     found = [
         Case(
             r.name,
@@ -70,7 +139,7 @@ def cases() -> list[Case]:
             r.form("cpu").inputs,
             r.members,
             r.batch,
-            False,
+            "suite",
             r.shared,
         )
         for r in ROWS
@@ -79,7 +148,7 @@ def cases() -> list[Case]:
     def other(
         name: str, factory: str, options: Mapping[str, Any], inputs: str, members: int, batch: int
     ) -> None:
-        found.append(Case(name, factory, options, (inputs,), members, batch, True))
+        found.append(Case(name, factory, options, (inputs,), members, batch, "known"))
 
     for width in (64, 192, 384, 768):
         for members, batch in ((8, 1), (8, 32), (32, 1), (32, 32)):
@@ -109,7 +178,7 @@ def cases() -> list[Case]:
         10,
         8,
     )
-    return found
+    return [*found, *drawn()]
 
 
 def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
@@ -164,7 +233,7 @@ def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
         "name": case.name,
         "members": case.members,
         "batch": case.batch,
-        "held_out": case.held_out,
+        "kind": case.kind,
         "ms": times,
         "predicted_ms": {k: 1e3 * s for k, s in predicted.items()},
         "speedup": found.ratio("modules").to_json(),
@@ -235,8 +304,7 @@ def main() -> None:
     if not only:
         document["summary"] = {
             "all": summary(rows),
-            "suite": summary([r for r in rows if not r["held_out"]]),
-            "held_out": summary([r for r in rows if r["held_out"]]),
+            **{kind: summary([r for r in rows if r["kind"] == kind]) for kind in ("suite", "known", "drawn")},
         }
         print(json.dumps(document["summary"], indent=1))
     document["rows"] = rows

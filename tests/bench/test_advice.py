@@ -227,6 +227,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "compile_moves", lambda _: iter(()))
 
 
+def test_only_the_backends_that_are_given_are_tried(subject: Subject) -> None:
+    assert [m.name for m in plan_moves.plan_moves(subject, ["eager"])] == ["plan"]
+    assert [m.name for m in plan_moves.plan_moves(subject, ["aot", "compile"])] == ["plan", "plan on aot"]
+    moves = list(run.moves_of(subject, 1, [], ["eager"], None, {}))
+    assert not any("compile" in m.how for m in moves)
+    with pytest.raises(UsageError, match="unknown backend tvm; known: "):
+        advise(subject.work.path, backends=["tvm"])
+
+
 def test_advice_has_every_move_and_leaves_the_artifact_alone(artifacts: Artifacts, quick: None) -> None:
     path = artifacts("mlp")
     before = Reader(path).manifest.digest
@@ -249,9 +258,9 @@ def test_an_applied_move_writes_an_artifact(
 ) -> None:
     def moves(subject: Subject, *_: Any) -> Iterator[Move]:
         answers = subject.expected
-        written = lambda s, out: copied(s.work.path, out)  # noqa: E731
-        yield move(lambda: answers, lambda: answers, artifact=written, name="fast")
-        yield move(slow(answers, 0.02), lambda: answers, artifact=written, name="slow")
+        copied(subject.work.path, subject.folder / "made.wide")
+        yield move(lambda: answers, lambda: answers, artifact="made.wide", name="fast")
+        yield move(slow(answers, 0.02), lambda: answers, artifact="made.wide", name="slow")
         yield move(lambda: answers, lambda: answers, name="an argument")
 
     def timed(_: Subject, opened: Opened, budget_s: float) -> trial.Timed:
@@ -261,7 +270,7 @@ def test_an_applied_move_writes_an_artifact(
         return trial.Timed(Interval(gain, gain, gain), True, 1.0)
 
     monkeypatch.setattr(trial, "_timed", timed)
-    monkeypatch.setattr(run, "_moves", moves)
+    monkeypatch.setattr(run, "moves_of", moves)
     path = artifacts("mlp")
     found = advise(path, threads=1, only="fast", out=tmp_path / "better.wide")
     assert [m.name for m in found.recommended] == ["fast"] and not found.ladder

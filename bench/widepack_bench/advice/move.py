@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,15 +47,15 @@ class Move:
 
     name: short. how: the command, or the call, as a user writes it. predict: returns the seconds of a call
     without doing anything that takes long; None where that cannot be known before. open: does it. artifact:
-    writes the artifact to which the move leads into a new folder; None for a move that changes no artifact.
-    environment: variables of a process, for a move that only sets these.
+    the name of the artifact that `open` writes into the folder of the subject; empty for a move that writes
+    none. environment: variables of a process, for a move that only sets these.
     """
 
     name: str
     how: str
     predict: Callable[[Subject], float | None]
     open: Callable[[Subject], Opened] | None = None
-    artifact: Callable[[Subject, Path], None] | None = None
+    artifact: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -15,7 +15,7 @@ import widepack
 from widepack.errors import WidepackError
 from widepack.planning.plan import Plan, for_size, scaled
 from widepack.registry.registry import REGISTRY
-from widepack.system.machine import backends_here, name_of
+from widepack.system.machine import CHOOSABLE, backends_here, name_of
 from widepack_artifacts.program import Program
 
 from ..estimate.call_time import compiled_seconds, wide_seconds
@@ -27,17 +27,22 @@ from .subject import Subject
 TUNE_S = 20.0
 """Seconds of measuring that a move gives `widepack tune`."""
 COMPILE_S = 120.0
+REBUILT = "rebuilt.wide"
 
 
-def plan_moves(subject: Subject) -> Iterator[Move]:
-    """Yields the moves that measure plans, where this machine has not measured this batch yet."""
+def plan_moves(subject: Subject, backends: Sequence[str] | None = None) -> Iterator[Move]:
+    """Yields the moves that measure plans, where this machine has not measured this batch yet.
+
+    backends: that a plan may name; default all that this machine has.
+    """
     if is_tuned(subject):
         return
     best = cache(partial(_best_plan, subject))
     command = f"widepack tune {subject.work.path} --batch {subject.work.batch}"
     yield _tuned("plan", f"{command} --backend eager --write", ("eager",), best)
-    others = [b for b in backends_here("cpu") if b != "eager"]
-    for backend in others:
+    for backend in backends_here("cpu") if backends is None else backends:
+        if backend not in CHOOSABLE or backend == "eager":
+            continue
         yield _tuned(
             f"plan on {backend}",
             f"{command} --backend eager --backend {backend} --write",
@@ -59,9 +64,11 @@ def is_tuned(subject: Subject) -> bool:
 
 
 def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
-    def artifact(subject: Subject, out: Path) -> None:
-        copied(subject.work.path, out)
-        work = subject.work
+    artifact = f"{name.replace(' ', '-')}.wide"
+
+    def open_(subject: Subject) -> Opened:
+        work, out = subject.work, subject.folder / artifact
+        copied(work.path, out)
         widepack.tune(
             out,
             batches=(work.batch,),
@@ -74,12 +81,7 @@ def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
             write=True,
             progress=subject.progress,
         )
-
-    def open_(subject: Subject) -> Opened:
-        out = subject.folder / f"{name.replace(' ', '-')}.wide"
-        if not out.exists():
-            artifact(subject, out)
-        return opened(subject, entry_of(load_on(out, "cpu", "auto"), subject.work.entry), predict())
+        return opened(subject, entry_of(load_on(out, "cpu", "auto"), work.entry), predict())
 
     return Move(name=name, how=how, predict=lambda _: predict(), open=open_, artifact=artifact)
 
@@ -145,14 +147,13 @@ def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iter
     arguments = " ".join(f"--model-arg {k}={v}" for k, v in model_args.items())
     how = f"widepack build CHECKPOINTS --model {model} {arguments} --unmerge".replace("  ", " ")
 
-    def artifact(subject: Subject, out: Path) -> None:
+    def open_(subject: Subject) -> Opened:
+        out, folder = subject.folder / REBUILT, subject.folder / "members"
         ens = widepack.load(subject.work.path, warmup=False)
-        folder = subject.folder / "members"
-        folder.mkdir(exist_ok=True)
-        paths = []
-        for i in range(len(ens.members)):
-            paths.append(folder / f"{i}.pt")
-            torch.save(ens.state_dict(i), paths[-1])
+        folder.mkdir()
+        paths = [folder / f"{i}.pt" for i in range(len(ens.members))]
+        for i, path in enumerate(paths):
+            torch.save(ens.state_dict(i), path)
         widepack.build(
             [str(p) for p in paths],
             out,
@@ -165,16 +166,12 @@ def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iter
             targets=("cpu",),
             progress=subject.progress,
         )
-
-    def open_(subject: Subject) -> Opened:
-        out = subject.folder / "rebuilt.wide"
-        artifact(subject, out)
         entry = entry_of(load_on(out, "cpu", "auto"), subject.work.entry)
         if not entry.programs.artifact.factors and not _shares_more(subject, entry):
             raise NotPossible("no weight is equal in all members, or a base plus thin factors")
         return opened(subject, entry, subject.seconds(entry))
 
-    yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=artifact)
+    yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=REBUILT)
 
 
 def _shares_more(subject: Subject, entry: Any) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from widepack.backends import NAMES
 from widepack.errors import UsageError
 from widepack.spec.entries import PATTERNS
 from widepack.system.progress import Report as Progress
 from widepack.system.time_limit import TimeLimit
 from widepack.system.timing import race
+from widepack_artifacts.reader import Reader
 
 from ..baselines.compiled import compiler_settings
 from ..estimate.calibration import rates_here
@@ -28,7 +30,7 @@ from .call_moves import member_moves, row_moves
 from .environment_moves import allocator_moves
 from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
 from .move import Move
-from .plan_moves import plan_in_use, plan_moves, rebuilt
+from .plan_moves import copied, plan_in_use, plan_moves, rebuilt
 from .report import Advice, MeasuredMove
 from .subject import Subject, Workload
 from .trial import tried
@@ -47,6 +49,7 @@ def advise(
     entry: str = "",
     threads: int | None = None,
     dtypes: Sequence[str] = (),
+    backends: Sequence[str] | None = None,
     model: str | None = None,
     model_args: Mapping[str, Any] | None = None,
     only: str = "",
@@ -65,6 +68,8 @@ def advise(
         entry: The entry. Default: the first one.
         threads: Threads inside an op. Default: torch's number; then other numbers are moves.
         dtypes: Other dtypes to try. Their answers differ by their rounding.
+        backends: The backends to try: `aot`, `onnxruntime`, `compile`; `eager` alone means no other. Default:
+            all that this machine has. Compilation takes a minute or more.
         model: The factory of a member, `package.module:factory` or `file.py:factory`. With it, weights that
             could be shared or factored are looked for, by a build from the members' weights.
         model_args: Arguments of the factory.
@@ -88,19 +93,22 @@ def advise(
     limit = TimeLimit.of(total_s)
     if pattern not in PATTERNS:
         raise UsageError(f"unknown pattern {pattern!r}; known: {', '.join(PATTERNS)}")
+    if unknown := [b for b in backends or () if b not in NAMES]:
+        raise UsageError(f"unknown backend {', '.join(unknown)}; known: {', '.join(NAMES)}")
     if batch < 1:
         raise UsageError(f"batch {batch}: a call has at least one row")
     if out is not None and not only:
         raise UsageError("an artifact is written for one move: name it with `only`")
     say = progress or (lambda stage, done, total: None)
-    with _prepared(threads) as (count, folder):
+    Reader(path)  # refuses what is no artifact before anything is measured
+    with _prepared(threads, Path(path)) as (count, folder):
         say("measuring this machine", 0, 1)
         rates = rates_here(count)
         say("load", 0, 1)
         work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
         subject = Subject.of(work, rates, folder, progress)
         moves = _chosen(
-            list(_moves(subject, threads, dtypes, model, model_args or {})), only, out is not None
+            list(moves_of(subject, threads, dtypes, backends, model, model_args or {})), only, out is not None
         )
         ladder = {} if only else _ladder(subject)
         found: list[MeasuredMove] = []
@@ -114,31 +122,40 @@ def advise(
         say("moves", len(moves), len(moves))
         advice = _advice(subject, ladder, found)
         if out is not None and advice.recommended:
-            (chosen,) = (m for _, m in moves)
-            assert chosen.artifact is not None  # checked by `_chosen`
-            chosen.artifact(subject, Path(out))
+            copied(folder / moves[0][1].artifact, Path(out))
         return advice
 
 
 @contextmanager
-def _prepared(threads: int | None) -> Iterator[tuple[int, Path]]:
+def _prepared(threads: int | None, path: Path) -> Iterator[tuple[int, Path]]:
+    """Sets up what the moves need: threads, no gradients, and a folder that can have links to the artifact's
+    files.
+    """
+    parent = path.absolute().parent
+    beside = _device(Path(tempfile.gettempdir())) != _device(parent) and os.access(parent, os.W_OK)
     with (
         quiet(threads) as count,
         torch.inference_mode(),
         compiler_settings(),
-        tempfile.TemporaryDirectory(prefix="widepack-advice-") as folder,
+        tempfile.TemporaryDirectory(prefix=".widepack-advice-", dir=parent if beside else None) as folder,
     ):
         yield count, Path(folder)
 
 
-def _moves(
+def _device(path: Path) -> int:
+    return path.stat().st_dev if path.exists() else -1
+
+
+def moves_of(
     subject: Subject,
     threads: int | None,
     dtypes: Sequence[str],
+    backends: Sequence[str] | None,
     model: str | None,
     model_args: Mapping[str, Any],
 ) -> Iterator[Move]:
-    yield from plan_moves(subject)
+    """Yields every move that applies. The arguments are as in `advise`."""
+    yield from plan_moves(subject, backends)
     if model is not None:
         yield from rebuilt(subject, model, model_args)
     if threads is None:
@@ -147,7 +164,8 @@ def _moves(
     yield from member_moves(subject)
     yield from memory_moves(subject)
     yield from dtype_moves(subject, dtypes)
-    yield from compile_moves(subject)
+    if backends is None or "compile" in backends:
+        yield from compile_moves(subject)
     yield from allocator_moves(subject)
 
 
@@ -161,7 +179,7 @@ def _chosen(moves: Sequence[Move], only: str, writes: bool) -> list[tuple[int, M
         known = ", ".join(f"{i} ({m.name})" for i, m in numbered) or "none"
         raise UsageError(f"there is no move {only!r} for this artifact; the moves are {known}")
     ((number, move),) = found
-    if writes and move.artifact is None:
+    if writes and not move.artifact:
         raise UsageError(f"move {number} ({move.name}) writes no artifact. Do it by: {move.how}")
     return [(number, move)]
 

@@ -40,6 +40,14 @@ from ..shared.progress_bar import Progress
     multiple=True,
     help="Also try this dtype: bf16, fp16. Answers then differ by its rounding. Repeatable.",
 )
+@click.option(
+    "--backend",
+    "backends",
+    metavar="NAME",
+    multiple=True,
+    help="A backend to try: aot, onnxruntime, compile; eager alone means no other. Repeatable. Default: all "
+    "that are installed. Compilation takes a minute or more.",
+)
 @model_options
 @click.option(
     "--apply",
@@ -70,6 +78,7 @@ def command(
     pattern: str,
     threads: int | None,
     dtypes: tuple[str, ...],
+    backends: tuple[str, ...],
     model: str | None,
     model_args: tuple[str, ...],
     only: str,
@@ -104,6 +113,7 @@ def command(
             entry=entry,
             threads=threads,
             dtypes=dtypes,
+            backends=backends or None,
             model=model,
             model_args=parse_model_args(model_args),
             only=only,
