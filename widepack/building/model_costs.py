@@ -53,7 +53,7 @@ def model_costs(
         WidepackError: A size has no formula.
     """
     with _rare_collections():
-        preview, name = _preview(make, inputs, entry)
+        preview, name = model_preview(make, inputs, entry)
         facts = facts_of(preview.captured, name)
         if not wide:
             captured = preview.captured
@@ -98,8 +98,13 @@ def facts_of(captured: Captured, name: str) -> ModelFacts:
     )
 
 
-def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -> tuple[Preview, str]:
-    """Captures the model with fake tensors, or with real ones. Returns the capture and the model's class."""
+def model_preview(
+    make: Callable[[], nn.Module], inputs: Sequence[str], entry: str = FORWARD
+) -> tuple[Preview, str]:
+    """Captures the model with fake tensors, or with real ones. Returns the capture and the model's class.
+
+    Raises: UsageError; CaptureError.
+    """
 
     def make_fake() -> nn.Module:
         # torch.export takes the mode of the module's tensors for the whole export, and needs this list
