@@ -1,7 +1,8 @@
 """Derives the costs of a model that has no checkpoints: of a factory, or of a stored member program.
 
 A model is made with fake tensors, which take no memory. A constructor that needs values, and code that cannot
-be captured without them, are tried again with real tensors.
+be captured without them, are tried again with real tensors. Where the model cannot run on inputs that are
+drawn, it is captured without a run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -121,7 +122,14 @@ def model_preview(
                 f"the model cannot be captured without its weights, which take too much memory here: {e}"
             ) from e
         # the reason may be the missing values; what is wrong with values too is reported then
-        return Preview(make, inputs, entry=entry), type(make()).__name__
+        name = type(make()).__name__
+        try:
+            return Preview(make, inputs, entry=entry), name
+        except CaptureError:
+            # drawn values may not fit, such as floats that are numbers of categories; costs need none
+            with suppress(CaptureError):
+                return Preview(make, inputs, entry=entry, fake=True), name
+            raise
 
 
 def _is_large(make_fake: Callable[[], nn.Module]) -> bool:

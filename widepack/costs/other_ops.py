@@ -4,8 +4,9 @@
 2. A pool does one for each element of its window and each element of its result.
 3. torch tags elementwise ops as `pointwise`: one for each element of the result.
 4. torch tags sums and the like as `reduction`: one for each element that is read.
-5. An op of `MOVES` copies, makes, gathers or orders values, and does none.
-6. Any other op is not counted: None. It is named where totals are shown.
+5. An embedding bag does one for each element of the rows that it adds up.
+6. An op of `MOVES` copies, makes, gathers or orders values, and does none.
+7. Any other op is not counted: None. It is named where totals are shown.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ MOVES = _names(
     """
 )
 """Ops that only copy, make, gather or order values."""
-READS_RESULT = _names("_unsafe_index embedding gather index index_select take take_along_dim")
-"""Ops that read of their first argument as much as they return, not the whole table."""
+_READS_RESULT = _names("_unsafe_index embedding gather index index_select take take_along_dim")
+_BAGS = _names("_embedding_bag _embedding_bag_forward_only embedding_bag")
+"""Ops that add up rows of a table."""
 
 
 def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
@@ -116,11 +118,30 @@ def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
     tags = getattr(op, "tags", ())
     if name in MOVES:
         return 0
+    if name in _BAGS:
+        return _rows_of_bags(read)
     if torch.Tag.pointwise in tags:
         return made[0].numel()
     if (torch.Tag.reduction in tags or name == "trace") and read:
         return read[0].numel()
     return None
+
+
+def looked_up(name: str, args: Any, result: Any) -> Any:
+    """Returns how many elements of its first argument an op looks up; None if it reads the whole.
+
+    name: without library and overload.
+    """
+    if name in _BAGS:
+        return _rows_of_bags(list(tensors_in(args)))
+    made = next(tensors_in(result), None)
+    return made.numel() if name in _READS_RESULT and made is not None else None
+
+
+def _rows_of_bags(read: Sequence[Tensor]) -> Any:
+    """Returns the number of elements in the rows of a table [R, W] at the places [P]."""
+    table, places = read[:2]
+    return places.numel() * table.shape[1]
 
 
 def reads_numbers(args: Any) -> bool:
