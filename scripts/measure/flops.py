@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from flop_counts import Count, counted
@@ -48,12 +48,13 @@ Row = dict[str, Any]
 Emit = Callable[[Row], None]
 
 
-def work_on(folder: Path, name: str) -> None:
-    """Compares one network in this process. Prints parts of its row as JSON lines."""
+def work_on(folder: Path, name: str, out: TextIO) -> None:
+    """Compares one network in this process. Writes parts of its row as JSON lines."""
     begin = time.monotonic()
 
     def emit(part: Row) -> None:
-        print(json.dumps({**part, "seconds": round(time.monotonic() - begin, 1)}), flush=True)
+        out.write(json.dumps({**part, "seconds": round(time.monotonic() - begin, 1)}) + "\n")
+        out.flush()
 
     zoo = registry(folder)
     package = zoo.ENTRIES[name].package
@@ -188,8 +189,7 @@ def run(folder: Path, name: str, seconds: float) -> Row:
     except subprocess.TimeoutExpired as e:
         text, code, last = (e.stdout or b"").decode(), -1, [f"no end after {seconds:.0f} s"]
     for line in text.splitlines():
-        if line.startswith("{"):
-            row |= json.loads(line)
+        row |= json.loads(line)
     if code:
         row["ended"] = last[0][:400] if last else f"the process ended with code {code}"
     return row
@@ -244,7 +244,9 @@ def main() -> int:
     given = _options()
     if given.work:
         torch.set_num_threads(1)
-        work_on(given.zoo, given.work)
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+            os.dup2(2, 1)  # packages print too
+            work_on(given.zoo, given.work, out)
         return 0
     known: dict[str, Row] = {}
     if given.lines and given.lines.exists():

@@ -153,3 +153,30 @@ def test_values_that_are_drawn_need_not_fit() -> None:
     assert costs.totals["flops"] == ("0", "20*B") and not costs.lower_bound
     with pytest.raises(CaptureError, match="fails on the example"):
         model_costs(Net, ["x=float32[B,3]"])
+
+
+def test_fourier_transforms_are_counted() -> None:
+    """5 * log2(n) operations for each complex number, half of that for each real one."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.fft.irfft(torch.fft.fft(torch.fft.rfft(x, dim=-1), dim=1), dim=-1)
+
+    costs = model_costs(Net, ["x=float32[B,8,64]"])
+    real, complex_numbers = 8 * 64, 8 * 33
+    assert not costs.lower_bound
+    assert costs.totals["ops"] == (f"{15 * real + 15 * complex_numbers + 15 * real}*B", "0")
+
+
+def test_spectrograms_and_back_are_counted() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("window", torch.hann_window(32))
+
+        def forward(self, x: Tensor) -> Any:
+            found = torch.stft(x, 32, 8, window=self.window, return_complex=True)  # type: ignore[arg-type]
+            return torch.istft(found * 2, 32, 8, window=self.window, length=256)  # type: ignore[arg-type]
+
+    costs = model_costs(Net, ["x=float32[B,256]"])
+    assert not costs.uncounted

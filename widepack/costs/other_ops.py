@@ -5,8 +5,9 @@
 3. torch tags elementwise ops as `pointwise`: one for each element of the result.
 4. torch tags sums and the like as `reduction`: one for each element that is read.
 5. An embedding bag does one for each element of the rows that it adds up.
-6. An op of `MOVES` copies, makes, gathers or orders values, and does none.
-7. Any other op is not counted: None. It is named where totals are shown.
+6. A Fourier transform of n complex numbers does 5 * log2(n) for each, one of real numbers half of that.
+7. An op of `MOVES` copies, makes, gathers or orders values, and does none.
+8. Any other op is not counted: None. It is named where totals are shown.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ir.values import known
 from ..registry.flop_formulas import tensors_in
 
 
@@ -90,8 +92,8 @@ MOVES = _names(
     repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize_ roll rot90
     scalar_tensor scatter scatter_add scatter_reduce searchsorted select_copy select_scatter set_
     slice_copy slice_scatter sort split_copy split_with_sizes_copy squeeze_copy stack t_copy take topk
-    transpose_copy tril tril_indices triu triu_indices unbind_copy unfold_copy uniform uniform_
-    unique_consecutive unique_dim unique_dim_consecutive unsafe_split unsafe_split_with_sizes
+    transpose_copy tril tril_indices triu triu_indices unbind_copy unfold_backward unfold_copy uniform
+    uniform_ unique_consecutive unique_dim unique_dim_consecutive unsafe_split unsafe_split_with_sizes
     unsqueeze_copy view_as_complex_copy view_as_real_copy view_copy where zero_ zeros zeros_like
     """
 )
@@ -99,6 +101,8 @@ MOVES = _names(
 _READS_RESULT = _names("_unsafe_index embedding gather index index_select take take_along_dim")
 _BAGS = _names("_embedding_bag _embedding_bag_forward_only embedding_bag")
 """Ops that add up rows of a table."""
+_TRANSFORMS = {"_fft_c2c": 5.0, "_fft_r2c": 2.5, "_fft_c2r": 2.5}
+"""Operations for each element and each power of two in the size of a Fourier transform."""
 
 
 def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
@@ -120,6 +124,8 @@ def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
         return 0
     if name in _BAGS:
         return _rows_of_bags(read)
+    if name in _TRANSFORMS:
+        return _of_transform(_TRANSFORMS[name], made[0] if name == "_fft_c2r" else read[0], args[1])
     if torch.Tag.pointwise in tags:
         return made[0].numel()
     if (torch.Tag.reduction in tags or name == "trace") and read:
@@ -142,6 +148,17 @@ def _rows_of_bags(read: Sequence[Tensor]) -> Any:
     """Returns the number of elements in the rows of a table [R, W] at the places [P]."""
     table, places = read[:2]
     return places.numel() * table.shape[1]
+
+
+def _of_transform(each: float, numbers: Tensor, dims: Sequence[int]) -> Any:
+    """Returns the operations of a Fourier transform over dims; None if a size of them is a symbol.
+
+    numbers: the argument, or the result where that is real.
+    """
+    sizes = [known(numbers.shape[d]) for d in dims]
+    if None in sizes:
+        return None
+    return math.ceil(each * sum(math.log2(n) for n in sizes if n)) * numbers.numel()
 
 
 def reads_numbers(args: Any) -> bool:
