@@ -47,7 +47,13 @@ def _grouped(x: Shape, weight: Shape, *rest: Any, out_shape: Any = None, **kwarg
     return 2 * math.prod(x) * int(weight[-1])
 
 
+def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, out_shape: Any = None, **kw: Any) -> int:
+    """Two products of matrices. Networks that choose their own kernel run attention as one op on the CPU."""
+    return 2 * math.prod(query[:-1]) * int(key[-2]) * (int(query[-1]) + int(value[-1]))
+
+
 _FORMULAS = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "mv": _matrix_vector,
     "dot": _matrix_vector,
     "vdot": _matrix_vector,

@@ -31,9 +31,11 @@ from typing import Any, TextIO
 import torch
 from flop_counts import Count, counted
 from flop_networks import Network, network, registry, sample
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs, model_preview
+from widepack.building.model_costs import facts_of, model_costs, model_preview
+from widepack.costs.derive import derive_wide
 from widepack_artifacts.costs import Costs
 from widepack_bench.measure.roofline import work
 from widepack_bench.report.environment import environment
@@ -108,12 +110,17 @@ def _compare_wide(found: Network, costs: Costs, at: Sequence[Row], emit: Emit) -
     try:
         wide = model_costs(found.make, found.specs, wide=WIDE)
         emit({"wide_formula": _formula(wide)})
-        preview, _ = model_preview(found.make, found.specs)
+        preview, name = model_preview(found.make, found.specs)
         plan = preview.of(WIDE).plan()
+        facts = facts_of(preview.captured, name)
         for row in table:
             program = preview.of(row["N"]).lowered(plan).program
             row["wide"] = [_flop(wide, s, row["N"]) for s in sizes]
-            row["counted"] = [work(program, s).flop for s in sizes]
+            try:
+                row["counted"] = [work(program, s).flop for s in sizes]
+            except DynamicOutputShapeException:  # of sizes that are values, which need symbols
+                same = derive_wide({1: program, 2: program}, facts)
+                row["counted"] = [_flop(same, s) for s in sizes]
             emit({"wide": table})
     except Exception as e:  # noqa: BLE001  # any reason is a result
         emit({"wide_error": _text(e)})
