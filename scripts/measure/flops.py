@@ -242,6 +242,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names of networks, separated by commas")
     parser.add_argument("--minutes", type=float, help="the time limit of this run; it then exits with 2")
     parser.add_argument("--seconds", type=float, default=300.0, help="the time limit of a network")
+    parser.add_argument("--note", help="how the rows were made, where that was not in one run")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -277,7 +278,8 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if given.out:
         where = {**environment("cpu", 1), "command": COMMAND.format(given.sample)}
-        document = {"environment": where, "summary": found, "rows": rows}
+        note = {"note": given.note} if given.note else {}
+        document = {"environment": where, **note, "summary": found, "rows": rows}
         given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(bool(found["differ"] or found["members_differ"] or found["wide_differ"]))
 
