@@ -24,6 +24,7 @@ from typing import Any
 import cascade_results
 import database_results
 import fleet_results
+import flop_results
 import hfta_results
 import predict_results
 import real_results
@@ -48,6 +49,7 @@ PAGES = (
     "docs/results/architectures.md",
     "docs/results/service.md",
     "docs/results/fleets.md",
+    "docs/results/costs.md",
     "docs/explanation/publishing.md",
     "docs/how-to/migrate.md",
 )
@@ -267,6 +269,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "serve-limits": serve_results.limits,
     "swaps": swaps,
     **fleet_results.PARTS,
+    **flop_results.PARTS,
     "kills": kills,
     "fuzz": fuzz,
 }

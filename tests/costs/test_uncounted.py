@@ -118,3 +118,46 @@ def test_sizes_that_values_determine_are_named() -> None:
 
     costs = model_costs(Net, ["x=float32[B,8]"])
     assert costs.lower_bound and "aten.mul" in costs.uncounted
+
+
+def test_an_embedding_bag_counts_the_rows_that_it_adds_up() -> None:
+    """It reads these rows, not the whole table."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.EmbeddingBag(97, 16, mode="mean")
+
+        def forward(self, ids: Tensor) -> Any:
+            return self.rows(ids)
+
+    costs = model_costs(Net, ["ids=int64[B,12]:0..96"])
+    assert not costs.lower_bound
+    assert costs.totals["ops"] == ("0", "192*B") and costs.totals["weights_read"] == ("0", "192*B*w_bytes")
+
+
+def test_fourier_transforms_are_counted() -> None:
+    """5 * log2(n) operations for each complex number, half of that for each real one."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.fft.irfft(torch.fft.fft(torch.fft.rfft(x, dim=-1), dim=1), dim=-1)
+
+    costs = model_costs(Net, ["x=float32[B,8,64]"])
+    real, complex_numbers = 8 * 64, 8 * 33
+    assert not costs.lower_bound
+    assert costs.totals["ops"] == (f"{15 * real + 15 * complex_numbers + 15 * real}*B", "0")
+
+
+def test_spectrograms_and_back_are_counted() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("window", torch.hann_window(32))
+
+        def forward(self, x: Tensor) -> Any:
+            found = torch.stft(x, 32, 8, window=self.window, return_complex=True)  # type: ignore[arg-type]
+            return torch.istft(found * 2, 32, 8, window=self.window, length=256)  # type: ignore[arg-type]
+
+    costs = model_costs(Net, ["x=float32[B,256]"])
+    assert not costs.uncounted

@@ -1,7 +1,8 @@
 """Derives the costs of a model that has no checkpoints: of a factory, or of a stored member program.
 
 A model is made with fake tensors, which take no memory. A constructor that needs values, and code that cannot
-be captured without them, are tried again with real tensors.
+be captured without them, are tried again with real tensors. Where the model cannot run on inputs that are
+drawn, it is captured without a run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,7 +54,7 @@ def model_costs(
         WidepackError: A size has no formula.
     """
     with _rare_collections():
-        preview, name = _preview(make, inputs, entry)
+        preview, name = model_preview(make, inputs, entry)
         facts = facts_of(preview.captured, name)
         if not wide:
             captured = preview.captured
@@ -98,8 +99,13 @@ def facts_of(captured: Captured, name: str) -> ModelFacts:
     )
 
 
-def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -> tuple[Preview, str]:
-    """Captures the model with fake tensors, or with real ones. Returns the capture and the model's class."""
+def model_preview(
+    make: Callable[[], nn.Module], inputs: Sequence[str], entry: str = FORWARD
+) -> tuple[Preview, str]:
+    """Captures the model with fake tensors, or with real ones. Returns the capture and the model's class.
+
+    Raises: UsageError; CaptureError.
+    """
 
     def make_fake() -> nn.Module:
         # torch.export takes the mode of the module's tensors for the whole export, and needs this list
@@ -110,13 +116,20 @@ def _preview(make: Callable[[], nn.Module], inputs: Sequence[str], entry: str) -
 
     try:
         return Preview(make_fake, inputs, entry=entry, fake=True), type(make_fake()).__name__
-    except (CaptureError, UsageError, RuntimeError) as e:
+    except Exception as e:  # code that gets no values may raise anything
         if _is_large(make_fake):
             raise CaptureError(
                 f"the model cannot be captured without its weights, which take too much memory here: {e}"
             ) from e
         # the reason may be the missing values; what is wrong with values too is reported then
-        return Preview(make, inputs, entry=entry), type(make()).__name__
+        name = type(make()).__name__
+        try:
+            return Preview(make, inputs, entry=entry), name
+        except CaptureError:
+            # drawn values may not fit, such as floats that are numbers of categories; costs need none
+            with suppress(CaptureError):
+                return Preview(make, inputs, entry=entry, fake=True), name
+            raise
 
 
 def _is_large(make_fake: Callable[[], nn.Module]) -> bool:
@@ -124,7 +137,7 @@ def _is_large(make_fake: Callable[[], nn.Module]) -> bool:
     free = available_bytes()
     try:
         size = sum(t.nbytes for t in make_fake().state_dict().values())
-    except (UsageError, RuntimeError):
+    except Exception:  # noqa: BLE001  # as above
         return False  # its constructor needs values
     return free is not None and 3 * size > free
 

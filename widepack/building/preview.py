@@ -51,7 +51,7 @@ class Preview:
         """Captures the model.
 
         make: returns a fresh member. inputs: specs as `widepack build --input` takes them. sizes: of dims in
-        the example. fake: members have fake tensors, without values, and are not run.
+        the example. fake: members are not run: they have fake tensors, or cannot take values that are drawn.
         Raises: UsageError; CaptureError.
         """
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from ..ir.torch_internals import op_base_name
 from ..registry.flop_formulas import FlopFormula, tensors_in
 from .expressions import ZERO, World
 from .live_storages import LiveStorages
-from .other_ops import READS_RESULT, other_ops, reads_numbers
+from .other_ops import looked_up, other_ops, reads_numbers
 
 
 @dataclass
@@ -85,11 +83,10 @@ def _count_reads(
         if str(place) in seen:
             continue
         seen.add(str(place))
-        made = next(tensors_in(result), None)
-        if i == 0 and name in READS_RESULT and isinstance(made, Tensor):
+        elements = looked_up(name, args, result) if i == 0 else None
+        if elements is not None:
             # a table that all members share is still read at places of each member
-            size = world.bytes_read(made, False) / world.element(made.dtype, False)
-            size, of_all = size * world.element(tensor.dtype, weight), shared
+            size, of_all = world.expr(elements) * world.element(tensor.dtype, weight), shared
         else:
             size = world.bytes_read(tensor, weight)
         count.add("weights_read" if weight else "acts_read", size, of_all)

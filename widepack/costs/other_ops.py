@@ -4,8 +4,10 @@
 2. A pool does one for each element of its window and each element of its result.
 3. torch tags elementwise ops as `pointwise`: one for each element of the result.
 4. torch tags sums and the like as `reduction`: one for each element that is read.
-5. An op of `MOVES` copies, makes, gathers or orders values, and does none.
-6. Any other op is not counted: None. It is named where totals are shown.
+5. An embedding bag does one for each element of the rows that it adds up.
+6. A Fourier transform of n complex numbers does 5 * log2(n) for each, one of real numbers half of that.
+7. An op of `MOVES` copies, makes, gathers or orders values, and does none.
+8. Any other op is not counted: None. It is named where totals are shown.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ir.values import known
 from ..registry.flop_formulas import tensors_in
 
 
@@ -89,14 +92,17 @@ MOVES = _names(
     repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize_ roll rot90
     scalar_tensor scatter scatter_add scatter_reduce searchsorted select_copy select_scatter set_
     slice_copy slice_scatter sort split_copy split_with_sizes_copy squeeze_copy stack t_copy take topk
-    transpose_copy tril tril_indices triu triu_indices unbind_copy unfold_copy uniform uniform_
-    unique_consecutive unique_dim unique_dim_consecutive unsafe_split unsafe_split_with_sizes
+    transpose_copy tril tril_indices triu triu_indices unbind_copy unfold_backward unfold_copy uniform
+    uniform_ unique_consecutive unique_dim unique_dim_consecutive unsafe_split unsafe_split_with_sizes
     unsqueeze_copy view_as_complex_copy view_as_real_copy view_copy where zero_ zeros zeros_like
     """
 )
 """Ops that only copy, make, gather or order values."""
-READS_RESULT = _names("_unsafe_index embedding gather index index_select take take_along_dim")
-"""Ops that read of their first argument as much as they return, not the whole table."""
+_READS_RESULT = _names("_unsafe_index embedding gather index index_select take take_along_dim")
+_BAGS = _names("_embedding_bag _embedding_bag_forward_only embedding_bag")
+"""Ops that add up rows of a table."""
+_TRANSFORMS = {"_fft_c2c": 5.0, "_fft_r2c": 2.5, "_fft_c2r": 2.5}
+"""Operations for each element and each power of two in the size of a Fourier transform."""
 
 
 def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
@@ -116,11 +122,43 @@ def other_ops(name: str, op: Any, args: Sequence[Any], result: Any) -> Any:
     tags = getattr(op, "tags", ())
     if name in MOVES:
         return 0
+    if name in _BAGS:
+        return _rows_of_bags(read)
+    if name in _TRANSFORMS:
+        return _of_transform(_TRANSFORMS[name], made[0] if name == "_fft_c2r" else read[0], args[1])
     if torch.Tag.pointwise in tags:
         return made[0].numel()
     if (torch.Tag.reduction in tags or name == "trace") and read:
         return read[0].numel()
     return None
+
+
+def looked_up(name: str, args: Any, result: Any) -> Any:
+    """Returns how many elements of its first argument an op looks up; None if it reads the whole.
+
+    name: without library and overload.
+    """
+    if name in _BAGS:
+        return _rows_of_bags(list(tensors_in(args)))
+    made = next(tensors_in(result), None)
+    return made.numel() if name in _READS_RESULT and made is not None else None
+
+
+def _rows_of_bags(read: Sequence[Tensor]) -> Any:
+    """Returns the number of elements in the rows of a table [R, W] at the places [P]."""
+    table, places = read[:2]
+    return places.numel() * table.shape[1]
+
+
+def _of_transform(each: float, numbers: Tensor, dims: Sequence[int]) -> Any:
+    """Returns the operations of a Fourier transform over dims; None if a size of them is a symbol.
+
+    numbers: the argument, or the result where that is real.
+    """
+    sizes = [known(numbers.shape[d]) for d in dims]
+    if None in sizes:
+        return None
+    return math.ceil(each * sum(math.log2(n) for n in sizes if n)) * numbers.numel()
 
 
 def reads_numbers(args: Any) -> bool:

@@ -30,7 +30,18 @@ from .expressions import World
 from .live_storages import LiveStorages
 
 _NO_KERNEL = frozenset(
-    ["_assert_scalar", "_assert_tensor_metadata", "as_strided_", "empty_like", "lift_fresh", "new_empty"]
+    [
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "as_strided_",
+        "empty_like",
+        "lift_fresh",
+        "new_empty",
+        "squeeze_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    ]
 )
 _RESAMPLING = ("aten.upsample_", "aten._upsample_")
 """Ops that torch implements by others where sizes are symbols, and by one kernel where they are numbers."""
