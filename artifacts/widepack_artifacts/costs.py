@@ -6,6 +6,7 @@ Every measure is a pair of formulas (shared, member): a call of N members costs 
 | measure | unit |
 |---|---|
 | `flops` | FLOP of products, convolutions and attention; one multiply-add is two |
+| `masked_flops` | the part of `flops` for pairs of query and key that a mask forbids at any input |
 | `ops` | other operations: one for each element that an elementwise op returns or a reduction reads |
 | `weights_read` | bytes of weights that kernels read |
 | `acts_read`, `acts_written` | bytes of all other values that kernels read and write |
@@ -29,8 +30,19 @@ from .errors import ArtifactError, WidepackError
 from .fields import read_choice, read_count, read_list, read_map, read_object, read_range, read_text
 from .formulas import Formula, Number, formula
 
-FORMAT = "widepack.costs/1"
-MEASURES = ("flops", "ops", "weights_read", "acts_read", "acts_written", "intermediates", "kernels")
+FORMAT, MASKED_FORMAT = "widepack.costs/1", "widepack.costs/2"
+"""The formats of a file of costs. A file that has `masked_flops` is of the second."""
+MASKED = "masked_flops"
+MEASURES = (
+    "flops",
+    MASKED,
+    "ops",
+    "weights_read",
+    "acts_read",
+    "acts_written",
+    "intermediates",
+    "kernels",
+)
 WEIGHT_BYTES, ACTIVATION_BYTES = "w_bytes", "a_bytes"
 _MOST_FORMULA = 200_000
 Pair = tuple[str, str]
@@ -99,6 +111,11 @@ class Costs:
     def lower_bound(self) -> bool:
         """Whether totals leave something out, so that they are lower bounds."""
         return bool(self.uncounted)
+
+    @property
+    def measures(self) -> frozenset[str]:
+        """The measures that are not zero."""
+        return frozenset().union(*(row.costs for row in self.rows), self.totals)
 
     def values(
         self,
@@ -216,16 +233,28 @@ class Costs:
 
 
 def documents(entries: Mapping[str, Costs]) -> dict[str, Any]:
-    """Returns the JSON document of `costs.json`: the costs of every entry."""
-    return {"format": FORMAT, "entries": {name: costs.to_json() for name, costs in entries.items()}}
+    """Returns the JSON document of `costs.json`: the costs of every entry.
+
+    The format is the lowest that has all its measures.
+    """
+    masked = any(MASKED in costs.measures for costs in entries.values())
+    return {
+        "format": MASKED_FORMAT if masked else FORMAT,
+        "entries": {name: costs.to_json() for name, costs in entries.items()},
+    }
 
 
 def read_documents(data: Any) -> dict[str, Costs]:
     """Reads the JSON document of `costs.json`. Raises: ArtifactError."""
     d = read_object(data, "costs", ("format", "entries"))
-    if d["format"] != FORMAT:
-        raise ArtifactError(f"costs: format {str(d['format'])[:60]!r}, this widepack reads {FORMAT!r}")
-    return read_map(d["entries"], "costs: entries", Costs.from_json)
+    if d["format"] not in (FORMAT, MASKED_FORMAT):
+        raise ArtifactError(
+            f"costs: format {str(d['format'])[:60]!r}, this widepack reads {FORMAT!r} and {MASKED_FORMAT!r}"
+        )
+    found = read_map(d["entries"], "costs: entries", Costs.from_json)
+    if d["format"] == FORMAT and any(MASKED in costs.measures for costs in found.values()):
+        raise ArtifactError(f"costs: {MASKED} is a measure of {MASKED_FORMAT!r}, not of {FORMAT!r}")
+    return found
 
 
 def added(pairs: Iterable[Pair]) -> Pair:

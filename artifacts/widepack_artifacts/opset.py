@@ -124,7 +124,7 @@ _PYTHON = """
 
 _OWN = """
     pack_convolution pack_convolutions convolution pack_linear linear streamed_linear delta_linear
-    expert_linear factored_weight rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
+    expert_linear factored_weight masked_attention rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
 """
 
 

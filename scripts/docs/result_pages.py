@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import advice_results
 import cascade_results
 import database_results
 import fleet_results
@@ -270,6 +271,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "swaps": swaps,
     **fleet_results.PARTS,
     **flop_results.PARTS,
+    **advice_results.PARTS,
     "kills": kills,
     "fuzz": fuzz,
 }

@@ -119,8 +119,8 @@ def test_damaged_documents_are_refused(change: dict[str, Any], message: str) -> 
 
 
 def test_other_formats_are_refused() -> None:
-    with pytest.raises(ArtifactError, match="format 'widepack.costs/2'"):
-        read_documents({"format": "widepack.costs/2", "entries": {}})
+    with pytest.raises(ArtifactError, match="format 'widepack.costs/3'"):
+        read_documents({"format": "widepack.costs/3", "entries": {}})
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ PROGRAM: list[Callable[[Any], object]] = [
 
 
 COSTS: list[Callable[[Any], object]] = [
-    lambda d: d.update(format="widepack.costs/2"),
+    lambda d: d.update(format="widepack.costs/3"),
     lambda d: d.pop("entries"),
     lambda d: d["entries"]["forward"].pop("peak"),
     lambda d: d["entries"]["forward"].update(more=1),

@@ -136,7 +136,6 @@ def test_costs_follow_the_kinds(artifacts: Artifacts, tmp_path: Path) -> None:
         (["--at", "B=1,B=2"], "--at gives B twice"),
         (["--entry", "encode"], "there is no entry 'encode'"),
         (["--input", "x=float32[B,8]"], "leave them out with an artifact"),
-        (["--wide"], "leave it out with an artifact"),
     ],
 )
 def test_wrong_words_are_refused(words: list[str], message: str, artifacts: Artifacts) -> None:

@@ -10,6 +10,7 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 
 | file | what it does |
 |---|---|
+| `artifact_costs.py` | Derives the costs of an entry of an artifact: of one member, or of all |
 | `build.py` | Defines `widepack.build`, which fuses checkpoints into an artifact |
 | `call_source.py` | Makes the example call of an entry and captures one member with it |
 | `captures.py` | Captures the members of one entry, one for each shape signature |
@@ -17,7 +18,7 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | `entry.py` | Holds what the stages of a build know of one entry: its captures, inputs, dims |
 | `factories.py` | Chooses the factory of the members: the one that the user names |
 | `members.py` | Makes the members of a build as modules with their weights |
-| `model_costs.py` | Derives the costs of a model that has no checkpoints: of a factory |
+| `model_costs.py` | Derives the costs of a model that has no checkpoints |
 | `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |
 | `prove.py` | Verifies one entry of a build: both comparisons of every program, small sizes |
 | `provenance.py` | Records where an artifact comes from: versions, system, date, command, git commit |

@@ -1,4 +1,4 @@
-"""Derives the costs of a model that has no checkpoints: of a factory, or of a stored member program.
+"""Derives the costs of a model that has no checkpoints.
 
 A model is made with fake tensors, which take no memory. A constructor that needs values, and code that cannot
 be captured without them, are tried again with real tensors. Where the model cannot run on inputs that are
@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from widepack_artifacts.costs import Costs
-from widepack_artifacts.program import Kind
-from widepack_artifacts.reader import Reader
 
 from ..capture.capture import Captured
 from ..costs.derive import ModelFacts, derive, derive_wide
@@ -62,29 +60,6 @@ def model_costs(
             return derive(captured.program, slot_kinds(captured.program, preview.kind, states), facts)
         plan = preview.of(wide).plan()
         return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
-
-
-def program_costs(reader: Reader, entry: str) -> Costs:
-    """Derives the costs of an entry of an artifact from its member program, which has no paths of modules.
-
-    Raises: ArtifactError; UsageError for members of different shapes; WidepackError.
-    """
-    stored = reader.manifest.entries[entry]
-    if len(stored.member) > 1:
-        raise UsageError(
-            f"{reader.root}: the members of entry {entry} have {len(stored.member)} different shapes, and "
-            "costs are formulas over N equal members; analyze the model of one member instead"
-        )
-    program = reader.program(stored.member[0])
-    rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
-    slots = slot_kinds(program, rows.__getitem__, {s.input for s in stored.state})
-    facts = ModelFacts(
-        sizes={name: dim.example for name, dim in stored.dims.items()},
-        model=reader.root.name,
-        dims={name: (dim.min, dim.max) for name, dim in stored.dims.items()},
-        guards=[g.expr for g in stored.guards],
-    )
-    return derive(program, slots, facts)
 
 
 def facts_of(captured: Captured, name: str) -> ModelFacts:

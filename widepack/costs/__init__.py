@@ -11,6 +11,10 @@
 | `derive.py` | Derives the costs of a program: one row for each op of a module, totals, and the peak |
 | `expressions.py` | Turns sizes into formulas over named dims, and formulas into text |
 | `live_storages.py` | Tracks the memory that is live after each kernel, as formulas |
+| `mask_steps.py` | Follows one op of a program that makes masks: says what is known of its result |
+| `mask_values.py` | Holds what is known of a value of which a mask is made, and combines such values |
+| `masked_pairs.py` | Finds which pairs of query and key the masks of a program forbid, from sizes alone |
 | `other_ops.py` | Counts operations of ops without a FLOP formula: elementwise ops, reductions |
+| `pair_regions.py` | Describes sets of pairs (query, key) by inequalities, and counts them |
 | `recorder.py` | Runs a program on symbolic tensors, and records every kernel that it starts |
 """

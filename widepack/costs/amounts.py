@@ -20,6 +20,7 @@ from ..ir.kinds import weights_only
 from ..ir.tensor_type import dtype_in, member_types, parse_slot
 from ..spec.dtypes import dtype_of
 from .expressions import ZERO, World
+from .masked_pairs import Masked
 from .recorder import Kernel, KernelRecorder, record
 
 _FLOATING = ("float32", "float64", "float16", "bfloat16")
@@ -112,6 +113,7 @@ def _amounts(
     fakes.check()
     placed = _placed(program, modules)
     for kernel in recorder.kernels:
+        _add_masked(kernel, recorder.masks.found.get(kernel.node.name))
         _add_kernel(amounts, kernel, outputs, placed)
     amounts.states = [s for s in recorder.live.states() if amounts.world.is_known(s[0] + s[1])]
     for slot in program.weights:
@@ -134,6 +136,20 @@ def _placed(program: Program, modules: Mapping[str, str]) -> dict[str, str]:
         for name in refs((node.args, node.kwargs)):
             placed.setdefault(name, path)
     return placed
+
+
+def _add_masked(kernel: Kernel, masked: Masked | None) -> None:
+    """Adds the FLOP of the pairs that a mask forbids to the costs of a kernel of attention."""
+    costs = kernel.count.costs
+    if masked is None or "flops" not in costs:
+        return
+    found = []
+    for flop in costs["flops"]:
+        each = sympy.cancel(flop / masked.pairs)  # the FLOP of one pair of query and key
+        if not sympy.denom(each).is_number:
+            return
+        found.append(sympy.expand(each * masked.forbidden))
+    costs["masked_flops"] = found
 
 
 def _add_kernel(amounts: Amounts, kernel: Kernel, outputs: set[int], modules: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from widepack_artifacts.costs import MEASURES, CostRow, Costs, Pair
+from widepack_artifacts.costs import MASKED, MEASURES, CostRow, Costs, Pair
 from widepack_artifacts.guards import of_small_sizes
 from widepack_artifacts.program import Kind, Program
 
@@ -89,6 +89,9 @@ def _document(found: Amounts, dtype: str, facts: ModelFacts) -> Costs:
             pairs = {m: texts(costs[m]) for m in MEASURES if m in costs}
             yield CostRow(path, op, source, {m: t for m, t in pairs.items() if t != ("0", "0")})
 
+    totals = {m: texts(totals_of(found.rows.values(), m)) for m in MEASURES}
+    if totals[MASKED] == ("0", "0"):
+        del totals[MASKED]
     return Costs(
         model=facts.model,
         torch=torch.__version__.partition("+")[0],
@@ -102,7 +105,7 @@ def _document(found: Amounts, dtype: str, facts: ModelFacts) -> Costs:
         modules=dict(facts.modules),
         classes=dict(facts.classes),
         rows=tuple(rows()),
-        totals={m: texts(totals_of(found.rows.values(), m)) for m in MEASURES},
+        totals=totals,
         peak=world.longest(s + count * m for s, m in found.states),
         uncounted=found.uncounted,
     )

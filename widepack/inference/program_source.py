@@ -12,9 +12,8 @@ from widepack_artifacts.wide_program import WideProgram
 
 from ..errors import ArtifactError, LoweringError, UsageError
 from ..planning import plan_cache
-from ..planning.plan import Plan, nearest_threads
+from ..planning.plan import Plan, of_this_machine
 from ..spec.entries import PATTERNS
-from ..system.machine import name_of
 from .bound_program import StoredProgram
 from .entry_inputs import EntryInputs
 from .program_admission import ProgramAdmission
@@ -110,10 +109,8 @@ class ProgramSource:
         every = [
             w for w in self.entry.wide if (w.pattern, w.device) == (pattern, device) and artifact.serves(w)
         ]
-        here = name_of(str(artifact.device)) if any("machine" in w.plan for w in every) else ""
-        plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
-        measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []
-        return measured or [(w, p) for w, p in plans if not p.machine]
+        rows = [(w, Plan.from_json(w.plan)) for w in every]
+        return of_this_machine(rows, str(artifact.device))
 
     def by_rules(self, pattern: str) -> list[StoredProgram]:
         """Returns the artifact's programs by rules of thumb for this device; none if they cannot run."""

@@ -204,7 +204,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
         _scaled_dot_product_flash_attention_for_cpu scaled_dot_product_attention
         """
-    ),
+    )
+    | {"widepack.masked_attention"},
     # Products of all members in one call.
     "grouped linear": frozenset({"widepack.linear", "widepack.streamed_linear", "widepack.expert_linear"}),
     # Products with a base and thin factors.

@@ -12,6 +12,7 @@
 | `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
+| `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |
 | `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |

@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, streamed
+from . import experts, factored, masked, streamed
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -47,6 +47,8 @@ def decompose(program: Program) -> Program:
             nodes += _packed_layer_in_aten(node)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
+        elif node.op == masked.OP:
+            nodes.append(replace(node, op=masked.PLAIN))
         elif node.op == experts.OP:
             nodes += experts.expert_linear_in_aten(node, program.members)
         elif node.op in (factored.LINEAR, factored.WEIGHT):

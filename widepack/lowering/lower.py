@@ -19,6 +19,7 @@ from ..ir.fake_values import Shapes, slot_value
 from ..ir.kinds import kinds, weights_only
 from ..ir.tensor_type import ragged_type
 from ..ir.values import Ragged, Shared, Stacked, Value
+from ..planning.mask_plans import in_loop
 from ..planning.plan import Plan
 from .activation_fusion import fuse_activations
 from .interpreter import ProgramWriter, run_node
@@ -127,7 +128,9 @@ class _Lowering:
                 )
 
     def _run_region(self, name: str) -> None:
-        """Lowers a loop region, with packed convolutions if all members have one program."""
+        """Lowers a loop region. If all members have one program, its convolutions may be packed, and its
+        attention may skip keys.
+        """
         names = {n for r in self.plan.regions if r.name == name and r.strategy == "loop" for n in r.nodes}
         region = [n for n in self.first.nodes if n.name in names]
         packed: dict[str, Node] = {}
@@ -135,6 +138,8 @@ class _Lowering:
             packed = pack_region(
                 self.writer, region, self.values, self.plan.choices, weights_only(self.first), self.own
             )
+            skipping = {n.name: in_loop(n, self.plan.choices, self.writer.device) for n in region}
+            packed |= {name: node for name, node in skipping.items() if node is not None}
         lower_loop(
             self.writer,
             [packed.get(n.name, n) for n in region],

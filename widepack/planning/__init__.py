@@ -9,6 +9,7 @@
 | `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
 | `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts`, at |
 | `heuristics.py` | Makes plans without a device: the rules of thumb |
+| `mask_plans.py` | Plans for attention with masks on a CPU: the strategy `blocks` |
 | `packed_convs.py` | Chooses the convolutions whose weights are worth packing |
 | `plan.py` | Defines the plan: the strategy of each region and node, with its reason |
 | `plan_cache.py` | Stores plans that were measured on this machine in the user's cache |

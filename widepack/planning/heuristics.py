@@ -11,6 +11,7 @@
    rows (`split_plans.py`), on a GPU always.
 7. On a CPU a network that selects the matrix of an expert for each row runs wide, because a loop would copy a
    matrix for each row (`expert_plans.py`).
+8. On a CPU attention with a mask skips keys that the mask forbids (`mask_plans.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..ir.kinds import kinds
 from ..registry.registry import REGISTRY
 from .cpu_plans import cpu_plans
 from .expert_plans import BECAUSE, expert_layers
+from .mask_plans import masked_attention
 from .plan import REQUESTED, NodeChoice, Plan
 from .regions import Regions
 from .request import StrategyRequest
@@ -55,6 +57,8 @@ def plans(
     found = kinds(program, slots)
     split = split_layers(program, found)
     choices = preferred(program, found, request, split)
+    if device == "cpu":
+        choices = {**masked_attention(program, found), **choices}
     regions = Regions.of(program, found, slots, device, pattern, request.plain)
     if request.whole == "wide":
         return [regions.wide(REQUESTED, choices)]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import ArtifactError
+from ..system.machine import name_of
 
 T = TypeVar("T")
 REQUESTED = "requested"
@@ -160,6 +161,17 @@ def nearest_threads(rows: Sequence[tuple[T, int]]) -> list[T]:
     current = torch.get_num_threads()
     best = min((threads for _, threads in rows), key=lambda t: (abs(t - current), t), default=0)
     return [row for row, threads in rows if threads == best]
+
+
+def of_this_machine(rows: Sequence[tuple[T, Plan]], device: str) -> list[tuple[T, Plan]]:
+    """Returns the rows of stored plans that serve this machine.
+
+    They are those that were measured here, with the number of threads nearest to torch's current one. If none
+    was measured here, they are those by rules of thumb. `device` is torch's name of the device.
+    """
+    here = name_of(device) if any(plan.machine for _, plan in rows) else ""
+    measured = [((row, plan), plan.threads) for row, plan in rows if plan.machine and plan.machine == here]
+    return nearest_threads(measured) or [(row, plan) for row, plan in rows if not plan.machine]
 
 
 def scaled(sizes: Mapping[str, int], letter: str, example: Mapping[str, int]) -> int | None:

@@ -3,8 +3,14 @@
     y[i] = softmax(q[i] k[i]^T * scale + mask[i]) v[i]
     q, y: [N, B, H, T, D]    k, v: [N, B, H, S, D]    mask: [N, B, H, T, S], or a shape that broadcasts
 
-The one strategy, `folded`, puts the members into the batch. Operands of other ranks get the member axis as
-one more leading dim.
+| strategy | when | how |
+|---|---|---|
+| `blocks` | on a CPU, with a Shared mask or `is_causal` | as `folded`; skips keys that the mask forbids |
+| `folded` | always | puts the members into the batch |
+
+`blocks` calls widepack's op `masked_attention` (kernels/masked.py). A mask of each member does not run in it,
+since the keys that one member reads would depend on the masks of others. `folded` gives operands of other
+ranks the member axis as one more leading dim.
 """
 
 from __future__ import annotations
@@ -12,9 +18,45 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.values import Shared, Stacked, Value, WideValue
+from ..kernels.masked import LEAST
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
+
+
+def _may_skip(
+    w: Writer,
+    q: WideValue,
+    k: WideValue,
+    v: WideValue,
+    mask: WideValue | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **kwargs: Any,
+) -> bool:
+    """Whether the op that skips keys may save work."""
+    if w.device != "cpu" or dropout_p or not (is_causal if mask is None else isinstance(mask, Shared)):
+        return False
+    if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and not 2 <= rank(mask) <= 4):
+        return False
+    fewest = [n for t in (q, k) if (n := t.value.sizes[-2]) is not None]  # type: ignore[union-attr]
+    return all(n >= LEAST for n in fewest) and q.value.dtype.is_floating_point  # type: ignore[union-attr]
+
+
+@strategy("scaled_dot_product_attention", "blocks", family="attention", when=_may_skip, derivative=False)
+def blocks(
+    w: Writer,
+    q: WideValue,
+    k: WideValue,
+    v: WideValue,
+    mask: WideValue | None = None,
+    *rest: Any,
+    **kwargs: Any,
+) -> WideValue:
+    """folds members into the batch; of long sequences, skips keys that the mask forbids"""
+    q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
+    operands = w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q)
+    return w.unfold(w.call("widepack.masked_attention.default", *operands, *rest, **kwargs), q)  # type: ignore[no-any-return]
 
 
 @strategy("scaled_dot_product_attention", "folded", family="attention")
@@ -112,6 +154,8 @@ def _attention(draw: Draw) -> list[Sample]:
             True,
             enable_gqa=True,
         ),
+        *(call(*qkv(B, 2, t=LEAST, s=LEAST), m) for m in (mask(LEAST, LEAST), draw.normal(LEAST, LEAST))),
+        call(*qkv(B, 2, t=LEAST, s=LEAST), None, 0.0, True, scale=0.3),
         call(*qkv(B)),
         call(*qkv(B), mask(3, 6)),
         call(*qkv(B), draw.normal(B, 3, 6)),

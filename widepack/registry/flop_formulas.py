@@ -184,6 +184,7 @@ def _added_vector(start: Tensor, matrix: Tensor, vector: Tensor, *, out_val: Any
 _OWN: dict[str, FlopFormula] = {
     "aten.scaled_dot_product_attention": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
+    "widepack.masked_attention": _attention,
     "aten.mv": _matrix_vector,
     "aten.dot": _matrix_vector,
     "aten.vdot": _matrix_vector,

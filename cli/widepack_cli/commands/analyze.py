@@ -40,6 +40,7 @@ _VALUE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*\Z", re.ASCII)
         'widepack analyze net.py:make --input "x=float32[B,3,32,32]" --at B=8,N=16',
         'widepack analyze llama/ --input "input_ids=int64[B,T]" --at B=1,T=2048',
         "widepack analyze ens.wide --at B=32 --by op",
+        "widepack analyze ens.wide --at B=32 --wide",
     )
 )
 @click.argument("subject", metavar="MODEL|ARTIFACT")
@@ -70,8 +71,8 @@ _VALUE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*\Z", re.ASCII)
 @click.option(
     "--wide",
     is_flag=True,
-    help="Costs of the wide program, as widepack lowers it for N members. Default: of the model as it is "
-    "written, where what no member changes counts once.",
+    help="Costs of the wide program, as widepack lowers it for N members, or of the artifact's, for a CPU. "
+    "Default: of the model as it is written, where what no member changes counts once.",
 )
 @click.option(
     "--device",
@@ -112,9 +113,8 @@ def command(
     """
     given = _at(at)
     device = _checked_device(device, at, html_file)
-    planned = (given or {}).get("N", PLANNED) if wide else 0
     with stdout_kept(True):
-        name, costs, members = _costs(subject, entry, model_args, inputs, planned)
+        name, costs, members = _costs(subject, entry, model_args, inputs, wide, given or {})
     values = None if given is None else _values(costs, given, members)
     found = groups(costs, by)
     roofline = None
@@ -140,9 +140,13 @@ def _costs(
     entry: str,
     model_args: tuple[str, ...],
     inputs: tuple[str, ...],
-    planned: int,
+    wide: bool,
+    given: Mapping[str, int],
 ) -> tuple[str, Costs, int]:
-    """Returns the entry, its costs, and the number of members. planned: of a wide program; else 0."""
+    """Returns the entry, its costs, and the number of members.
+
+    wide: the costs are those of the wide program. given: the numbers of `--at`.
+    """
     if not (Path(subject) / "manifest.json").is_file():
         from . import analyze_model
 
@@ -151,15 +155,18 @@ def _costs(
                 f'{subject}: a model needs its inputs: --input "x=float32[B,3,32,32]"; an artifact is a '
                 "folder with a manifest.json"
             )
+        planned = given.get("N", PLANNED) if wide else 0
         return entry or "forward", analyze_model.of_model(subject, model_args, inputs, entry, planned), 1
     if inputs or model_args:
         raise click.UsageError("--input and --model-arg describe a model; leave them out with an artifact")
-    if planned:
-        raise click.UsageError("--wide lowers a model; leave it out with an artifact")
     reader, stored = opened(subject, stored_costs)
     manifest = reader.manifest
     name = entry_named(manifest.entries, entry, manifest.entry)
-    if name not in stored:
+    if wide:
+        from . import analyze_model
+
+        stored = {name: analyze_model.of_wide_artifact(reader, name, given)}
+    elif name not in stored:
         from . import analyze_model
 
         stored = {name: analyze_model.of_artifact(reader, name)}

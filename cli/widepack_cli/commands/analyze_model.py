@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from widepack import primitives as primitives  # fills the registry
+from widepack.building.artifact_costs import program_costs, wide_program_costs
 from widepack.building.factories import find_factory
-from widepack.building.model_costs import model_costs, program_costs
+from widepack.building.model_costs import model_costs
 from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.hugging_face import NAME, hugging_face
 from widepack.spec.config import parse_model_args
@@ -28,6 +29,13 @@ def of_model(subject: str, given: Sequence[str], inputs: Sequence[str], entry: s
 def of_artifact(reader: Reader, entry: str) -> Costs:
     """Derives the costs of an entry of an artifact from its member program."""
     return program_costs(reader, entry)
+
+
+def of_wide_artifact(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
+    """Derives the costs of the wide program of an entry of an artifact. sizes: of a call, as in
+    `wide_program_costs`.
+    """
+    return wide_program_costs(reader, entry, sizes)
 
 
 def _factory(subject: str, given: Sequence[str]) -> Factory:

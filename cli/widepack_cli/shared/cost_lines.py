@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from widepack_artifacts import guards
-from widepack_artifacts.costs import Costs, Pair
+from widepack_artifacts.costs import MASKED, Costs, Pair
 from widepack_artifacts.formulas import Number
 from widepack_bench.text import columns, duration, plural, size
 
@@ -17,6 +17,7 @@ _WIDTH = 88  # characters of a formula in a table
 _SHORT = 44
 _TITLES = {
     "flops": "FLOP",
+    MASKED: "FLOP that masks forbid",
     "ops": "other operations",
     "weights": "weights",
     "weights_read": "weights read",
@@ -26,7 +27,7 @@ _TITLES = {
     "peak": "peak of activations",
     "kernels": "kernels",
 }
-_COUNTS = ("flops", "ops", "kernels")
+_COUNTS = ("flops", MASKED, "ops", "kernels")
 
 
 def title(costs: Costs, subject: str, entry: str) -> list[str]:
@@ -42,11 +43,16 @@ def title(costs: Costs, subject: str, entry: str) -> list[str]:
 
 
 def totals(costs: Costs, values: Mapping[str, Number] | None) -> list[str]:
-    """Returns the totals, one a line: the formula over N members and, where values are given, the number."""
+    """Returns the totals, one a line: the formula over N members and, where values are given, the number.
+
+    What masks forbid has a line if they forbid anything.
+    """
     numbers = costs.at(values) if values is not None else {}
     sign = ">= " if costs.lower_bound else ""
     rows = []
     for measure, name in _TITLES.items():
+        if measure == MASKED and MASKED not in costs.totals:
+            continue
         text = {"weights": joined(costs.weights, costs.members), "peak": costs.peak}.get(measure)
         if text is None:
             text = joined(costs.totals.get(measure, ("0", "0")), costs.members)

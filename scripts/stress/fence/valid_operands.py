@@ -498,6 +498,18 @@ def _expert_linear(draw: Draw) -> list[Sample]:
     return [few, many, call(draw.normal(2, 8, 130), draw.normal(2, 3, 130, 130), draw.ints(0, 3, 2, 8))]
 
 
+@_valid("widepack.masked_attention.default")
+def _masked_attention(draw: Draw) -> list[Sample]:
+    long = [draw.normal(2, 3, t, 32) for t in (200, 210, 210)]
+    window = draw.bools(200, 210).tril().triu(-40)
+    window[:, 0] = True
+    return [
+        call(*(draw.normal(2, 3, 5, 4) for _ in range(3)), draw.normal(5, 5)),
+        call(*long, window),
+        call(*long, None, 0.0, True),
+    ]
+
+
 @_valid("widepack.factored_weight.default")
 def _factored_weight(draw: Draw) -> list[Sample]:
     return [

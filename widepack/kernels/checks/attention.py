@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch import bool as bool_
 
 from .require import OperandError, dense, of_shape, require
 
@@ -14,6 +15,17 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *rest: object, **named:
     dense("value", value)
     if min(key.dim(), value.dim()) < 2 or key.shape[-2] != value.shape[-2]:
         raise OperandError(f"key is {list(key.shape)} and value {list(value.shape)}; they differ in length")
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, *rest: object, **named: object) -> None:
+    """Checks `widepack.masked_attention`. What the sizes of the mask may be, torch's op checks."""
+    attention(query, key, value)
+    mask = rest[0] if rest else named.get("attn_mask")
+    if isinstance(mask, Tensor):
+        dense("attn_mask", mask)
+        require(
+            mask.dtype.is_floating_point or mask.dtype == bool_, f"attn_mask is {mask.dtype}; bool is needed"
+        )
 
 
 def flash_attention(

@@ -1,0 +1,318 @@
+"""Tests the FLOP of attention that masks forbid, against pairs that are counted one by one in real masks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+from counted import torch_flops
+from torch import Tensor, nn
+
+from widepack import primitives as primitives  # fills the registry
+from widepack.building.model_costs import model_costs
+from widepack_artifacts.costs import FORMAT, MASKED_FORMAT, documents, read_documents
+from widepack_artifacts.errors import ArtifactError
+from widepack_cli.main import cli
+
+HEADS, WIDTH = 2, 8
+INF = float("-inf")
+Maker = Callable[[int, int], Tensor]
+
+
+def ij(t: int, s: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(t)[:, None], torch.arange(s)[None]
+
+
+def causal(t: int, s: int) -> Tensor:
+    i, j = ij(t, s)
+    return j <= i
+
+
+def window(t: int, s: int) -> Tensor:
+    i, j = ij(t, s)
+    return (i >= j) & (i - j < 4)
+
+
+def both_sides(t: int, s: int) -> Tensor:
+    i, j = ij(t, s)
+    return (i - j).abs() <= 2
+
+
+def prefix(t: int, s: int) -> Tensor:
+    i, j = ij(t, s)
+    return (j < 3) | (j <= i)
+
+
+def sinks(t: int, s: int) -> Tensor:
+    """A window, and the first two keys for all."""
+    i, j = ij(t, s)
+    return torch.logical_and(i >= j, torch.logical_or(i - j < 3, j < 2))
+
+
+def tril(t: int, s: int) -> Tensor:
+    return torch.tril(torch.ones(t, s, dtype=torch.bool), diagonal=1)
+
+
+def upside_down(t: int, s: int) -> Tensor:
+    return ~torch.triu(torch.ones(t, s), 1).bool()
+
+
+def transposed(t: int, s: int) -> Tensor:
+    return causal(s, t).transpose(0, 1).logical_not() | (ij(t, s)[0] == ij(t, s)[1])
+
+
+def last_keys(t: int, s: int) -> Tensor:
+    """Queries are the last of the positions."""
+    i, j = ij(t, s)
+    return j <= i + (s - t)
+
+
+def viewed(t: int, s: int) -> Tensor:
+    i, j = torch.arange(t).view(1, t, 1), torch.arange(s).reshape(1, 1, s)
+    return (j <= i).expand(1, t, s)[0][None, None]
+
+
+BOOLS: dict[str, Maker] = {
+    f.__name__: f
+    for f in (causal, window, both_sides, prefix, sinks, tril, upside_down, transposed, last_keys, viewed)
+}
+
+
+def additive(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, INF)
+
+
+def added_form(mask: Maker) -> Maker:
+    def made(t: int, s: int) -> Tensor:
+        return additive(mask(t, s))
+
+    return made
+
+
+def full_triu(t: int, s: int) -> Tensor:
+    return torch.full((t, s), INF).triu(1)
+
+
+def times_least(t: int, s: int) -> Tensor:
+    return (1.0 - causal(t, s).float()) * torch.finfo(torch.float32).min
+
+
+def where_window(t: int, s: int) -> Tensor:
+    return torch.where(window(t, s), 0.0, -1e9)
+
+
+def triu_of_window(t: int, s: int) -> Tensor:
+    """Two forbidden triangles."""
+    i, j = ij(t, s)
+    return torch.full((t, s), INF).triu(1) + torch.zeros(t, s).masked_fill(i - j >= 5, INF)
+
+
+FLOATS: dict[str, Maker] = {f.__name__: f for f in (full_triu, times_least, where_window, triu_of_window)}
+FLOATS |= {f"additive {name}": added_form(mask) for name, mask in BOOLS.items()}
+
+
+def forbidden(mask: Tensor) -> int:
+    return int(((~mask) if mask.dtype == torch.bool else mask < -1e4).sum())
+
+
+class Attention(nn.Module):
+    """Attention with a mask. how: as an argument, or written out in one of the usual ways."""
+
+    def __init__(self, mask: Maker, how: str = "argument") -> None:
+        super().__init__()
+        self.mask, self.how = mask, how
+
+    def forward(self, q: Tensor, k: Tensor) -> Any:
+        mask = self.mask(q.shape[-2], k.shape[-2])
+        if self.how == "argument":
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+        scores = q @ k.transpose(-1, -2) * WIDTH**-0.5
+        if self.how == "added":
+            scores = scores + (additive(mask) if mask.dtype == torch.bool else mask)
+        elif self.how == "filled":
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        elif self.how == "where":
+            scores = torch.where(mask, torch.tanh(scores / 30.0) * 30.0, torch.full([], INF))
+        return F.dropout(scores.softmax(-1), 0.1, self.training).to(k.dtype) @ k
+
+
+INPUTS = [f"q=float32[B,{HEADS},T,{WIDTH}]", f"k=float32[B,{HEADS},S,{WIDTH}]"]
+SIZES = [(1, 5, 5), (3, 9, 17), (2, 17, 9), (1, 40, 40), (2, 2, 30)]
+
+
+class Several(nn.Module):
+    """Attention with several masks, each in a module of its own."""
+
+    def __init__(self, parts: list[Attention]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, q: Tensor, k: Tensor) -> Any:
+        return [part(q, k) for part in self.parts]
+
+
+def check(parts: list[tuple[Maker, str]], wide: int = 0) -> None:
+    """Compares the formulas of each module with its mask. What reads no weight is Shared: it runs once."""
+
+    def make() -> nn.Module:
+        return Several([Attention(mask, how) for mask, how in parts])
+
+    costs = model_costs(make, INPUTS, wide=wide)
+    by_module: dict[str, int] = {}
+    for b, t, s in SIZES:
+        sizes = {"B": b, "T": t, "S": s}
+        values = costs.values(sizes, members=3)
+        found = {f"parts.{i}": 0 for i in range(len(parts))}
+        for row in costs.rows:
+            found[row.module] += int(costs.evaluate(row.costs.get("masked_flops", ("0", "0")), values))
+        for i, (mask, how) in enumerate(parts):
+            wanted = 4 * b * HEADS * WIDTH * forbidden(mask(t, s))
+            assert found[f"parts.{i}"] == wanted, (mask, how, sizes)
+            by_module[f"parts.{i}"] = by_module.get(f"parts.{i}", 0) + wanted
+        assert costs.at(values)["masked_flops"] == sum(found.values())
+        assert costs.at(values)["flops"] == torch_flops(make, INPUTS, sizes)
+    assert all(by_module.values())
+    assert read_documents(documents({"forward": costs})) == {"forward": costs}
+
+
+def test_boolean_masks() -> None:
+    check([(mask, "argument") for mask in BOOLS.values()])
+
+
+def test_masks_that_are_added() -> None:
+    check([(mask, "argument") for mask in FLOATS.values()])
+
+
+def test_attention_that_is_written_out() -> None:
+    check([(mask, how) for mask in (causal, window, prefix) for how in ("added", "filled", "where")])
+
+
+@pytest.mark.parametrize("how", ["argument", "added"])
+def test_wide_programs(how: str) -> None:
+    check([(window, how)], wide=4)
+
+
+class Own(nn.Module):
+    """Attention of projected rows: every member has its own weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, window(x.shape[1], x.shape[1]))
+
+
+@pytest.mark.parametrize("wide", [0, 4])
+def test_members_count_each(wide: int) -> None:
+    costs = model_costs(Own, ["x=float32[B,T,8]"], wide=wide)
+    for b, t, members in ((1, 5, 1), (3, 17, 4), (2, 64, 100)):
+        found = costs.at(costs.values({"B": b, "T": t}, members=members))
+        assert found["masked_flops"] == members * 4 * b * 8 * forbidden(window(t, t))
+
+
+def test_is_causal() -> None:
+    class Causal(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Any:
+            return F.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    costs = model_costs(Causal, INPUTS)
+    for b, t, s in SIZES:
+        found = costs.at(costs.values({"B": b, "T": t, "S": s}))["masked_flops"]
+        assert found == 4 * b * HEADS * WIDTH * forbidden(causal(t, s))
+
+    class Square(nn.Module):
+        def forward(self, q: Tensor) -> Any:
+            return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    costs = model_costs(Square, INPUTS[:1])
+    assert costs.totals["masked_flops"][0] == "32*B*T*(T - 1)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_windows_of_a_language_model(attention: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MistralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        use_cache=False,
+        sliding_window=4,
+        attn_implementation=attention,
+    )
+
+    def make() -> nn.Module:
+        module: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()
+        return module
+
+    costs = model_costs(make, ["input_ids=int64[B,T]:1..49"])
+    for b, t in ((1, 9), (3, 4), (2, 60)):
+        found = costs.at(costs.values({"B": b, "T": t}))["masked_flops"]
+        assert found == 2 * 4 * b * 32 * forbidden(window(t, t))
+
+
+def test_what_data_decides_forbids_nothing_here() -> None:
+    """The causal part of the mask is forbidden at any input, the padding only at some."""
+
+    class Padded(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, pad: Tensor) -> Any:
+            mask = causal(q.shape[-2], k.shape[-2]) & pad[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, k, mask)
+
+    class OnlyPadded(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, pad: Tensor) -> Any:
+            return F.scaled_dot_product_attention(q, k, k, pad[:, None, None, :])
+
+    class Either(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, pad: Tensor) -> Any:
+            mask = causal(q.shape[-2], k.shape[-2]) | pad[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, k, mask)
+
+    inputs = [*INPUTS, "pad=bool[B,S]"]
+    costs = model_costs(Padded, inputs)
+    found = costs.at(costs.values({"B": 3, "T": 7, "S": 9}))
+    assert found["masked_flops"] == 4 * 3 * HEADS * WIDTH * forbidden(causal(7, 9))
+    for make in (OnlyPadded, Either):
+        costs = model_costs(make, inputs)
+        assert "masked_flops" not in costs.totals
+        assert documents({"forward": costs})["format"] == FORMAT
+
+
+def test_blocks_are_not_known() -> None:
+    def blocks(t: int, s: int) -> Tensor:
+        i, j = ij(t, s)
+        return i // 4 == j // 4
+
+    assert "masked_flops" not in model_costs(lambda: Attention(blocks), INPUTS).totals
+
+
+def test_files_of_the_first_format() -> None:
+    costs = model_costs(Own, ["x=float32[B,T,8]"])
+    document = documents({"forward": costs})
+    assert document["format"] == MASKED_FORMAT
+    with pytest.raises(ArtifactError, match="masked_flops is a measure of"):
+        read_documents({**document, "format": FORMAT})
+    with pytest.raises(ArtifactError, match="this widepack reads"):
+        read_documents({**document, "format": "widepack.costs/3"})
+
+
+def test_the_command_shows_the_line() -> None:
+    words = ["analyze", f"{__name__}:Own", "--input", "x=float32[B,T,8]", "--at", "B=2,T=30,N=5"]
+    text = CliRunner().invoke(cli, words, prog_name="widepack").stdout
+    (line,) = [row for row in text.splitlines() if row.startswith("FLOP that masks forbid")]
+    assert f"{5 * 4 * 2 * 8 * forbidden(window(30, 30)):,}" in line
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"], prog_name="widepack").stdout)
+    assert found["numbers"]["masked_flops"] == 5 * 4 * 2 * 8 * forbidden(window(30, 30))
+    linear = ["analyze", "torch.nn.Linear", "--model-arg", "in_features=4", "--model-arg", "out_features=4"]
+    plain = CliRunner().invoke(cli, [*linear, "--input", "input=float32[B,4]"], prog_name="widepack").stdout
+    assert "masks" not in plain

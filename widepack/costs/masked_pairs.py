@@ -1,0 +1,105 @@
+"""Finds which pairs of query and key the masks of a program forbid, from sizes alone.
+
+It follows the ops that make masks: `arange`, comparisons, `and`, `or`, `not`, `tril`, `where`, `masked_fill`
+and views. A mask reaches attention as an argument, or written out: a product, the mask, a softmax, a product.
+What depends on an input or on a weight is not known. It forbids nothing here, so the pairs that are found are
+forbidden at any input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Ref, refs
+
+from ..ir import ops
+from ..ir.encoding import decode
+from ..ir.fake_values import CPU
+from .expressions import World
+from .mask_steps import Step
+from .mask_values import Bias, Known, Mask, Scores, forbidden
+from .pair_regions import NOTHING, Box, Range, Region, complement, count
+
+_PRODUCTS = frozenset(["baddbmm", "bmm", "einsum", "matmul"])
+_CAUSAL: Region = (Box(apart=Range(None, sympy.Integer(0))),)
+"""The pairs that `is_causal` forbids."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The pairs of an attention. forbidden: the number of those that its mask forbids. pairs: of all."""
+
+    forbidden: Any
+    pairs: Any
+
+
+class MaskedPairs:
+    """Follows the masks of a program. world: names the dims.
+
+    Attributes:
+        found: The pairs of each product of attention, by the name of its node; None where they are unclear.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.found: dict[str, Masked | None] = {}
+        self._world = world
+        self._known: dict[str, Known] = {}
+
+    def pass_on(self, name: str, argument: Any) -> None:
+        """Notes that a value of the program is an input of the body of a loop, under another name."""
+        self._known[name] = self._known.get(argument.name) if isinstance(argument, Ref) else None
+
+    def note(self, node: Node, values: Mapping[str, Any], result: Any) -> None:
+        """Notes what is known of a node's result. values: the symbolic values that it reads, by name."""
+        if node.body is not None:
+            return
+        name = node.op.split(".")[1]
+        bound = ops.bind(node.op, decode(node.args, CPU), decode(node.kwargs, CPU))
+        step = Step(self._world, self._known, name, bound, values, result)
+        self._known[node.name] = None
+        if "scaled_dot_product" in name or name == "masked_attention":
+            self._attention(node.name, step)
+        elif name in _PRODUCTS:
+            self._product(node, step)
+        elif isinstance(result, Tensor):
+            self._known[node.name] = step.known()
+
+    def _attention(self, name: str, step: Step) -> None:
+        mask = step.value("attn_mask")
+        region = NOTHING
+        if isinstance(mask, Mask):
+            region = complement(mask.possible) or NOTHING
+        elif isinstance(mask, Bias):
+            region = mask.forbidden
+        elif step.bound.get("is_causal") is True:
+            region = _CAUSAL
+        query, key = step.tensor("query"), step.tensor("key")
+        if region and query is not None and key is not None:
+            self._add(name, region, query.shape[-2], key.shape[-2])
+
+    def _product(self, node: Node, step: Step) -> None:
+        """Notes a product: of queries and keys, or of the weights of attention and values."""
+        added = forbidden(step.value("self")) if step.name == "baddbmm" else NOTHING
+        self._known[node.name] = Scores((node.name,), added)
+        for name in refs((node.args, node.kwargs)):
+            scores = self._known.get(name)
+            if isinstance(scores, Scores) and scores.weights and scores.forbidden:
+                for product in (*scores.nodes, node.name):
+                    self._add(product, scores.forbidden, *step.values[name].shape[-2:])
+
+    def _add(self, name: str, region: Region, queries: Any, keys: Any) -> None:
+        rows, columns = self._world.expr(queries), self._world.expr(keys)
+        number = count(region, rows, columns)
+        if number is None and (rest := complement(region)) is not None:
+            others = count(rest, rows, columns)
+            number = None if others is None else rows * columns - others
+        if number is None or not self._world.is_known(number):
+            return
+        found = Masked(number, rows * columns)
+        # of one product that two softmaxes read, each may forbid other pairs
+        self.found[name] = found if self.found.get(name, found) == found else None
