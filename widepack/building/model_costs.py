@@ -20,7 +20,7 @@ from widepack_artifacts.costs import Costs
 
 from ..capture.capture import Captured
 from ..costs.derive import ModelFacts, derive, derive_wide
-from ..errors import CaptureError, UsageError
+from ..errors import CaptureError
 from ..ir.kinds import slot_kinds
 from ..spec.entries import FORWARD
 from ..system.memory import available_bytes
