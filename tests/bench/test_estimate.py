@@ -16,7 +16,13 @@ from widepack.building.preview import Preview
 from widepack.costs.at_sizes import kernels_at
 from widepack_artifacts.program import Program
 from widepack_bench.estimate.calibration import rates_here
-from widepack_bench.estimate.call_time import compiled_seconds, large_results, loop_seconds, wide_seconds
+from widepack_bench.estimate.call_time import (
+    compiled_seconds,
+    large_results,
+    loop_seconds,
+    weight_bytes,
+    wide_seconds,
+)
 from widepack_bench.estimate.kernel_work import KernelWork, work_of
 from widepack_bench.estimate.rates import Curve, ProductTimes, Rates, product_times
 from widepack_bench.models.mlp import mlp
@@ -93,6 +99,16 @@ def test_the_time_of_a_wide_call_is_the_sum_of_its_kernels() -> None:
     alone = loop_seconds([member], {"B": 5}, rates(), modules=4)
     assert alone == pytest.approx(2 * (1e-5 + 1e-3) + 1e-6 + 4 * 3e-6)
     assert loop_seconds([member] * 7, {"B": 5}, rates(), modules=4) == pytest.approx(7 * alone)
+
+
+def test_weights_that_are_read_between_calls_leave_the_cache() -> None:
+    make = partial(mlp, inputs=12, width=20, outputs=6)
+    _, wide = programs(make, "input=float32[B,12]", 7, "wide")
+    own = weight_bytes(wide, {"B": 5})
+    assert own == 4 * 7 * (12 * 20 + 20 + 20 * 6 + 6)
+    cold = rates(cold=Curve((own, 4 * own), (1e-12, 1e-9)))
+    found = [wide_seconds(wide, {"B": 5}, cold, between=n * own) for n in (0, 3)]
+    assert found[1] - found[0] == pytest.approx(own * 1e-9, rel=0.01)
 
 
 def test_a_loop_region_counts_for_every_member() -> None:

@@ -17,7 +17,7 @@ import widepack
 from widepack.inference.entry import WideEntry
 from widepack.rows.axes import row_axis_of
 
-from ..estimate.call_time import wide_seconds
+from ..estimate.call_time import weight_bytes, wide_seconds
 from ..measure.answers import leaves
 from ..measure.inputs import arranged
 from ..measure.programs import entry_of
@@ -119,10 +119,13 @@ def member_moves(subject: Subject) -> Iterator[Move]:
 
 
 def _in_members(subject: Subject, parts: int) -> float | None:
+    program = _part(subject, parts, 0).programs.for_sizes(subject.work.pattern, subject.sizes).program
     try:
-        return parts * subject.seconds(_part(subject, parts, 0))
+        own = weight_bytes(program, subject.sizes)
+        one = wide_seconds(program, subject.sizes, subject.rates, between=(parts - 1) * own)
     except RuntimeError:
         return None
+    return parts * one
 
 
 def _part(subject: Subject, parts: int, number: int) -> WideEntry:

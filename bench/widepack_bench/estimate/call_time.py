@@ -14,13 +14,14 @@ from .kernel_work import KernelWork, work_of
 from .rates import MODULE_BYTES, Rates
 
 
-def wide_seconds(program: Program, sizes: Mapping[str, int], rates: Rates) -> float:
+def wide_seconds(program: Program, sizes: Mapping[str, int], rates: Rates, *, between: float = 0.0) -> float:
     """Estimates a call of a wide program on the backend `eager`.
 
     Args:
         program: The wide program, with its prologue.
         sizes: The size of each named dim.
         rates: Of the machine.
+        between: The bytes of other weights that are read between two calls.
 
     Returns:
         Seconds.
@@ -30,7 +31,7 @@ def wide_seconds(program: Program, sizes: Mapping[str, int], rates: Rates) -> fl
     """
     works = [work_of(k) for k in kernels_at(program, sizes)]
     views = _views(program, weights_only(program))
-    return rates.call_s + views * rates.view_s + rates.kernels(works, _weight_bytes(works))
+    return rates.call_s + views * rates.view_s + rates.kernels(works, _weight_bytes(works) + between)
 
 
 def compiled_seconds(program: Program, sizes: Mapping[str, int], rates: Rates) -> float:
@@ -80,6 +81,18 @@ def loop_seconds(
         for k, p in distinct.items()
     }
     return sum(once[id(p)] for p in programs)
+
+
+def weight_bytes(program: Program, sizes: Mapping[str, int]) -> float:
+    """Returns the bytes of weights that a call of a wide program reads.
+
+    Args:
+        program, sizes: As `wide_seconds` takes them.
+
+    Raises:
+        RuntimeError: As `wide_seconds`.
+    """
+    return _weight_bytes([work_of(k) for k in kernels_at(program, sizes)])
 
 
 def large_results(program: Program, sizes: Mapping[str, int], least: int) -> float:
