@@ -1,4 +1,4 @@
-"""Makes the tables of predicted times and of advice."""
+"""Makes the tables of what an analysis takes, of predicted times and of advice."""
 
 from __future__ import annotations
 
@@ -63,6 +63,22 @@ def advice(document: Any) -> str:
     return "\n".join(lines)
 
 
+@measured("analyze-cpu", "scripts/measure/analyze.py -o bench/results/analyze-cpu.json")
+def analysis(document: Any) -> str:
+    """Returns what `widepack analyze` takes."""
+    llama, artifact = document["llama"], document["artifact"]
+    without = "with" if artifact["imports_torch"] else "without"
+    return "\n".join(
+        [
+            f"- Llama-2-7B from its config, no weights: {llama['seconds']:.1f} s and "
+            f"{llama['peak_bytes'] / 1e6:.0f} MB, of which {llama['own_bytes'] / 1e6:.0f} MB are no imports.",
+            f"- Its FLOP: `{llama['formula'][1]}`, {llama['flops_at_1_2048']:,} at B=1, T=2048.",
+            f"- {llama['points']:,} values of this formula: {llama['points_seconds']:.2f} s.",
+            f"- `widepack analyze ens.wide --at ...`: {artifact['seconds']:.2f} s, {without} torch.",
+        ]
+    )
+
+
 def _line(row: Mapping[str, Any], built: Mapping[str, Any], move: Mapping[str, Any] | None) -> str:
     name = row["name"] + (" (with aot)" if "aot" in row["backends"] else "")
     cells = ["none", "", ""]
@@ -72,4 +88,4 @@ def _line(row: Mapping[str, Any], built: Mapping[str, Any], move: Mapping[str, A
     return f"| {name} | {built['members']} | {built['batch']} | {' | '.join(cells)} |"
 
 
-PARTS = {"predictions": predictions, "prediction-choices": choices, "advice": advice}
+PARTS = {"analysis": analysis, "predictions": predictions, "prediction-choices": choices, "advice": advice}

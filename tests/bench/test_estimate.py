@@ -70,6 +70,18 @@ def test_a_linear_layer_of_all_members_is_n_products() -> None:
     assert last.weight_bytes == 4 * 7 * (20 * 6 + 6)
 
 
+def test_inference_mode_changes_no_count() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 3), nn.LayerNorm(4), nn.Linear(4, 2))
+
+    _, wide = programs(make, "input=float32[B,4,6,6]", 3, "wide")
+    expected = kernels_at(wide, {"B": 2})
+    with torch.inference_mode():
+        found = kernels_at(wide, {"B": 2})
+    assert [(k.op, work_of(k)) for k in found] == [(k.op, work_of(k)) for k in expected]
+    assert {"convolution", "norm"} <= {work_of(k).kind.replace("grouped ", "") for k in found}
+
+
 def test_a_convolution_multiplies_a_row_for_each_place() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=2))
