@@ -22,14 +22,14 @@ from ..measure.answers import leaves
 from ..measure.inputs import arranged
 from ..measure.programs import entry_of
 from .move import Move, NotPossible, Opened
-from .subject import Subject
+from .subject import AdvisedArtifact
 
 PARTS = (2, 4)
 FEWEST_MEMBERS = 8
 """The least number of members of a part."""
 
 
-def row_moves(subject: Subject) -> Iterator[Move]:
+def row_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields calls of a part of the rows each, where rows are independent."""
     rows = subject.entry.entry.rows
     batch = subject.work.batch
@@ -45,7 +45,7 @@ def row_moves(subject: Subject) -> Iterator[Move]:
             )
 
 
-def _in_rows(subject: Subject, parts: int) -> float | None:
+def _in_rows(subject: AdvisedArtifact, parts: int) -> float | None:
     dim = subject.entry.entry.rows
     assert dim is not None
     sizes = {**subject.sizes, dim.dim: subject.sizes[dim.dim] // parts}
@@ -56,7 +56,7 @@ def _in_rows(subject: Subject, parts: int) -> float | None:
         return None
 
 
-def _open_rows(subject: Subject, parts: int) -> Opened:
+def _open_rows(subject: AdvisedArtifact, parts: int) -> Opened:
     entry = subject.entry.entry
     assert entry.rows is not None
     letter, extra = entry.rows.dim, 1 if subject.work.each else 0
@@ -104,7 +104,7 @@ def _joined(parts: Sequence[Tensor], axis: int | None) -> Tensor:
     return parts[0] if axis is None else torch.cat(list(parts), axis + 1)
 
 
-def member_moves(subject: Subject) -> Iterator[Move]:
+def member_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields calls of a part of the members each, every part loaded by itself."""
     for parts in PARTS:
         if subject.count % parts == 0 and subject.count // parts >= FEWEST_MEMBERS:
@@ -118,7 +118,7 @@ def member_moves(subject: Subject) -> Iterator[Move]:
             )
 
 
-def _in_members(subject: Subject, parts: int) -> float | None:
+def _in_members(subject: AdvisedArtifact, parts: int) -> float | None:
     program = _part(subject, parts, 0).programs.for_sizes(subject.work.pattern, subject.sizes).program
     try:
         own = weight_bytes(program, subject.sizes)
@@ -128,14 +128,14 @@ def _in_members(subject: Subject, parts: int) -> float | None:
     return parts * one
 
 
-def _part(subject: Subject, parts: int, number: int) -> WideEntry:
+def _part(subject: AdvisedArtifact, parts: int, number: int) -> WideEntry:
     count = subject.count // parts
     chosen = range(number * count, (number + 1) * count)
     ens = widepack.load(subject.work.path, device="cpu", members=chosen, warmup=False)
     return entry_of(ens, subject.work.entry)
 
 
-def _open_members(subject: Subject, parts: int) -> Opened:
+def _open_members(subject: AdvisedArtifact, parts: int) -> Opened:
     entries = [_part(subject, parts, i) for i in range(parts)]
     count = subject.count // parts
 

@@ -20,7 +20,7 @@ from ..measure.processors import quiet
 from ..measure.programs import entry_of
 from ..processes.fresh import STEADY, in_fresh_process
 from .move import Move
-from .subject import Subject, Workload
+from .subject import AdvisedArtifact, Workload
 
 ALWAYS_RETURNED = 32 << 20
 """Bytes from which glibc requests the memory of each result from the system (DEFAULT_MMAP_THRESHOLD_MAX)."""
@@ -28,13 +28,13 @@ CHILD_S = 0.4
 """Seconds of calls in a process."""
 
 
-def allocator_moves(subject: Subject) -> Iterator[Move]:
+def allocator_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields the settings with which glibc keeps freed memory."""
     how = " ".join(f"{k}={v}" for k, v in STEADY.items()) + " in the environment of the process"
     yield Move(name="memory is kept", how=how, predict=_predicted, environment=STEADY)
 
 
-def _predicted(subject: Subject) -> float | None:
+def _predicted(subject: AdvisedArtifact) -> float | None:
     program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
     try:
         now, large = subject.seconds(subject.entry), large_results(program, subject.sizes, ALWAYS_RETURNED)

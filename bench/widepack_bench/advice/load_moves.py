@@ -17,10 +17,10 @@ from ..estimate.rates import Rates
 from ..measure.programs import entry_of
 from .move import Move, Opened, opened
 from .plan_moves import is_tuned
-from .subject import Subject
+from .subject import AdvisedArtifact
 
 
-def thread_moves(subject: Subject, cores: int) -> Iterator[Move]:
+def thread_moves(subject: AdvisedArtifact, cores: int) -> Iterator[Move]:
     """Yields other numbers of threads, up to the number of cores."""
     for threads in sorted({1, 2, cores // 2, cores} - {0, subject.work.threads}):
         if threads <= cores:
@@ -32,7 +32,7 @@ def thread_moves(subject: Subject, cores: int) -> Iterator[Move]:
             )
 
 
-def _with_threads(subject: Subject, threads: int) -> float | None:
+def _with_threads(subject: AdvisedArtifact, threads: int) -> float | None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -41,37 +41,39 @@ def _with_threads(subject: Subject, threads: int) -> float | None:
         torch.set_num_threads(before)
 
 
-def _open_threads(subject: Subject, threads: int) -> Opened:
+def _open_threads(subject: AdvisedArtifact, threads: int) -> Opened:
     found = opened(subject, subject.entry, _with_threads(subject, threads))
     return Opened(call=found.call, answers=found.answers, seconds=found.seconds, threads=threads)
 
 
-def compile_moves(subject: Subject) -> Iterator[Move]:
+def compile_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields the backend `compile`, unless `tune` has compared backends already."""
     if not is_tuned(subject):
         yield _loaded(subject, "compile", 'backend="compile", compile="now"', _compiled)
 
 
-def memory_moves(subject: Subject) -> Iterator[Move]:
+def memory_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields the ways to keep weights that are stored as a base and factors."""
     if subject.entry.programs.artifact.factors:
         for memory in ("least", "most"):
             yield _loaded(subject, f"memory {memory}", f'memory="{memory}"', lambda _: None)
 
 
-def dtype_moves(subject: Subject, dtypes: Sequence[str]) -> Iterator[Move]:
+def dtype_moves(subject: AdvisedArtifact, dtypes: Sequence[str]) -> Iterator[Move]:
     """Yields other dtypes of weights and values."""
     for dtype in dtypes:
         yield _loaded(subject, dtype, f'dtype="{dtype}"', partial(_in_dtype, dtype=dtype))
 
 
-def _loaded(subject: Subject, name: str, arguments: str, predict: Callable[[Subject], float | None]) -> Move:
+def _loaded(
+    subject: AdvisedArtifact, name: str, arguments: str, predict: Callable[[AdvisedArtifact], float | None]
+) -> Move:
     options: dict[str, Any] = {}
     for part in arguments.split(", "):
         key, _, value = part.partition("=")
         options[key] = value.strip('"')
 
-    def open_(subject: Subject) -> Opened:
+    def open_(subject: AdvisedArtifact) -> Opened:
         ens = widepack.load(subject.work.path, device="cpu", **options)
         entry = entry_of(ens, subject.work.entry)
         seconds = predict(subject)
@@ -81,7 +83,7 @@ def _loaded(subject: Subject, name: str, arguments: str, predict: Callable[[Subj
     return Move(name=name, how=how, predict=predict, open=open_)
 
 
-def _compiled(subject: Subject) -> float | None:
+def _compiled(subject: AdvisedArtifact) -> float | None:
     program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
     try:
         return compiled_seconds(program, subject.sizes, subject.rates)
@@ -89,12 +91,12 @@ def _compiled(subject: Subject) -> float | None:
         return None
 
 
-def _in_dtype(subject: Subject, dtype: str) -> float | None:
+def _in_dtype(subject: AdvisedArtifact, dtype: str) -> float | None:
     name = str(find_dtype(dtype)).removeprefix("torch.")
     return _predicted(subject, rates_here(subject.work.threads, name))
 
 
-def _predicted(subject: Subject, rates: Rates) -> float | None:
+def _predicted(subject: AdvisedArtifact, rates: Rates) -> float | None:
     program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
     try:
         return wide_seconds(program, subject.sizes, rates)

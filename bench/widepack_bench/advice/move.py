@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .subject import Subject
+from .subject import AdvisedArtifact
 
 
 class NotPossible(Exception):
@@ -53,13 +53,13 @@ class Move:
 
     name: str
     how: str
-    predict: Callable[[Subject], float | None]
-    open: Callable[[Subject], Opened] | None = None
+    predict: Callable[[AdvisedArtifact], float | None]
+    open: Callable[[AdvisedArtifact], Opened] | None = None
     artifact: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def opened(subject: Subject, entry: Any, seconds: float | None) -> Opened:
+def opened(subject: AdvisedArtifact, entry: Any, seconds: float | None) -> Opened:
     """Returns an entry that was loaded in another way, as a move leads to it."""
     call = subject.call(entry)
     return Opened(call=call, answers=call, seconds=seconds)

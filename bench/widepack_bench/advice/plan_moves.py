@@ -22,7 +22,7 @@ from ..estimate.call_time import compiled_seconds, wide_seconds
 from ..measure.loading import load_on
 from ..measure.programs import entry_of
 from .move import Move, NotPossible, Opened, opened
-from .subject import Subject
+from .subject import AdvisedArtifact
 
 TUNE_S = 20.0
 """Seconds of measuring that a move gives `widepack tune`."""
@@ -30,7 +30,7 @@ COMPILE_S = 120.0
 REBUILT = "rebuilt.wide"
 
 
-def plan_moves(subject: Subject, backends: Sequence[str] | None = None) -> Iterator[Move]:
+def plan_moves(subject: AdvisedArtifact, backends: Sequence[str] | None = None) -> Iterator[Move]:
     """Yields the moves that measure plans, where this machine has not measured this batch yet.
 
     backends: that a plan may name; default all that this machine has.
@@ -51,12 +51,12 @@ def plan_moves(subject: Subject, backends: Sequence[str] | None = None) -> Itera
         )
 
 
-def plan_in_use(subject: Subject) -> Plan:
+def plan_in_use(subject: AdvisedArtifact) -> Plan:
     """Returns the plan that a call of now runs."""
     return subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).plan
 
 
-def is_tuned(subject: Subject) -> bool:
+def is_tuned(subject: AdvisedArtifact) -> bool:
     """Whether the plan of now was measured on this machine, with these threads, at this batch."""
     plan = plan_in_use(subject)
     here = plan.machine == name_of("cpu") and plan.threads == subject.work.threads
@@ -66,7 +66,7 @@ def is_tuned(subject: Subject) -> bool:
 def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
     artifact = f"{name.replace(' ', '-')}.wide"
 
-    def open_(subject: Subject) -> Opened:
+    def open_(subject: AdvisedArtifact) -> Opened:
         work, out = subject.work, subject.folder / artifact
         copied(work.path, out)
         widepack.tune(
@@ -86,7 +86,7 @@ def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
     return Move(name=name, how=how, predict=lambda _: predict(), open=open_, artifact=artifact)
 
 
-def _candidates(subject: Subject) -> Mapping[str, float]:
+def _candidates(subject: AdvisedArtifact) -> Mapping[str, float]:
     """Predicts the plans of which one strategy is preferred wherever it applies. Returns seconds by name."""
     source = subject.entry.programs.source
     program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
@@ -103,20 +103,20 @@ def _candidates(subject: Subject) -> Mapping[str, float]:
     return found
 
 
-def _serving(lowered: Sequence[tuple[Program, Plan]], subject: Subject) -> Program:
+def _serving(lowered: Sequence[tuple[Program, Plan]], subject: AdvisedArtifact) -> Program:
     inputs = subject.entry.programs.inputs
     size = scaled(subject.sizes, inputs.letter, inputs.example)
     return for_size(lowered, size, lambda row: row[1])[0]
 
 
-def _best_plan(subject: Subject) -> float | None:
+def _best_plan(subject: AdvisedArtifact) -> float | None:
     try:
         return min(_candidates(subject).values())
     except RuntimeError:
         return None
 
 
-def _best_compiled(subject: Subject, plan: Callable[[], float | None]) -> float | None:
+def _best_compiled(subject: AdvisedArtifact, plan: Callable[[], float | None]) -> float | None:
     best = plan()
     if best is None:
         return None
@@ -136,7 +136,7 @@ def copied(path: Path, out: Path) -> None:
     shutil.copytree(path, out, copy_function=link)
 
 
-def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iterator[Move]:
+def rebuilt(subject: AdvisedArtifact, model: str, model_args: Mapping[str, Any]) -> Iterator[Move]:
     """Yields the build that shares equal weights and factors fine-tunes, if the factory is known.
 
     model: the factory, as `widepack build` takes it.
@@ -147,7 +147,7 @@ def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iter
     arguments = " ".join(f"--model-arg {k}={v}" for k, v in model_args.items())
     how = f"widepack build CHECKPOINTS --model {model} {arguments} --unmerge".replace("  ", " ")
 
-    def open_(subject: Subject) -> Opened:
+    def open_(subject: AdvisedArtifact) -> Opened:
         out, folder = subject.folder / REBUILT, subject.folder / "members"
         ens = widepack.load(subject.work.path, warmup=False)
         folder.mkdir()
@@ -174,14 +174,14 @@ def rebuilt(subject: Subject, model: str, model_args: Mapping[str, Any]) -> Iter
     yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=REBUILT)
 
 
-def _shares_more(subject: Subject, entry: Any) -> bool:
+def _shares_more(subject: AdvisedArtifact, entry: Any) -> bool:
     def shared(e: Any) -> int:
         return sum(w.kind == "shared" for w in e.programs.artifact.manifest.weights)
 
     return shared(entry) > shared(subject.entry)
 
 
-def specs_of(subject: Subject) -> list[str]:
+def specs_of(subject: AdvisedArtifact) -> list[str]:
     """Returns the inputs of the entry as specs that a build takes."""
     return [
         f"{i.name}={i.type}" + (f":{i.low}..{i.high}" if i.low is not None and i.high is not None else "")

@@ -32,7 +32,7 @@ from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
 from .move import Move
 from .plan_moves import copied, plan_in_use, plan_moves, rebuilt
 from .report import Advice, MeasuredMove
-from .subject import Subject, Workload
+from .subject import AdvisedArtifact, Workload
 from .trial import tried
 
 MEMBERS = "members in turn"
@@ -106,7 +106,7 @@ def advise(
         rates = rates_here(count)
         say("load", 0, 1)
         work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
-        subject = Subject.of(work, rates, folder, progress)
+        subject = AdvisedArtifact.of(work, rates, folder, progress)
         moves = _chosen(
             list(moves_of(subject, threads, dtypes, backends, model, model_args or {})), only, out is not None
         )
@@ -147,7 +147,7 @@ def _device(path: Path) -> int:
 
 
 def moves_of(
-    subject: Subject,
+    subject: AdvisedArtifact,
     threads: int | None,
     dtypes: Sequence[str],
     backends: Sequence[str] | None,
@@ -184,7 +184,7 @@ def _chosen(moves: Sequence[Move], only: str, writes: bool) -> list[tuple[int, M
     return [(number, move)]
 
 
-def _ladder(subject: Subject) -> dict[str, float]:
+def _ladder(subject: AdvisedArtifact) -> dict[str, float]:
     """Times the levels of `widepack bench --levels`, but for the compiled one. Returns milliseconds."""
     calls = {"now": subject.call(subject.entry)}
     calls[MEMBERS] = lambda: subject.members(*subject.args, **subject.kwargs)
@@ -199,7 +199,7 @@ def _ladder(subject: Subject) -> dict[str, float]:
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 
-def _advice(subject: Subject, ladder: Mapping[str, float], moves: Sequence[MeasuredMove]) -> Advice:
+def _advice(subject: AdvisedArtifact, ladder: Mapping[str, float], moves: Sequence[MeasuredMove]) -> Advice:
     work = subject.work
     predicted = {}
     with suppress(RuntimeError):  # a size depends on values

@@ -39,7 +39,7 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class AdvisedArtifact:
     """A workload on the artifact as it is loaded now.
 
     entry: the loaded entry. args, kwargs, sizes: of the call. members: the members one after the other, whose
@@ -58,7 +58,9 @@ class Subject:
     progress: Progress | None = None
 
     @classmethod
-    def of(cls, work: Workload, rates: Rates, folder: Path, progress: Progress | None = None) -> Subject:
+    def of(
+        cls, work: Workload, rates: Rates, folder: Path, progress: Progress | None = None
+    ) -> AdvisedArtifact:
         """Loads the artifact. folder: for what moves write.
 
         Raises: BenchError if the entry carries state, or no inputs can be made; ArtifactError.

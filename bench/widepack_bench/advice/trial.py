@@ -20,7 +20,7 @@ from ..measure.race import OURS, Call, Interval, median_interval, race
 from .environment_moves import seconds_apart
 from .move import Move, NotPossible, Opened
 from .report import GAIN, MeasuredMove
-from .subject import Subject
+from .subject import AdvisedArtifact
 
 HOPELESS = 0.8
 """A move with a smaller predicted gain is not tried."""
@@ -37,7 +37,7 @@ class Timed:
     ms: float
 
 
-def tried(subject: Subject, move: Move, number: int, budget_s: float) -> MeasuredMove:
+def tried(subject: AdvisedArtifact, move: Move, number: int, budget_s: float) -> MeasuredMove:
     """Tries a move. Its outcome is in the result; nothing is raised for a move that fails.
 
     Args:
@@ -63,7 +63,7 @@ def tried(subject: Subject, move: Move, number: int, budget_s: float) -> Measure
         return row.with_outcome("not possible", reason(e))
 
 
-def _predicted_gain(subject: Subject, move: Move) -> float | None:
+def _predicted_gain(subject: AdvisedArtifact, move: Move) -> float | None:
     try:
         after = move.predict(subject)
         return None if after is None else subject.seconds(subject.entry) / after
@@ -71,7 +71,9 @@ def _predicted_gain(subject: Subject, move: Move) -> float | None:
         return None
 
 
-def _timed_twice(subject: Subject, opened: Opened, row: MeasuredMove, budget_s: float) -> MeasuredMove:
+def _timed_twice(
+    subject: AdvisedArtifact, opened: Opened, row: MeasuredMove, budget_s: float
+) -> MeasuredMove:
     with opened.within(), padding_kept():
         if wrong := subject.wrong(opened.answers()):
             return row.with_outcome("wrong", wrong)
@@ -88,7 +90,7 @@ def _timed_twice(subject: Subject, opened: Opened, row: MeasuredMove, budget_s: 
     return row.with_outcome("recommended", "")
 
 
-def _timed(subject: Subject, opened: Opened, budget_s: float) -> Timed:
+def _timed(subject: AdvisedArtifact, opened: Opened, budget_s: float) -> Timed:
     now = subject.call(subject.entry)
     if opened.threads:
         call, now = _with_threads(opened.call, opened.threads), _with_threads(now, subject.work.threads)
@@ -108,7 +110,7 @@ def _with_threads(call: Call, threads: int) -> Call:
     return run
 
 
-def _apart(subject: Subject, move: Move, row: MeasuredMove) -> MeasuredMove:
+def _apart(subject: AdvisedArtifact, move: Move, row: MeasuredMove) -> MeasuredMove:
     """Times a move that only sets variables, in pairs of processes."""
     if row.predicted is not None and row.predicted < 1.02:
         return row.with_outcome("not tried", "no result is large enough for it")
