@@ -77,9 +77,20 @@ def viewed(t: int, s: int) -> Tensor:
     return (j <= i).expand(1, t, s)[0][None, None]
 
 
+def read_at(t: int, s: int) -> Tensor:
+    """Positions that are read from a table, as transformers does."""
+    rows, columns = (torch.arange(n)[None].expand(2, -1) for n in (t, s))
+    first = torch.arange(2)[:, None, None]
+    i, j = rows[first, torch.arange(t)[None, :, None]], columns[first, torch.arange(s)[None, None]]
+    return ((j <= i) & (j > i - 4))[:1]
+
+
 BOOLS: dict[str, Maker] = {
     f.__name__: f
-    for f in (causal, window, both_sides, prefix, sinks, tril, upside_down, transposed, last_keys, viewed)
+    for f in (
+        *(causal, window, both_sides, prefix, sinks, tril, upside_down),
+        *(transposed, last_keys, viewed, read_at),
+    )
 }
 
 

@@ -235,8 +235,10 @@ def language_model(kind: str, **more: Any) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["mistral", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [("mistral", "sdpa"), ("mistral", "eager"), pytest.param("gemma2", "eager", marks=pytest.mark.slow)],
+)
 def test_language_models_with_windows(kind: str, attention: str, tmp_path: Path) -> None:
     """Lengths below, at and above the window of 4."""
     make = partial(language_model, kind, attn_implementation=attention)

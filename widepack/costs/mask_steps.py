@@ -113,6 +113,8 @@ class Step:
         if self.name in ("softmax", "_softmax", "_safe_softmax"):
             last = self.bound.get("dim") in (-1, self.result.dim() - 1)
             return Scores(first.nodes, first.forbidden, True) if isinstance(first, Scores) and last else None
+        if self.name == "index":
+            return self._read_at(first)
         if self.name in ("tril", "triu"):
             return self._triangle(first)
         if self.name in _COMPARISONS:
@@ -125,6 +127,20 @@ class Step:
     def _arange(self) -> Known:
         start, step = (self.size(self.bound.get(n, d)) for n, d in (("start", 0), ("step", 1)))
         return None if start is None or step is None else Index((step,), start)
+
+    def _read_at(self, value: Known) -> Known:
+        """Returns whole numbers at places that are whole numbers themselves: `positions[batch, i]`."""
+        source, refs = self.tensor("self"), self.bound["indices"]
+        places = [None if r is None else as_index(self.known_of.get(r.name)) for r in refs]
+        if not isinstance(value, Index) or source is None or len(places) != source.dim():
+            return None
+        steps = (_ZERO,) * (len(places) - len(value.steps)) + value.steps
+        found = Index((), value.start)
+        for place, step in zip(places, steps):
+            if place is None or not all(n.is_nonnegative for n in (place.start, *place.steps)):
+                return None
+            found = found.combined(place.times(step), 1)
+        return found
 
     def _triangle(self, value: Known) -> Known:
         diagonal = self.size(self.bound.get("diagonal", 0))
