@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from support import Artifacts
 import widepack
 from widepack.errors import UsageError
 from widepack_artifacts.reader import Reader
-from widepack_bench.advice import advise, call_moves, plan_moves, run, trial
+from widepack_bench.advice import advise, call_moves, load_moves, plan_moves, run, trial
 from widepack_bench.advice.move import Move, NotPossible, Opened
 from widepack_bench.advice.report import GAIN, Advice, MeasuredMove
 from widepack_bench.advice.subject import AdvisedArtifact, Workload
@@ -24,6 +25,7 @@ from widepack_bench.advice.trial import tried
 from widepack_bench.errors import BenchError
 from widepack_bench.estimate.calibration import rates_here
 from widepack_bench.measure.race import Interval
+from widepack_cli.commands.tune import command as tune_command
 from widepack_cli.main import cli
 
 
@@ -170,6 +172,36 @@ def test_calls_of_parts_give_the_same_answers(
             assert opened.seconds is not None and opened.seconds > 0
 
 
+def test_another_dtype_is_compared_at_its_own_rounding(subject: AdvisedArtifact) -> None:
+    (bf16,) = load_moves.dtype_moves(subject, ["bf16", "bf16"])
+    assert bf16.open is not None
+    opened = bf16.open(subject)
+    answers = opened.answers()
+    assert answers.dtype == torch.bfloat16 and opened.other_dtype
+    assert subject.wrong(answers, other_dtype=True) == ""
+    assert "rms error" in subject.wrong(answers + 1.0, other_dtype=True)
+
+
+def test_members_of_different_shapes_are_not_divided(artifacts: Artifacts, tmp_path: Path) -> None:
+    with torch.inference_mode():
+        subject = made(artifacts("ragged_heads"), tmp_path)
+    assert subject.ragged
+    assert not list(call_moves.row_moves(subject)) and not list(call_moves.member_moves(subject))
+
+
+def test_commands_name_what_is_measured(artifacts: Artifacts, tmp_path: Path) -> None:
+    path = tmp_path / "two words.wide"
+    copied(artifacts("mlp"), path)
+    with torch.inference_mode():
+        subject = made(path, tmp_path, pattern="each")
+        (plan,) = plan_moves.plan_moves(subject, ["eager"])
+    words = shlex.split(plan.how)
+    assert words[:2] == ["widepack", "tune"] and words[2] == str(path)
+    context = tune_command.make_context("tune", words[2:])
+    assert context.params["pattern"] == "each" and context.params["threads"] == 1
+    assert context.params["entry"] == "forward" and context.params["batches"] == (8,)
+
+
 def test_the_plans_of_a_tuned_artifact_are_no_moves(
     artifacts: Artifacts, tmp_path: Path, subject: AdvisedArtifact
 ) -> None:
@@ -180,6 +212,7 @@ def test_the_plans_of_a_tuned_artifact_are_no_moves(
     widepack.tune(path, batches=(8,), patterns=("shared",), budget_s=0.2, backends=["eager"], write=True)
     tuned = made(path, tmp_path)
     assert plan_moves.is_tuned(tuned) and not list(plan_moves.plan_moves(tuned))
+    assert [m.name for m in plan_moves.plan_moves(tuned, ["eager", "aot"])] == ["plan on aot"]  # it is named
     assert not plan_moves.is_tuned(made(path, tmp_path, batch=9))
 
 
@@ -224,7 +257,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_moves, "TUNE_S", 0.2)
     monkeypatch.setattr(run, "RUN_S", 0.2)
     monkeypatch.setattr(run, "LADDER_S", 0.2)
-    monkeypatch.setattr(run, "compile_moves", lambda _: iter(()))
+    monkeypatch.setattr(run, "compile_moves", lambda *_: iter(()))
 
 
 def test_only_the_backends_that_are_given_are_tried(subject: AdvisedArtifact) -> None:
@@ -285,7 +318,7 @@ def test_an_applied_move_writes_an_artifact(
 
 def test_moves_after_the_time_limit_are_not_tried(artifacts: Artifacts, quick: None) -> None:
     found = advise(artifacts("mlp"), threads=1, total_s=0.01)
-    assert found.moves and {m.outcome for m in found.moves} == {"not tried"}
+    assert found.moves and {m.outcome for m in found.moves} == {"out of time"}
     assert all("time limit" in m.reason for m in found.moves)
 
 
@@ -297,6 +330,16 @@ def test_arguments_are_checked(artifacts: Artifacts, tmp_path: Path) -> None:
         advise(path, batch=0)
     with pytest.raises(UsageError, match="name it with `only`"):
         advise(path, out=tmp_path / "x.wide")
+    with pytest.raises(UsageError, match="exists; name a new folder"):
+        advise(path, only="plan", out=tmp_path)
+    with pytest.raises(UsageError, match="nothing can be written into"):
+        advise(path, only="plan", out=tmp_path / "none" / "x.wide")
+    with pytest.raises(UsageError, match="dtype"):
+        advise(path, dtypes=["foo"])
+    with pytest.raises(UsageError, match=r"this process may use \d+ processors"):
+        advise(path, threads=100_000)
+    with pytest.raises(UsageError, match="positive number of seconds"):
+        advise(path, total_s=float("nan"))
 
 
 def test_recommended_moves_come_first_by_gain() -> None:

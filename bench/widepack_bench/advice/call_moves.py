@@ -33,13 +33,13 @@ def row_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields calls of a part of the rows each, where rows are independent."""
     rows = subject.entry.entry.rows
     batch = subject.work.batch
-    if rows is None or not rows.independent or not rows.dim:
+    if subject.ragged or rows is None or not rows.independent or not rows.dim:
         return
     for parts in PARTS:
         if batch % parts == 0 and batch // parts >= 1 and batch > parts:
             yield Move(
                 name=f"{parts} calls of {batch // parts} rows",
-                how=f"[ens(part) for part in x.split({batch // parts})]",
+                how=f"call it {parts} times, with {batch // parts} rows each, and join the answers",
                 predict=partial(_in_rows, parts=parts),
                 open=partial(_open_rows, parts=parts),
             )
@@ -106,13 +106,13 @@ def _joined(parts: Sequence[Tensor], axis: int | None) -> Tensor:
 
 def member_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields calls of a part of the members each, every part loaded by itself."""
-    for parts in PARTS:
+    for parts in PARTS if not subject.ragged else ():
         if subject.count % parts == 0 and subject.count // parts >= FEWEST_MEMBERS:
             count = subject.count // parts
             yield Move(
                 name=f"{parts} calls of {count} members",
-                how=f"[widepack.load({str(subject.work.path)!r}, members=range(i, i + {count})) "
-                f"for i in range(0, {subject.count}, {count})]",
+                how=f"load {parts} parts, widepack.load({str(subject.work.path)!r}, members=range(i, "
+                f"i + {count})) for i in range(0, {subject.count}, {count}), call each, and join the answers",
                 predict=partial(_in_members, parts=parts),
                 open=partial(_open_members, parts=parts),
             )

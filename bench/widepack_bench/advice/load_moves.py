@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,12 +44,12 @@ def _with_threads(subject: AdvisedArtifact, threads: int) -> float | None:
 
 def _open_threads(subject: AdvisedArtifact, threads: int) -> Opened:
     found = opened(subject, subject.entry, _with_threads(subject, threads))
-    return Opened(call=found.call, answers=found.answers, seconds=found.seconds, threads=threads)
+    return replace(found, threads=threads)
 
 
-def compile_moves(subject: AdvisedArtifact) -> Iterator[Move]:
-    """Yields the backend `compile`, unless `tune` has compared backends already."""
-    if not is_tuned(subject):
+def compile_moves(subject: AdvisedArtifact, named: bool = False) -> Iterator[Move]:
+    """Yields the backend `compile`, unless `tune` has measured plans already. named: the user asks for it."""
+    if named or not is_tuned(subject):
         yield _loaded(subject, "compile", 'backend="compile", compile="now"', _compiled)
 
 
@@ -61,7 +62,7 @@ def memory_moves(subject: AdvisedArtifact) -> Iterator[Move]:
 
 def dtype_moves(subject: AdvisedArtifact, dtypes: Sequence[str]) -> Iterator[Move]:
     """Yields other dtypes of weights and values."""
-    for dtype in dtypes:
+    for dtype in dict.fromkeys(dtypes):
         yield _loaded(subject, dtype, f'dtype="{dtype}"', partial(_in_dtype, dtype=dtype))
 
 
@@ -77,7 +78,13 @@ def _loaded(
         ens = widepack.load(subject.work.path, device="cpu", **options)
         entry = entry_of(ens, subject.work.entry)
         seconds = predict(subject)
-        return opened(subject, entry, subject.seconds(entry) if seconds is None else seconds)
+        if seconds is None:
+            seconds = _predicted(replace(subject, entry=entry), subject.rates)
+        dtype = find_dtype(options.get("dtype"))
+        if dtype is None:
+            return opened(subject, entry, seconds)
+        found = opened(subject.in_dtype(dtype), entry, seconds)
+        return replace(found, other_dtype=True)
 
     how = f"widepack.load({str(subject.work.path)!r}, {arguments})"
     return Move(name=name, how=how, predict=predict, open=open_)

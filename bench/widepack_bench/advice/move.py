@@ -22,12 +22,14 @@ class Opened:
 
     call: the call that is timed. answers: makes answers in the form of the members' ones. seconds: predicted
     for a call; None if it cannot be predicted. threads: torch's threads of the call; 0 for those of now.
+    other_dtype: whether answers are in another dtype than those of now.
     """
 
     call: Callable[[], object]
     answers: Callable[[], Any]
     seconds: float | None
     threads: int = 0
+    other_dtype: bool = False
 
     @contextmanager
     def within(self) -> Iterator[None]:

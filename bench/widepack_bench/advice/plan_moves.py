@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +38,14 @@ def plan_moves(subject: AdvisedArtifact, backends: Sequence[str] | None = None) 
 
     backends: that a plan may name; default all that this machine has.
     """
-    if is_tuned(subject):
-        return
+    tuned, work = is_tuned(subject), subject.work
     best = cache(partial(_best_plan, subject))
-    command = f"widepack tune {subject.work.path} --batch {subject.work.batch}"
-    yield _tuned("plan", f"{command} --backend eager --write", ("eager",), best)
-    for backend in backends_here("cpu") if backends is None else backends:
+    command = f"widepack tune {shlex.quote(str(work.path))} --batch {work.batch} --pattern {work.pattern}"
+    command += f" --entry {shlex.quote(subject.entry.name)} --threads {work.threads}"
+    if not tuned:
+        yield _tuned("plan", f"{command} --backend eager --write", ("eager",), best)
+    here = () if tuned else backends_here("cpu")
+    for backend in dict.fromkeys(here if backends is None else backends):
         if backend not in CHOOSABLE or backend == "eager":
             continue
         yield _tuned(
@@ -141,11 +146,14 @@ def rebuilt(subject: AdvisedArtifact, model: str, model_args: Mapping[str, Any])
 
     model: the factory, as `widepack build` takes it.
     """
-    weights = subject.entry.programs.artifact.manifest.weights
-    if not any(w.kind == "stacked" for w in weights) or subject.entry.programs.artifact.factors:
+    manifest = subject.entry.programs.artifact.manifest
+    stacked = any(w.kind == "stacked" for w in manifest.weights)
+    if len(manifest.entries) > 1 or not stacked or subject.entry.programs.artifact.factors:
         return
-    arguments = " ".join(f"--model-arg {k}={v}" for k, v in model_args.items())
-    how = f"widepack build CHECKPOINTS --model {model} {arguments} --unmerge".replace("  ", " ")
+    words = ["--model", model, *(f"--model-arg={k}={json.dumps(v)}" for k, v in model_args.items())]
+    words += [f"--input={spec}" for spec in specs_of(subject)]
+    how = f"widepack build CHECKPOINTS -o better.wide --unmerge {shlex.join(words)}"
+    targets = sorted({w.device for w in subject.entry.entry.wide} | {"cpu"})
 
     def open_(subject: AdvisedArtifact) -> Opened:
         out, folder = subject.folder / REBUILT, subject.folder / "members"
@@ -163,13 +171,15 @@ def rebuilt(subject: AdvisedArtifact, model: str, model_args: Mapping[str, Any])
             names=list(ens.members),
             unmerge=True,
             pt2=False,
-            targets=("cpu",),
+            targets=targets,
             progress=subject.progress,
         )
         entry = entry_of(load_on(out, "cpu", "auto"), subject.work.entry)
         if not entry.programs.artifact.factors and not _shares_more(subject, entry):
             raise NotPossible("no weight is equal in all members, or a base plus thin factors")
-        return opened(subject, entry, subject.seconds(entry))
+        with suppress(RuntimeError):  # a size depends on values
+            return opened(subject, entry, subject.seconds(entry))
+        return opened(subject, entry, None)
 
     yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=REBUILT)
 

@@ -11,7 +11,9 @@ from ..text import columns, duration
 
 GAIN = 1.05
 """A move is recommended if calls are at least this many times as fast."""
-Outcome = Literal["recommended", "rejected", "wrong", "noisy", "not tried", "not possible"]
+UNDECIDED = ("noisy", "not possible", "out of time")
+"""Outcomes that say nothing about the gain of a move."""
+Outcome = Literal["recommended", "rejected", "wrong", "noisy", "not tried", "not possible", "out of time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,7 @@ class Advice:
         ladder: Milliseconds of a call at each level of `widepack bench --levels`, and of the members in turn.
         predicted_ms: Predicted milliseconds, of now and of the loop.
         moves: Every move, in the order of `--apply`.
+        sizes: The size of each named dim; empty if all sizes are fixed.
         environment: The machine and the versions.
     """
 
@@ -89,6 +92,7 @@ class Advice:
     ladder: Mapping[str, float]
     predicted_ms: Mapping[str, float]
     moves: tuple[MeasuredMove, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -108,6 +112,7 @@ class Advice:
             "batch": self.batch,
             "members": self.members,
             "threads": self.threads,
+            "sizes": dict(self.sizes),
             "ms": self.ms,
             "plan": dict(self.plan),
             "ladder_ms": dict(self.ladder),
@@ -119,8 +124,9 @@ class Advice:
         """Returns the advice as text."""
         threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
         strategies = ", ".join(f"{k} {n}" for k, n in self.plan.items())
+        sizes = f"batch {self.batch}" if self.sizes else "fixed sizes"
         head = (
-            f"{self.path}: {self.members} members, {self.pattern}, batch {self.batch}, {threads}: "
+            f"{self.path}: {self.members} members, {self.pattern}, {sizes}, {threads}: "
             f"{duration(self.ms)} a call ({strategies})"
         )
         ladder = []
@@ -147,6 +153,9 @@ class Advice:
 
     def _advice(self) -> list[str]:
         found = self.recommended
+        open_ = sum(m.outcome in UNDECIDED for m in self.moves)
+        if not found and open_:
+            return [f"no move is confirmed; {open_} of {len(self.moves)} could not be measured"]
         if not found:
-            return ["nothing here makes these calls faster"]
+            return ["no move makes these calls faster"]
         return [f"recommended, {m.gain}x as fast: {m.how}" for m in found]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,9 @@ from typing import Any
 import torch
 
 from widepack.backends import NAMES
+from widepack.costs.amounts import main_dtype
 from widepack.errors import UsageError
+from widepack.spec.dtypes import find_dtype
 from widepack.spec.entries import PATTERNS
 from widepack.system.progress import Report as Progress
 from widepack.system.time_limit import TimeLimit
@@ -30,7 +34,7 @@ from .call_moves import member_moves, row_moves
 from .environment_moves import allocator_moves
 from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
 from .move import Move
-from .plan_moves import copied, plan_in_use, plan_moves, rebuilt
+from .plan_moves import plan_in_use, plan_moves, rebuilt
 from .report import Advice, MeasuredMove
 from .subject import AdvisedArtifact, Workload
 from .trial import tried
@@ -75,8 +79,7 @@ def advise(
         model_args: Arguments of the factory.
         only: The number or the name of the one move to try. Default: all.
         out: With `only`: write the artifact to which the move leads here, if it is recommended.
-        total_s: Seconds that the whole call may take. Moves that would begin later are not tried. Default: no
-            limit.
+        total_s: Seconds after which no further move begins. Default: no limit.
         progress: Called with (stage, done, total).
 
     Returns:
@@ -97,13 +100,19 @@ def advise(
         raise UsageError(f"unknown backend {', '.join(unknown)}; known: {', '.join(NAMES)}")
     if batch < 1:
         raise UsageError(f"batch {batch}: a call has at least one row")
-    if out is not None and not only:
-        raise UsageError("an artifact is written for one move: name it with `only`")
+    for dtype in dtypes:
+        find_dtype(dtype)
+    cores = len(os.sched_getaffinity(0))
+    if threads is not None and not 1 <= threads <= cores:
+        raise UsageError(f"threads={threads}: this process may use {cores} processors")
+    if total_s is not None and not 0 < total_s < math.inf:
+        raise UsageError(f"total_s={total_s}: give a positive number of seconds")
+    _check_out(out, only)
     say = progress or (lambda stage, done, total: None)
-    Reader(path)  # refuses what is no artifact before anything is measured
+    dtype = _dtype_of(Reader(path), entry)  # refuses what is no artifact before anything is measured
     with _prepared(threads, Path(path)) as (count, folder):
         say("measuring this machine", 0, 1)
-        rates = rates_here(count)
+        rates = rates_here(count, dtype)
         say("load", 0, 1)
         work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
         subject = AdvisedArtifact.of(work, rates, folder, progress)
@@ -116,14 +125,41 @@ def advise(
             say(move.name, done, len(moves))
             if limit.over:
                 row = MeasuredMove(number=number, name=move.name, how=move.how, predicted=None)
-                found.append(row.with_outcome("not tried", "the time limit was reached"))
+                found.append(row.with_outcome("out of time", "the time limit was reached"))
             else:
                 found.append(tried(subject, move, number, RUN_S))
         say("moves", len(moves), len(moves))
         advice = _advice(subject, ladder, found)
         if out is not None and advice.recommended:
-            copied(folder / moves[0][1].artifact, Path(out))
+            _published(folder / moves[0][1].artifact, Path(out))
         return advice
+
+
+def _check_out(out: str | os.PathLike[str] | None, only: str) -> None:
+    """Raises: UsageError where no artifact can be written."""
+    if out is None:
+        return
+    if not only:
+        raise UsageError("an artifact is written for one move: name it with `only`")
+    parent = Path(out).absolute().parent
+    if Path(out).exists():
+        raise UsageError(f"{out} exists; name a new folder")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"{out}: nothing can be written into {parent}")
+
+
+def _published(path: Path, out: Path) -> None:
+    """Copies an artifact. It appears as a whole, or not at all."""
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.absolute().parent) as folder:
+        shutil.copytree(path, Path(folder) / out.name)
+        (Path(folder) / out.name).rename(out)
+
+
+def _dtype_of(reader: Reader, entry: str) -> str:
+    """Returns the dtype of an entry's weights, for which rates are measured."""
+    entries = reader.manifest.entries
+    name = entry if entry in entries else reader.manifest.entry or next(iter(entries))
+    return main_dtype(reader.program(entries[name].member[0]))
 
 
 @contextmanager
@@ -165,7 +201,7 @@ def moves_of(
     yield from memory_moves(subject)
     yield from dtype_moves(subject, dtypes)
     if backends is None or "compile" in backends:
-        yield from compile_moves(subject)
+        yield from compile_moves(subject, backends is not None)
     yield from allocator_moves(subject)
 
 
@@ -219,5 +255,6 @@ def _advice(subject: AdvisedArtifact, ladder: Mapping[str, float], moves: Sequen
         ladder=ladder,
         predicted_ms=predicted,
         moves=tuple(moves),
+        sizes=subject.sizes,
         environment=environment("cpu", work.threads),
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
 
 from widepack.inference.entry import WideEntry
 from widepack.system.progress import Report as Progress
@@ -16,8 +19,8 @@ from ..baselines.table import Run, loop, padding_kept
 from ..errors import BenchError
 from ..estimate.call_time import loop_seconds, wide_seconds
 from ..estimate.rates import Rates
-from ..measure.answers import difference
-from ..measure.inputs import make
+from ..measure.answers import difference, leaves
+from ..measure.inputs import batch_dim, make
 from ..measure.loading import load_on
 from ..measure.programs import entry_of
 
@@ -72,6 +75,8 @@ class AdvisedArtifact:
                 "that do not depend on each other; advise another entry"
             )
         count = len(entry.members) if work.each else 0
+        if not batch_dim(entry.entry):
+            work = replace(work, batch=1)  # all sizes are fixed
         args, kwargs, sizes = make(entry.entry, work.batch, members=count)
         members = loop(flat_members(entry), work.each)
         with padding_kept():
@@ -90,6 +95,11 @@ class AdvisedArtifact:
         )
 
     @property
+    def ragged(self) -> bool:
+        """Whether members have different shapes."""
+        return len(self.entry.entry.member) > 1
+
+    @property
     def count(self) -> int:
         """The number of members."""
         return len(self.entry.members)
@@ -103,9 +113,27 @@ class AdvisedArtifact:
         run: Run = entry.each if self.work.each else entry
         return run
 
-    def wrong(self, answers: Any) -> str:
-        """Returns why answers are not those of the members; empty where they are."""
-        return difference(answers, self.expected)
+    def wrong(self, answers: Any, *, other_dtype: bool = False) -> str:
+        """Returns why answers are not those of the members; empty where they are.
+
+        other_dtype: floating answers may have another dtype; then its rounding is the bound.
+        """
+        if not other_dtype:
+            return difference(answers, self.expected)
+        got, expected = leaves(answers), leaves(self.expected)
+        if len(got) != len(expected):
+            return difference(got, expected)
+        both = [g.is_floating_point() and e.is_floating_point() for g, e in zip(got, expected)]
+        return difference(got, [e.to(g.dtype) if f else e for g, e, f in zip(got, expected, both)])
+
+    def in_dtype(self, dtype: torch.dtype) -> AdvisedArtifact:
+        """Returns the artifact with floating inputs in a dtype."""
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        args, kwargs = tree_map(cast, (self.args, dict(self.kwargs)))
+        return replace(self, args=args, kwargs=kwargs)
 
     def seconds(self, entry: WideEntry, rates: Rates | None = None) -> float:
         """Predicts the seconds of a call of an entry.

@@ -59,7 +59,7 @@ def tried(subject: AdvisedArtifact, move: Move, number: int, budget_s: float) ->
         return _timed_twice(subject, opened, row, budget_s)
     except NotPossible as e:
         return row.with_outcome("not possible", str(e))
-    except (WidepackError, RuntimeError, OSError) as e:
+    except Exception as e:  # noqa: BLE001  # compilers and runtimes raise errors of any class
         return row.with_outcome("not possible", reason(e))
 
 
@@ -75,7 +75,7 @@ def _timed_twice(
     subject: AdvisedArtifact, opened: Opened, row: MeasuredMove, budget_s: float
 ) -> MeasuredMove:
     with opened.within(), padding_kept():
-        if wrong := subject.wrong(opened.answers()):
+        if wrong := subject.wrong(opened.answers(), other_dtype=opened.other_dtype):
             return row.with_outcome("wrong", wrong)
     first = _timed(subject, opened, budget_s)
     row = row.with_gain(first.gain, first.ms)

@@ -100,8 +100,6 @@ def command(
         raise click.UsageError("--apply and -o go together: --apply MOVE -o better.wide")
     if model is None and model_args:
         raise click.UsageError("--model-arg is an argument of the factory: give --model, too")
-    if out is not None and out.exists():
-        raise click.UsageError(f"{out} exists; name a new folder")
     with stdout_kept(as_json), Progress() as progress:
         progress("load", 0, 1)
         from widepack_bench.advice import advise
@@ -127,5 +125,6 @@ def command(
         click.echo(found.table())
     if out is not None:
         if not found.recommended:
-            raise Failure(f"{out} was not written: the move is not recommended")
+            (move,) = found.moves
+            raise Failure(f"{out} was not written: the move is {move.outcome}: {move.reason}")
         click.echo(f"wrote {out}", err=as_json)
