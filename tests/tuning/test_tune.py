@@ -161,7 +161,7 @@ def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest
 def test_a_plan_of_another_machine_is_not_used(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()
-    monkeypatch.setattr("widepack.inference.program_source.name_of", lambda device: "another machine")
+    monkeypatch.setattr("widepack.planning.plan.name_of", lambda device: "another machine")
     monkeypatch.setattr("widepack.planning.plan_cache.name_of", lambda device: "another machine")
     ens = widepack.load(artifact)
     assert not any(p.machine for p in ens.plans())

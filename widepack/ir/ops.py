@@ -21,6 +21,7 @@ from widepack_artifacts.opset import EXTRA, allowed
 from ..errors import ArtifactError, UsageError
 from ..kernels import experts as experts  # experts, factored, packed, recurrent and streamed define ops
 from ..kernels import factored as factored
+from ..kernels import masked as masked
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed
