@@ -33,8 +33,9 @@ from widepack_cli.main import cli
 def subject(artifacts: Artifacts, tmp_path: Path) -> Iterator[AdvisedArtifact]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    path = artifacts("mlp")
     with torch.inference_mode():
-        yield made(artifacts("mlp"), tmp_path)
+        yield made(path, tmp_path)
     torch.set_num_threads(before)
 
 
@@ -158,8 +159,9 @@ def test_calls_of_parts_give_the_same_answers(
     artifacts: Artifacts, tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_moves, "FEWEST_MEMBERS", 1)
+    path = artifacts("bert")
     with torch.inference_mode():
-        subject = made(artifacts("bert"), tmp_path, pattern=pattern)
+        subject = made(path, tmp_path, pattern=pattern)
         monkeypatch.setattr(call_moves, "PARTS", (2, subject.count))
         rows = [m for m in call_moves.row_moves(subject) if "2 calls" in m.name]
         members = list(call_moves.member_moves(subject))
@@ -183,8 +185,9 @@ def test_another_dtype_is_compared_at_its_own_rounding(subject: AdvisedArtifact)
 
 
 def test_members_of_different_shapes_are_not_divided(artifacts: Artifacts, tmp_path: Path) -> None:
+    path = artifacts("ragged_heads")
     with torch.inference_mode():
-        subject = made(artifacts("ragged_heads"), tmp_path)
+        subject = made(path, tmp_path)
     assert subject.ragged
     assert not list(call_moves.row_moves(subject)) and not list(call_moves.member_moves(subject))
 
