@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
-import torch
 
 from widepack_artifacts.program import Kind, Program, Slot, refs
 
@@ -110,8 +109,7 @@ def _amounts(
     fakes = Fakes(sizes)
     amounts = Amounts(World(fakes.dims, dtype_of(main_dtype(program))))
     recorder = KernelRecorder(amounts.world)
-    with torch.inference_mode(False), torch.no_grad():  # in inference mode torch does not split composite ops
-        outputs = record(program, fakes, kinds, recorder, early - {s.name for s in program.weights})
+    outputs = record(program, fakes, kinds, recorder, early - {s.name for s in program.weights})
     fakes.check()
     placed = _placed(program, modules)
     for kernel in recorder.kernels:

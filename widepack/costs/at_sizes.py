@@ -42,6 +42,5 @@ def kernels_at(program: Program, sizes: Mapping[str, int], *, prologue: bool = T
     kinds |= {n.name: "shared" for n in program.nodes}
     early = weights_only(program) - {s.name for s in program.weights} if prologue else set()
     recorder = KernelRecorder(world)
-    with torch.inference_mode(False), torch.no_grad():  # in inference mode torch does not split composite ops
-        record(program, fakes, kinds, recorder, early)
+    record(program, fakes, kinds, recorder, early)
     return recorder.kernels

@@ -140,6 +140,8 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             self._silent = False
 
 
+@torch.inference_mode(False)  # in inference mode torch does not split composite ops
+@torch.no_grad()
 def record(
     program: Program,
     fakes: Fakes,
