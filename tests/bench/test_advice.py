@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,31 +16,14 @@ from support import Artifacts
 import widepack
 from widepack.errors import UsageError
 from widepack_artifacts.reader import Reader
-from widepack_bench.advice import advise, call_moves, load_moves, plan_moves, run, trial
+from widepack_bench.advice import advise, plan_moves, run, trial
 from widepack_bench.advice.move import Move, NotPossible, Opened
 from widepack_bench.advice.report import GAIN, Advice, MeasuredMove
 from widepack_bench.advice.subject import AdvisedArtifact, Workload
 from widepack_bench.advice.trial import tried
 from widepack_bench.errors import BenchError
-from widepack_bench.estimate.calibration import rates_here
 from widepack_bench.measure.race import Interval
-from widepack_cli.commands.tune import command as tune_command
 from widepack_cli.main import cli
-
-
-@pytest.fixture
-def subject(artifacts: Artifacts, tmp_path: Path) -> Iterator[AdvisedArtifact]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    path = artifacts("mlp")
-    with torch.inference_mode():
-        yield made(path, tmp_path)
-    torch.set_num_threads(before)
-
-
-def made(path: Path, folder: Path, **changed: Any) -> AdvisedArtifact:
-    values: dict[str, Any] = {"path": path, "entry": "", "pattern": "shared", "batch": 8, "threads": 1}
-    return AdvisedArtifact.of(Workload(**{**values, **changed}), rates_here(1), folder)
 
 
 def move(call: Any, answers: Any, seconds: float | None = None, **changed: Any) -> Move:
@@ -151,106 +133,6 @@ def test_a_process_times_the_artifact(subject: AdvisedArtifact) -> None:
         seconds_apart(lost, {}, 120.0)
 
 
-# ---------------------------------------------------------------- moves
-
-
-@pytest.mark.parametrize("pattern", ["shared", "each"])
-def test_calls_of_parts_give_the_same_answers(
-    artifacts: Artifacts, tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_moves, "FEWEST_MEMBERS", 1)
-    path = artifacts("bert")
-    with torch.inference_mode():
-        subject = made(path, tmp_path, pattern=pattern)
-        monkeypatch.setattr(call_moves, "PARTS", (2, subject.count))
-        rows = [m for m in call_moves.row_moves(subject) if "2 calls" in m.name]
-        members = list(call_moves.member_moves(subject))
-        assert len(rows) == 1 and members
-        for found in (*rows, *members):
-            assert found.open is not None
-            opened = found.open(subject)
-            assert subject.wrong(opened.answers()) == ""
-            opened.call()
-            assert opened.seconds is not None and opened.seconds > 0
-
-
-def test_another_dtype_is_compared_at_its_own_rounding(subject: AdvisedArtifact) -> None:
-    (bf16,) = load_moves.dtype_moves(subject, ["bf16", "bf16"])
-    assert bf16.open is not None
-    opened = bf16.open(subject)
-    answers = opened.answers()
-    assert answers.dtype == torch.bfloat16 and opened.other_dtype
-    assert subject.wrong(answers, other_dtype=True) == ""
-    assert "rms error" in subject.wrong(answers + 1.0, other_dtype=True)
-
-
-def test_members_of_different_shapes_are_not_divided(artifacts: Artifacts, tmp_path: Path) -> None:
-    path = artifacts("ragged_heads")
-    with torch.inference_mode():
-        subject = made(path, tmp_path)
-    assert subject.ragged
-    assert not list(call_moves.row_moves(subject)) and not list(call_moves.member_moves(subject))
-
-
-def test_commands_name_what_is_measured(artifacts: Artifacts, tmp_path: Path) -> None:
-    path = tmp_path / "two words.wide"
-    copied(artifacts("mlp"), path)
-    with torch.inference_mode():
-        subject = made(path, tmp_path, pattern="each")
-        (plan,) = plan_moves.plan_moves(subject, ["eager"])
-    words = shlex.split(plan.how)
-    assert words[:2] == ["widepack", "tune"] and words[2] == str(path)
-    context = tune_command.make_context("tune", words[2:])
-    assert context.params["pattern"] == "each" and context.params["threads"] == 1
-    assert context.params["entry"] == "forward" and context.params["batches"] == (8,)
-
-
-def test_the_plans_of_a_tuned_artifact_are_no_moves(
-    artifacts: Artifacts, tmp_path: Path, subject: AdvisedArtifact
-) -> None:
-    names = [m.name for m in plan_moves.plan_moves(subject)]
-    assert names[0] == "plan"
-    path = tmp_path / "tuned.wide"
-    copied(artifacts("mlp"), path)
-    widepack.tune(path, batches=(8,), patterns=("shared",), budget_s=0.2, backends=["eager"], write=True)
-    tuned = made(path, tmp_path)
-    assert plan_moves.is_tuned(tuned) and not list(plan_moves.plan_moves(tuned))
-    assert [m.name for m in plan_moves.plan_moves(tuned, ["eager", "aot"])] == ["plan on aot"]  # it is named
-    assert not plan_moves.is_tuned(made(path, tmp_path, batch=9))
-
-
-def copied(path: Path, out: Path) -> None:
-    plan_moves.copied(path, out)
-
-
-def test_fine_tunes_of_one_base_are_found_in_merged_checkpoints(tmp_path: Path) -> None:
-    """The factory and the members' weights are enough: the base and the factors need no files."""
-    from cases import load
-
-    case = load("mlp")
-    torch.manual_seed(0)
-    base = {k: v.clone() for k, v in case.model().state_dict().items()}
-    paths = []
-    for i in range(6):
-        state = {k: v.clone() for k, v in base.items()}
-        for value in state.values():
-            if value.dim() == 2:
-                left, right = torch.randn(value.shape[0], 1), torch.randn(1, value.shape[1])
-                value.add_(0.1 * left @ right)
-        paths.append(tmp_path / f"{i}.pt")
-        torch.save(state, paths[-1])
-    factory = f"{case.__file__}:model"
-    out = tmp_path / "merged.wide"
-    widepack.build([str(p) for p in paths], out, model=factory, inputs=case.INPUTS, pt2=False, race=False)
-    with torch.inference_mode():
-        subject = made(out, tmp_path)
-        (rebuilt,) = plan_moves.rebuilt(subject, factory, {})
-        assert rebuilt.open is not None
-        opened = rebuilt.open(subject)
-    assert subject.wrong(opened.answers()) == ""
-    assert Reader(tmp_path / "rebuilt.wide").manifest.factored.weights
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -261,15 +143,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RUN_S", 0.2)
     monkeypatch.setattr(run, "LADDER_S", 0.2)
     monkeypatch.setattr(run, "compile_moves", lambda *_: iter(()))
-
-
-def test_only_the_backends_that_are_given_are_tried(subject: AdvisedArtifact) -> None:
-    assert [m.name for m in plan_moves.plan_moves(subject, ["eager"])] == ["plan"]
-    assert [m.name for m in plan_moves.plan_moves(subject, ["aot", "compile"])] == ["plan", "plan on aot"]
-    moves = list(run.moves_of(subject, 1, [], ["eager"], None, {}))
-    assert not any("compile" in m.how for m in moves)
-    with pytest.raises(UsageError, match="unknown backend tvm; known: "):
-        advise(subject.work.path, backends=["tvm"])
 
 
 def test_advice_has_every_move_and_leaves_the_artifact_alone(artifacts: Artifacts, quick: None) -> None:
@@ -294,7 +167,7 @@ def test_an_applied_move_writes_an_artifact(
 ) -> None:
     def moves(subject: AdvisedArtifact, *_: Any) -> Iterator[Move]:
         answers = subject.expected
-        copied(subject.work.path, subject.folder / "made.wide")
+        plan_moves.copied(subject.work.path, subject.folder / "made.wide")
         yield move(lambda: answers, lambda: answers, artifact="made.wide", name="fast")
         yield move(slow(answers, 0.02), lambda: answers, artifact="made.wide", name="slow")
         yield move(lambda: answers, lambda: answers, name="an argument")

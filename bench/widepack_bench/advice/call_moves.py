@@ -45,15 +45,11 @@ def row_moves(subject: AdvisedArtifact) -> Iterator[Move]:
             )
 
 
-def _in_rows(subject: AdvisedArtifact, parts: int) -> float | None:
-    dim = subject.entry.entry.rows
-    assert dim is not None
-    sizes = {**subject.sizes, dim.dim: subject.sizes[dim.dim] // parts}
-    program = subject.entry.programs.for_sizes(subject.work.pattern, sizes).program
-    try:
-        return parts * wide_seconds(program, sizes, subject.rates)
-    except RuntimeError:
-        return None
+def _in_rows(subject: AdvisedArtifact, parts: int) -> float:
+    rows = subject.entry.entry.rows
+    assert rows is not None
+    sizes = {**subject.sizes, rows.dim: subject.sizes[rows.dim] // parts}
+    return parts * wide_seconds(subject.program_of(subject.entry, sizes), sizes, subject.rates)
 
 
 def _open_rows(subject: AdvisedArtifact, parts: int) -> Opened:
@@ -85,7 +81,7 @@ def _open_rows(subject: AdvisedArtifact, parts: int) -> Opened:
         joined = [_joined(leaf, _axis(o.type, letter)) for leaf, o in zip(found, entry.outputs, strict=True)]
         return joined[0] if len(joined) == 1 else joined
 
-    return Opened(call=call, answers=answers, seconds=_in_rows(subject, parts))
+    return Opened(call=call, answers=answers)
 
 
 def _axis(type_: str, letter: str) -> int | None:
@@ -118,14 +114,10 @@ def member_moves(subject: AdvisedArtifact) -> Iterator[Move]:
             )
 
 
-def _in_members(subject: AdvisedArtifact, parts: int) -> float | None:
-    program = _part(subject, parts, 0).programs.for_sizes(subject.work.pattern, subject.sizes).program
-    try:
-        own = weight_bytes(program, subject.sizes)
-        one = wide_seconds(program, subject.sizes, subject.rates, between=(parts - 1) * own)
-    except RuntimeError:
-        return None
-    return parts * one
+def _in_members(subject: AdvisedArtifact, parts: int) -> float:
+    program = subject.program_of(_part(subject, parts, 0))
+    others = (parts - 1) * weight_bytes(program, subject.sizes)
+    return parts * wide_seconds(program, subject.sizes, subject.rates, between=others)
 
 
 def _part(subject: AdvisedArtifact, parts: int, number: int) -> WideEntry:
@@ -156,4 +148,4 @@ def _open_members(subject: AdvisedArtifact, parts: int) -> Opened:
         found = [leaves(part) for part in call()]
         return [torch.cat(leaf) for leaf in zip(*found, strict=True)]
 
-    return Opened(call=call, answers=answers, seconds=_in_members(subject, parts))
+    return Opened(call=call, answers=answers)

@@ -35,12 +35,10 @@ def allocator_moves(subject: AdvisedArtifact) -> Iterator[Move]:
 
 
 def _predicted(subject: AdvisedArtifact) -> float | None:
-    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
-    try:
-        now, large = subject.seconds(subject.entry), large_results(program, subject.sizes, ALWAYS_RETURNED)
-    except RuntimeError:
+    now = subject.seconds(subject.entry)
+    if now is None:
         return None
-    return max(now / 2, now - large * _fault_s())
+    return max(now / 2, now - large_results(subject.program, subject.sizes, ALWAYS_RETURNED) * _fault_s())
 
 
 def _fault_s() -> float:

@@ -13,8 +13,7 @@ import widepack
 from widepack.spec.dtypes import find_dtype
 
 from ..estimate.calibration import rates_here
-from ..estimate.call_time import compiled_seconds, wide_seconds
-from ..estimate.rates import Rates
+from ..estimate.call_time import compiled_seconds
 from ..measure.programs import entry_of
 from .move import Move, Opened, opened
 from .plan_moves import is_tuned
@@ -37,75 +36,54 @@ def _with_threads(subject: AdvisedArtifact, threads: int) -> float | None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return _predicted(subject, rates_here(threads))
+        return subject.seconds(subject.entry, rates_here(threads, subject.rates.dtype))
     finally:
         torch.set_num_threads(before)
 
 
 def _open_threads(subject: AdvisedArtifact, threads: int) -> Opened:
-    found = opened(subject, subject.entry, _with_threads(subject, threads))
-    return replace(found, threads=threads)
+    return replace(opened(subject, subject.entry), threads=threads)
 
 
 def compile_moves(subject: AdvisedArtifact, named: bool = False) -> Iterator[Move]:
     """Yields the backend `compile`, unless `tune` has measured plans already. named: the user asks for it."""
     if named or not is_tuned(subject):
-        yield _loaded(subject, "compile", 'backend="compile", compile="now"', _compiled)
+        yield _loaded(subject, "compile", _compiled, backend="compile", compile="now")
 
 
 def memory_moves(subject: AdvisedArtifact) -> Iterator[Move]:
     """Yields the ways to keep weights that are stored as a base and factors."""
     if subject.entry.programs.artifact.factors:
         for memory in ("least", "most"):
-            yield _loaded(subject, f"memory {memory}", f'memory="{memory}"', lambda _: None)
+            yield _loaded(subject, f"memory {memory}", lambda _: None, memory=memory)
 
 
 def dtype_moves(subject: AdvisedArtifact, dtypes: Sequence[str]) -> Iterator[Move]:
     """Yields other dtypes of weights and values."""
     for dtype in dict.fromkeys(dtypes):
-        yield _loaded(subject, dtype, f'dtype="{dtype}"', partial(_in_dtype, dtype=dtype))
+        yield _loaded(subject, dtype, partial(_in_dtype, dtype=dtype), dtype=dtype)
 
 
 def _loaded(
-    subject: AdvisedArtifact, name: str, arguments: str, predict: Callable[[AdvisedArtifact], float | None]
+    subject: AdvisedArtifact, name: str, predict: Callable[[AdvisedArtifact], float | None], **options: Any
 ) -> Move:
-    options: dict[str, Any] = {}
-    for part in arguments.split(", "):
-        key, _, value = part.partition("=")
-        options[key] = value.strip('"')
+    """Returns the move that loads the artifact with other arguments."""
 
     def open_(subject: AdvisedArtifact) -> Opened:
-        ens = widepack.load(subject.work.path, device="cpu", **options)
-        entry = entry_of(ens, subject.work.entry)
-        seconds = predict(subject)
-        if seconds is None:
-            seconds = _predicted(replace(subject, entry=entry), subject.rates)
+        entry = entry_of(widepack.load(subject.work.path, device="cpu", **options), subject.work.entry)
         dtype = find_dtype(options.get("dtype"))
         if dtype is None:
-            return opened(subject, entry, seconds)
-        found = opened(subject.in_dtype(dtype), entry, seconds)
-        return replace(found, other_dtype=True)
+            return opened(subject, entry, subject.seconds(entry))
+        return replace(opened(subject.in_dtype(dtype), entry), other_dtype=True)
 
-    how = f"widepack.load({str(subject.work.path)!r}, {arguments})"
-    return Move(name=name, how=how, predict=predict, open=open_)
+    arguments = ", ".join([repr(str(subject.work.path)), *(f"{k}={v!r}" for k, v in options.items())])
+    return Move(name=name, how=f"widepack.load({arguments})", predict=predict, open=open_)
 
 
-def _compiled(subject: AdvisedArtifact) -> float | None:
-    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
-    try:
-        return compiled_seconds(program, subject.sizes, subject.rates)
-    except RuntimeError:
-        return None
+def _compiled(subject: AdvisedArtifact) -> float:
+    return compiled_seconds(subject.program, subject.sizes, subject.rates)
 
 
 def _in_dtype(subject: AdvisedArtifact, dtype: str) -> float | None:
     name = str(find_dtype(dtype)).removeprefix("torch.")
-    return _predicted(subject, rates_here(subject.work.threads, name))
-
-
-def _predicted(subject: AdvisedArtifact, rates: Rates) -> float | None:
-    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
-    try:
-        return wide_seconds(program, subject.sizes, rates)
-    except RuntimeError:
-        return None
+    return subject.seconds(subject.entry, rates_here(subject.work.threads, name))

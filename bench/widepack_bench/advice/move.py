@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from ..errors import BenchError
 from .subject import AdvisedArtifact
 
 
-class NotPossible(Exception):
+class NotPossible(BenchError):
     """A move cannot be tried, for the reason in the message."""
 
 
@@ -21,13 +22,13 @@ class Opened:
     """What a move leads to.
 
     call: the call that is timed. answers: makes answers in the form of the members' ones. seconds: predicted
-    for a call; None if it cannot be predicted. threads: torch's threads of the call; 0 for those of now.
-    other_dtype: whether answers are in another dtype than those of now.
+    for a call, where the move had no prediction before. threads: torch's threads of the call; 0 for those of
+    now. other_dtype: whether answers are in another dtype than those of now.
     """
 
     call: Callable[[], object]
     answers: Callable[[], Any]
-    seconds: float | None
+    seconds: float | None = None
     threads: int = 0
     other_dtype: bool = False
 
@@ -61,7 +62,7 @@ class Move:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def opened(subject: AdvisedArtifact, entry: Any, seconds: float | None) -> Opened:
+def opened(subject: AdvisedArtifact, entry: Any, seconds: float | None = None) -> Opened:
     """Returns an entry that was loaded in another way, as a move leads to it."""
     call = subject.call(entry)
     return Opened(call=call, answers=call, seconds=seconds)

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,10 @@ def is_tuned(subject: AdvisedArtifact) -> bool:
     """Whether the plan of now was measured on this machine, with these threads, at this batch."""
     plan = plan_in_use(subject)
     here = plan.machine == name_of("cpu") and plan.threads == subject.work.threads
-    return here and plan.at == subject.work.batch
+    return here and plan.at == subject.sizes.get(subject.entry.programs.inputs.letter, 0)
 
 
-def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
+def _tuned(name: str, how: str, backends: Sequence[str], predict: Callable[[], float]) -> Move:
     artifact = f"{name.replace(' ', '-')}.wide"
 
     def open_(subject: AdvisedArtifact) -> Opened:
@@ -86,7 +85,7 @@ def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
             write=True,
             progress=subject.progress,
         )
-        return opened(subject, entry_of(load_on(out, "cpu", "auto"), work.entry), predict())
+        return opened(subject, entry_of(load_on(out, "cpu", "auto"), work.entry))
 
     return Move(name=name, how=how, predict=lambda _: predict(), open=open_, artifact=artifact)
 
@@ -94,8 +93,7 @@ def _tuned(name: str, how: str, backends: Sequence[str], predict: Any) -> Move:
 def _candidates(subject: AdvisedArtifact) -> Mapping[str, float]:
     """Predicts the plans of which one strategy is preferred wherever it applies. Returns seconds by name."""
     source = subject.entry.programs.source
-    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
-    found = {"now": wide_seconds(program, subject.sizes, subject.rates)}
+    found = {"now": wide_seconds(subject.program, subject.sizes, subject.rates)}
     ops = {n.op for i in range(subject.count) for n in source.member_program(i).nodes if n.op in REGISTRY}
     names = {s for op in ops for s in REGISTRY[op].strategies}
     for name in ["wide", "loop", *sorted(names)]:
@@ -114,19 +112,12 @@ def _serving(lowered: Sequence[tuple[Program, Plan]], subject: AdvisedArtifact) 
     return for_size(lowered, size, lambda row: row[1])[0]
 
 
-def _best_plan(subject: AdvisedArtifact) -> float | None:
-    try:
-        return min(_candidates(subject).values())
-    except RuntimeError:
-        return None
+def _best_plan(subject: AdvisedArtifact) -> float:
+    return min(_candidates(subject).values())
 
 
-def _best_compiled(subject: AdvisedArtifact, plan: Callable[[], float | None]) -> float | None:
-    best = plan()
-    if best is None:
-        return None
-    program = subject.entry.programs.for_sizes(subject.work.pattern, subject.sizes).program
-    return min(best, compiled_seconds(program, subject.sizes, subject.rates))
+def _best_compiled(subject: AdvisedArtifact, plan: Callable[[], float]) -> float:
+    return min(plan(), compiled_seconds(subject.program, subject.sizes, subject.rates))
 
 
 def copied(path: Path, out: Path) -> None:
@@ -177,9 +168,7 @@ def rebuilt(subject: AdvisedArtifact, model: str, model_args: Mapping[str, Any])
         entry = entry_of(load_on(out, "cpu", "auto"), subject.work.entry)
         if not entry.programs.artifact.factors and not _shares_more(subject, entry):
             raise NotPossible("no weight is equal in all members, or a base plus thin factors")
-        with suppress(RuntimeError):  # a size depends on values
-            return opened(subject, entry, subject.seconds(entry))
-        return opened(subject, entry, None)
+        return opened(subject, entry, subject.seconds(entry))
 
     yield Move(name="share and unmerge", how=how, predict=lambda _: None, open=open_, artifact=REBUILT)
 

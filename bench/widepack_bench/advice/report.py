@@ -48,7 +48,7 @@ class MeasuredMove:
         """Returns the move with what was measured."""
         return replace(self, gain=gain, ms=ms)
 
-    def with_prediction(self, predicted: float) -> MeasuredMove:
+    def with_prediction(self, predicted: float | None) -> MeasuredMove:
         """Returns the move with a predicted gain."""
         return replace(self, predicted=predicted)
 

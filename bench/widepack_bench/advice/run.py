@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from widepack_artifacts.reader import Reader
 
 from ..baselines.compiled import compiler_settings
 from ..estimate.calibration import rates_here
-from ..measure.levels import LEVELS, load_level
+from ..measure.levels import LEVELS, load_levels
 from ..measure.processors import quiet
 from ..measure.programs import entry_of
 from ..report.environment import environment
@@ -222,24 +222,17 @@ def _chosen(moves: Sequence[Move], only: str, writes: bool) -> list[tuple[int, M
 
 def _ladder(subject: AdvisedArtifact) -> dict[str, float]:
     """Times the levels of `widepack bench --levels`, but for the compiled one. Returns milliseconds."""
+    levels, _ = load_levels(subject.work.path, "cpu", [name for name in LEVELS if name != "compiled"])
     calls = {"now": subject.call(subject.entry)}
     calls[MEMBERS] = lambda: subject.members(*subject.args, **subject.kwargs)
-    for name in LEVELS:
-        if name != "compiled":
-            try:
-                level = load_level(subject.work.path, "cpu", name)
-                calls[f"level {name}"] = subject.call(entry_of(level, subject.work.entry))
-            except Exception:  # noqa: BLE001  # a level that does not load is left out
-                continue
+    calls |= {name: subject.call(entry_of(ens, subject.work.entry)) for name, ens in levels.items()}
     times = race(calls, LADDER_S)
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 
 def _advice(subject: AdvisedArtifact, ladder: Mapping[str, float], moves: Sequence[MeasuredMove]) -> Advice:
     work = subject.work
-    predicted = {}
-    with suppress(RuntimeError):  # a size depends on values
-        predicted = {MEMBERS: 1e3 * subject.loop_seconds(), "now": 1e3 * subject.seconds(subject.entry)}
+    predicted = {MEMBERS: subject.loop_seconds(), "now": subject.seconds(subject.entry)}
     now = ladder.get("now")
     if now is None:
         now = 1e3 * statistics.median(race({"now": subject.call(subject.entry)}, 0.5)["now"])
@@ -253,7 +246,7 @@ def _advice(subject: AdvisedArtifact, ladder: Mapping[str, float], moves: Sequen
         ms=now,
         plan=plan_in_use(subject).strategies(),
         ladder=ladder,
-        predicted_ms=predicted,
+        predicted_ms={name: 1e3 * s for name, s in predicted.items() if s is not None},
         moves=tuple(moves),
         sizes=subject.sizes,
         environment=environment("cpu", work.threads),

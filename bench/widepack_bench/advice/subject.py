@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from widepack.inference.entry import WideEntry
 from widepack.system.progress import Report as Progress
+from widepack_artifacts.program import Program
 
 from ..baselines.member_programs import flat_members
 from ..baselines.table import Run, loop, padding_kept
@@ -135,16 +137,25 @@ class AdvisedArtifact:
         args, kwargs = tree_map(cast, (self.args, dict(self.kwargs)))
         return replace(self, args=args, kwargs=kwargs)
 
-    def seconds(self, entry: WideEntry, rates: Rates | None = None) -> float:
-        """Predicts the seconds of a call of an entry.
+    @property
+    def program(self) -> Program:
+        """The wide program that a call of now runs."""
+        return self.program_of(self.entry)
 
-        Raises: RuntimeError where a size depends on values.
-        """
-        program = entry.programs.for_sizes(self.work.pattern, self.sizes).program
-        return wide_seconds(program, self.sizes, rates or self.rates)
+    def program_of(self, entry: WideEntry, sizes: Mapping[str, int] | None = None) -> Program:
+        """Returns the wide program that a call of an entry runs. sizes: default those of the call."""
+        return entry.programs.for_sizes(self.work.pattern, sizes or self.sizes).program
 
-    def loop_seconds(self) -> float:
-        """Predicts the seconds of the members one after the other. Raises: RuntimeError as `seconds`."""
+    def seconds(self, entry: WideEntry, rates: Rates | None = None) -> float | None:
+        """Predicts the seconds of a call of an entry. Returns None where a size depends on values."""
+        with suppress(RuntimeError):
+            return wide_seconds(self.program_of(entry), self.sizes, rates or self.rates)
+        return None
+
+    def loop_seconds(self) -> float | None:
+        """Predicts the seconds of the members one after the other. Returns None as `seconds` does."""
         source = self.entry.programs.source
         programs = [source.member_program(i) for i in range(self.count)]
-        return loop_seconds(programs, self.sizes, self.rates, modules=1)
+        with suppress(RuntimeError):
+            return loop_seconds(programs, self.sizes, self.rates, modules=1)
+        return None

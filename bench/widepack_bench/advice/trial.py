@@ -7,6 +7,7 @@ again: the second run gives the gain, so that the choice does not favour random 
 from __future__ import annotations
 
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from ..baselines.table import padding_kept
 from ..errors import BenchError
 from ..measure.race import OURS, Call, Interval, median_interval, race
 from .environment_moves import seconds_apart
-from .move import Move, NotPossible, Opened
+from .move import Move, Opened
 from .report import GAIN, MeasuredMove
 from .subject import AdvisedArtifact
 
@@ -54,21 +55,23 @@ def tried(subject: AdvisedArtifact, move: Move, number: int, budget_s: float) ->
         if move.open is None:
             return _apart(subject, move, row)
         opened = move.open(subject)
-        if row.predicted is None and opened.seconds:
-            row = row.with_prediction(subject.seconds(subject.entry) / opened.seconds)
+        if row.predicted is None:
+            row = row.with_prediction(_gain(subject, opened.seconds))
         return _timed_twice(subject, opened, row, budget_s)
-    except NotPossible as e:
-        return row.with_outcome("not possible", str(e))
     except Exception as e:  # noqa: BLE001  # compilers and runtimes raise errors of any class
         return row.with_outcome("not possible", reason(e))
 
 
 def _predicted_gain(subject: AdvisedArtifact, move: Move) -> float | None:
-    try:
-        after = move.predict(subject)
-        return None if after is None else subject.seconds(subject.entry) / after
-    except (WidepackError, RuntimeError):
-        return None
+    """Returns the predicted gain; None where a size depends on values, or the move cannot be lowered."""
+    with suppress(WidepackError, RuntimeError):
+        return _gain(subject, move.predict(subject))
+    return None
+
+
+def _gain(subject: AdvisedArtifact, after: float | None) -> float | None:
+    now = subject.seconds(subject.entry)
+    return now / after if now and after else None
 
 
 def _timed_twice(

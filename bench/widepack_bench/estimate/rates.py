@@ -116,12 +116,10 @@ class Rates:
 def product_times(measured: Mapping[tuple[float, float], float]) -> ProductTimes:
     """Returns the table of products. measured: seconds by (rows, width)."""
     rows = itertools.groupby(sorted(measured.items()), key=lambda item: item[0][0])
-    return ProductTimes(tuple((r, _curve({k[1]: s for k, s in items})) for r, items in rows))
+    return ProductTimes(tuple((r, curve({k[1]: s for k, s in items})) for r, items in rows))
 
 
-def _curve(values: Mapping[float, float]) -> Curve:
+def curve(values: Mapping[float, float]) -> Curve:
+    """Returns the curve through measured values, by their sizes."""
     sizes = sorted(values)
     return Curve(tuple(sizes), tuple(values[s] for s in sizes))
-
-
-curve = _curve

@@ -15,7 +15,7 @@ A level that cannot be loaded here is left out with its reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import widepack
@@ -33,11 +33,13 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def load_levels(path: str | os.PathLike[str], device: str) -> tuple[dict[str, WideModel], dict[str, str]]:
-    """Loads each level as `level <name>`, and returns the reasons why others are left out."""
+def load_levels(
+    path: str | os.PathLike[str], device: str, names: Iterable[str] = tuple(LEVELS)
+) -> tuple[dict[str, WideModel], dict[str, str]]:
+    """Loads levels as `level <name>`, and returns the reasons why others are left out."""
     levels: dict[str, WideModel] = {}
     missing: dict[str, str] = {}
-    for name in LEVELS:
+    for name in names:
         try:
             levels[f"level {name}"] = load_level(path, device, name)
         except widepack.WidepackError as error:
