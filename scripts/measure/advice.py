@@ -14,18 +14,15 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from predictions import Case, cases
+from predictions import Case, built, cases
 
 import widepack
 from widepack_bench.advice import advise
 from widepack_bench.advice.plan_moves import TUNE_S
 from widepack_bench.measure.processors import quiet
-from widepack_bench.models.factory import MODELS, factory_of
-from widepack_bench.models.weights import write_checkpoints
 from widepack_bench.report.environment import environment
 
 NAMES = (
@@ -51,21 +48,9 @@ COMPILED = ("mlp-64, 8, 32", "tabular, 12, 4")
 
 def measured(case: Case, backends: Sequence[str]) -> dict[str, Any]:
     """Builds a case and advises on it, as it is built and tuned."""
-    fresh = partial(factory_of(f"{MODELS}.{case.factory}"), **case.options)
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_checkpoints(fresh, case.members, folder, case.shared)
-        artifact = f"{folder}/case.wide"
-        widepack.build(
-            paths,
-            artifact,
-            model=f"{MODELS}.{case.factory}",
-            model_args=dict(case.options),
-            inputs=list(case.inputs),
-            pt2=False,
-            race=False,
-            targets=("cpu",),
-        )
-        built = advise(artifact, batch=case.batch, threads=1, backends=backends)
+        artifact, _ = built(case, folder)
+        first = advise(artifact, batch=case.batch, threads=1, backends=backends)
         widepack.tune(
             artifact,
             batches=(case.batch,),
@@ -77,7 +62,7 @@ def measured(case: Case, backends: Sequence[str]) -> dict[str, Any]:
         )
         tuned = advise(artifact, batch=case.batch, threads=1, backends=backends)
     found: dict[str, Any] = json.loads(
-        json.dumps({"built": built.to_json(), "tuned": tuned.to_json()}).replace(f"{folder}/", "")
+        json.dumps({"built": first.to_json(), "tuned": tuned.to_json()}).replace(f"{folder}/", "")
     )
     for part in found.values():
         part.pop("environment")

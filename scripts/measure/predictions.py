@@ -63,6 +63,10 @@ class Case:
     kind: str
     shared: Callable[[str], bool] = lambda name: False
 
+    def member(self) -> nn.Module:
+        """Returns a fresh member."""
+        return factory_of(f"{MODELS}.{self.factory}")(**self.options)
+
 
 def drawn(count: int = 30, seed: int = 2026) -> list[Case]:
     """Draws different configurations. No part of the predictions was chosen with their times in view."""
@@ -181,22 +185,29 @@ def cases() -> list[Case]:
     return [*found, *drawn()]
 
 
+def built(case: Case, folder: str) -> tuple[str, list[str]]:
+    """Builds a case with random checkpoints and plans by rules of thumb. Returns the artifact and the
+    checkpoints.
+    """
+    paths = write_checkpoints(case.member, case.members, folder, case.shared)
+    artifact = f"{folder}/case.wide"
+    widepack.build(
+        paths,
+        artifact,
+        model=f"{MODELS}.{case.factory}",
+        model_args=dict(case.options),
+        inputs=list(case.inputs),
+        pt2=False,
+        race=False,
+        targets=("cpu",),
+    )
+    return artifact, paths
+
+
 def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
     """Builds a case, predicts it and times it."""
-    fresh = partial(factory_of(f"{MODELS}.{case.factory}"), **case.options)
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_checkpoints(fresh, case.members, folder, case.shared)
-        artifact = f"{folder}/case.wide"
-        widepack.build(
-            paths,
-            artifact,
-            model=f"{MODELS}.{case.factory}",
-            model_args=dict(case.options),
-            inputs=list(case.inputs),
-            pt2=False,
-            race=False,
-            targets=("cpu",),
-        )
+        artifact, paths = built(case, folder)
         entries = {
             plan: entry_of(
                 widepack.load(artifact, backend="eager", strategies=None if plan == "auto" else plan)
@@ -206,7 +217,9 @@ def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
         auto = entries["auto"]
         args, kwargs, sizes = make(auto.entry, case.batch)
         states = [torch.load(p, weights_only=True) for p in paths]
-        modules: list[nn.Module] = [own_module(lambda _: fresh(), s, str(i)) for i, s in enumerate(states)]
+        modules: list[nn.Module] = [
+            own_module(lambda _: case.member(), s, str(i)) for i, s in enumerate(states)
+        ]
         source = auto.programs.source
         predicted = {
             plan: wide_seconds(entry.programs.for_sizes("shared", sizes).program, sizes, rates)
