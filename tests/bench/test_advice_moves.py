@@ -85,6 +85,20 @@ def test_the_plans_of_a_tuned_artifact_are_no_moves(
     assert not plan_moves.is_tuned(advised(path, tmp_path, batch=9))
 
 
+def test_sizes_that_are_fixed_count_as_tuned(artifacts: Artifacts, tmp_path: Path) -> None:
+    from cases import load
+
+    case, path = load("mlp"), tmp_path / "fixed.wide"
+    inputs = [spec.replace("[B,", "[4,") for spec in case.INPUTS]
+    widepack.build(artifacts.checkpoints("mlp"), path, model=case.model, inputs=inputs, pt2=False, race=False)
+    with torch.inference_mode():
+        assert not plan_moves.is_tuned(advised(path, tmp_path))
+    widepack.tune(path, patterns=("shared",), budget_s=0.2, threads=1, backends=["eager"], write=True)
+    with torch.inference_mode():
+        subject = advised(path, tmp_path)
+    assert plan_moves.is_tuned(subject) and subject.work.batch == 1 and not subject.sizes
+
+
 def test_fine_tunes_of_one_base_are_found_in_merged_checkpoints(tmp_path: Path) -> None:
     """The factory and the members' weights are enough: the base and the factors need no files."""
     from cases import load
