@@ -27,6 +27,7 @@ import database_results
 import fleet_results
 import flop_results
 import hfta_results
+import layer_results
 import predict_results
 import real_results
 import reduce_results
@@ -272,6 +273,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **fleet_results.PARTS,
     **flop_results.PARTS,
     **advice_results.PARTS,
+    **layer_results.PARTS,
     "kills": kills,
     "fuzz": fuzz,
 }
