@@ -3,6 +3,8 @@
 | module | what is in it |
 |---|---|
 | `suite` | `bench(artifact)`, `compare(ens, modules)`, and the suite of reference networks |
+| `advice` | `advise(artifact)`: what makes calls faster, predicted, tried and measured |
+| `estimate` | predicted times, from the kernels of a program and rates of this machine |
 | `layers` | one layer of `torch.nn` at a time, every strategy beside the baselines |
 | `baselines` | the members without widepack: an eager loop, `torch.func.vmap`, compiled, ONNX Runtime |
 | `measure` | interleaved timing, intervals, A against A, profiles, rooflines, inputs |
