@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
@@ -327,3 +328,16 @@ def test_the_command_shows_the_line() -> None:
     linear = ["analyze", "torch.nn.Linear", "--model-arg", "in_features=4", "--model-arg", "out_features=4"]
     plain = CliRunner().invoke(cli, [*linear, "--input", "input=float32[B,4]"], prog_name="widepack").stdout
     assert "masks" not in plain
+
+
+def test_formulas_with_maxima_are_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of many forms gave polynomials of ten variables, whose factors took minutes to hours."""
+
+    def factor(expr: Any) -> Any:
+        assert not expr.has(sympy.Max), expr
+        return expr
+
+    monkeypatch.setattr(sympy, "factor", factor)
+    masks = FLOATS.values()
+    found = model_costs(lambda: Several([Attention(mask, "argument") for mask in masks]), INPUTS)
+    assert any("max(" in text for text in found.totals["masked_flops"])

@@ -96,6 +96,8 @@ def _never_below(a: Any, b: Any) -> bool:
 def _factored(expr: Any) -> Any:
     if not expr.free_symbols or len(sympy.Add.make_args(expr)) > _FACTORED:
         return expr
+    if expr.has(sympy.Max, sympy.Min):
+        return expr  # each is one more variable, and the time to factor is exponential in their number
     try:
         return sympy.factor(expr)
     except sympy.PolynomialError:
