@@ -124,8 +124,12 @@ _PYTHON = """
 
 _OWN = """
     pack_convolution pack_convolutions convolution pack_linear linear streamed_linear delta_linear
-    expert_linear factored_weight masked_attention rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
+    expert_linear expert_mm factored_weight masked_attention rnn_steps gru_steps lstm_steps pack_lstm
+    packed_lstm
 """
+
+OF_ONE_MEMBER = frozenset({"widepack.expert_mm.default"})
+"""widepack's own ops that programs of one member may use too."""
 
 
 def _expand(text: str) -> frozenset[str]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import ArtifactError
-from .opset import allowed
+from .opset import OF_ONE_MEMBER, allowed
 
 FORMAT = "widepack.program/1"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -152,7 +152,8 @@ class Program:
                 "if you have imported its library and trust it with data of artifacts, "
                 "name the op in load(allow_ops=)"
             )
-        if node.op.startswith("widepack.") and not self.members and not depth:
+        own = node.op.startswith("widepack.") and node.op not in OF_ONE_MEMBER
+        if own and not self.members and not depth:
             raise ArtifactError(
                 f"program: node {node.name[:80]} asks for {node.op}, which only wide programs may use"
             )

@@ -19,6 +19,7 @@ from widepack import build, fuse, load
 from widepack_artifacts.program import Program
 
 N, EXPERTS, ACTIVE, WIDTH = 3, 32, 2, 64
+FEW = 8
 BATCHES = (64, 1, 5)
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -45,11 +46,11 @@ PRODUCTS: Mapping[str, Product] = {"einsum": by_einsum, "bmm": by_bmm, "grouped_
 class Mixture(nn.Module):
     """Runs `ACTIVE` of `EXPERTS` experts for each row, and adds their answers by the router's weights."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, experts: int = EXPERTS) -> None:
         super().__init__()
-        self.gate = nn.Linear(WIDTH, EXPERTS)
-        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5)
-        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5)
+        self.gate = nn.Linear(WIDTH, experts)
+        self.up = nn.Parameter(torch.randn(experts, WIDTH, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(experts, WIDTH, WIDTH) / WIDTH**0.5)
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,11 +62,11 @@ class Mixture(nn.Module):
         return answer
 
 
-def members(product: Product, folder: Path) -> tuple[list[Mixture], list[str]]:
+def members(product: Product, folder: Path, experts: int = EXPERTS) -> tuple[list[Mixture], list[str]]:
     nets, files = [], []
     for i in range(N):
         torch.manual_seed(i)
-        nets.append(Mixture(product).eval())
+        nets.append(Mixture(product, experts).eval())
         files.append(str(folder / f"{i}.pt"))
         torch.save(nets[-1].state_dict(), files[-1])
     return nets, files
@@ -120,11 +121,41 @@ def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> N
             torch.testing.assert_close(y[i], net(x))
 
 
-def test_members_that_train_have_the_gradients_of_their_own_experts() -> None:
+@pytest.mark.parametrize("strategy", ["auto", "loop", "dense", "copied"])
+def test_few_experts_run_by_expert_in_every_form(strategy: str, tmp_path: Path) -> None:
+    nets, files = members(by_groups, tmp_path, FEW)
+    torch.manual_seed(9)
+    x = torch.randn(BATCHES[0], WIDTH)
+    out = tmp_path / "few.wide"
+    build(
+        files,
+        out,
+        model=lambda: Mixture(by_groups, FEW),
+        sample=(x,),
+        targets=("cpu",),
+        race=False,
+        strategy=strategy,
+    )
+    of_loop = [n.op for p in programs(out) for loop in p.nodes if loop.body for n in loop.body.nodes]
+    wide = [n.op for p in programs(out) for n in p.nodes]
+    assert (strategy in ("loop", "dense", "copied")) == bool(of_loop)
+    assert "widepack.expert_mm.default" in of_loop or strategy != "loop"
+    assert ("widepack.expert_linear.default" in wide) == (strategy == "auto")
+    for backend in ("eager", "compile") if strategy in ("auto", "loop") else ("eager",):
+        ens = load(out, backend=backend, compile="now" if backend == "compile" else None)
+        with torch.inference_mode():
+            for batch in BATCHES:
+                y = ens(x[:batch])
+                for i, net in enumerate(nets):
+                    torch.testing.assert_close(y[i], net(x[:batch]))
+
+
+@pytest.mark.parametrize(("product", "experts"), [(by_bmm, EXPERTS), (by_groups, EXPERTS), (by_groups, FEW)])
+def test_members_that_train_have_the_gradients_of_their_own_experts(product: Product, experts: int) -> None:
     nets = []
     for i in range(N):
         torch.manual_seed(i)
-        nets.append(Mixture(by_bmm))
+        nets.append(Mixture(product, experts))
     x = torch.randn(8, WIDTH)
     fused = fuse(nets, sample=(x,))
     fused(x).square().sum().backward()

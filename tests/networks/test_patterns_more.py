@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,21 @@ def group_by_group(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return y
 
 
+def keep_operands(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def gradients_by_group(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    of_x, of_weight = torch.zeros_like(x), torch.zeros_like(weight)
+    start = 0
+    for g, end in enumerate(ends.tolist()):
+        of_x[start:end] = gradient[start:end] @ weight[g].T
+        of_weight[g] = x[start:end].T @ gradient[start:end]
+        start = end
+    return of_x, of_weight, None
+
+
 if not hasattr(
     torch.ops.transformers, "grouped_mm_fallback"
 ):  # registers the op as transformers does, if transformers has not
@@ -64,6 +80,9 @@ if not hasattr(
     )
     torch.library.register_fake(
         "transformers::grouped_mm_fallback", lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[2])
+    )
+    torch.library.register_autograd(
+        "transformers::grouped_mm_fallback", gradients_by_group, setup_context=keep_operands
     )
 
 

@@ -1,4 +1,4 @@
-"""Tests products over matrices that an index selects: the strategy `experts` and its op `expert_linear`.
+"""Tests products over matrices that an index selects: the strategy `experts`, `expert_linear`, `expert_mm`.
 
 The oracle (test_oracle.py) compares the strategy with the op for each member. Here the rows choose their
 experts in uneven ways, and the strategy must not apply where it would not help.
@@ -26,9 +26,11 @@ from widepack.registry.writer import EagerWriter
 from widepack.runtime.cost_terms import rate
 from widepack.runtime.executable import Executable
 from widepack.runtime.op_costs import cost
+from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 OP = "widepack.expert_linear.default"
+OF_ONE_MEMBER = "widepack.expert_mm.default"
 EXPERTS, WIDTH = 5, math.isqrt(NUMBERS) + 1
 EVEN, ONE, FEW = "even", "one expert", "few rows"
 
@@ -127,18 +129,61 @@ def test_the_op_checks_its_operands(case: str) -> None:
         FUNCTIONS[OP](*args)
 
 
-def test_the_op_equals_its_decomposition() -> None:
+@pytest.mark.parametrize("few", [False, True])
+def test_the_op_equals_its_decomposition(few: bool) -> None:
     given = operands(EVEN, 3, 6, 4)
     kinds: Any = ("x", "float32[20,4]"), ("w", "float32[5,6,4]"), ("e", "int64[20]")
     slots = tuple(Slot(name, name, "stacked", type_) for name, type_ in kinds)
-    node = Node("y", OP, tuple(Ref(s.name) for s in slots))
-    program = Program((), slots, (node,), (Output(Ref("y"), "stacked"),), 3)
+    check_decomposition(Node("y", OP, (*(Ref(s.name) for s in slots), few)), slots, 3, given)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_the_op_of_one_member_equals_its_decomposition(few: bool) -> None:
+    x, weight, index = operands(EVEN, 1, 6, 4)
+    given = x[0], weight[0].transpose(1, 2), index[0]
+    kinds: Any = ("x", "float32[20,4]"), ("w", "float32[5,4,6]"), ("e", "int64[20]")
+    slots = tuple(Slot(name, name, "shared", type_) for name, type_ in kinds)
+    node = Node("y", OF_ONE_MEMBER, (*(Ref(s.name) for s in slots), few))
+    check_decomposition(node, slots, 0, given)
+    torch.testing.assert_close(FUNCTIONS[OF_ONE_MEMBER](*given), exact(x, weight, index)[0].float())
+
+
+def check_decomposition(node: Node, slots: tuple[Slot, ...], members: int, given: Any) -> None:
+    program = Program((), slots, (node,), (Output(Ref("y"), slots[0].kind),), members)
     program.check()
     plain = decompose(program)
     plain.check()
     assert all(n.op.startswith("aten.") for n in plain.nodes)
     (own,), (aten,) = (Executable(p, {}, torch.device("cpu")).run(*given) for p in (program, plain))
     torch.testing.assert_close(own, aten)
+
+
+WRONG_OF_ONE: Mapping[str, tuple[int, Any, str]] = {
+    "weight of four dims": (1, torch.zeros(1, 5, 4, 6), "weight has 4 dims"),
+    "x of another width": (0, torch.zeros(20, 5), r"x is \[20, 5\]; \[20, 4\] is needed"),
+    "x of another dtype": (0, torch.zeros(20, 4).double(), "x is torch.float64"),
+    "index of other rows": (2, torch.zeros(19, dtype=torch.int64), r"index is \[19\]"),
+    "index of floats": (2, torch.zeros(20), "index is torch.float32"),
+    "no experts": (1, torch.zeros(0, 4, 6), "no experts"),
+    "weight of integers": (1, torch.zeros(5, 4, 6, dtype=torch.int64), "a float is needed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OF_ONE)
+def test_the_op_of_one_member_checks_its_operands(case: str) -> None:
+    at, wrong, message = WRONG_OF_ONE[case]
+    x, weight, index = operands(EVEN, 1, 6, 4)
+    args: list[Any] = [x[0], weight[0].transpose(1, 2), index[0]]
+    args[at] = wrong
+    with pytest.raises(OperandError, match=message):
+        FUNCTIONS[OF_ONE_MEMBER](*args)
+
+
+def test_a_program_of_one_member_has_no_other_op_of_widepack() -> None:
+    slots = tuple(Slot(n, n, "shared", "float32[2,3,4]") for n in ("x", "w", "e"))
+    program = Program((), slots, (Node("y", OP, tuple(map(Ref, "xwe"))),), (Output(Ref("y"), "shared"),))
+    with pytest.raises(ArtifactError, match="which only wide programs may use"):
+        program.check()
 
 
 def test_the_cost_has_no_matrix_for_each_row() -> None:

@@ -51,6 +51,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op=masked.PLAIN))
         elif node.op == experts.OP:
             nodes += experts.expert_linear_in_aten(node, program.members)
+        elif node.op == experts.OF_ONE_MEMBER:
+            nodes += experts.expert_mm_in_aten(node)
         elif node.op in (factored.LINEAR, factored.WEIGHT):
             nodes += factored_in_aten(node, program.members)
         elif node.op == "widepack.pack_lstm.default":

@@ -1,12 +1,16 @@
-"""Defines the op `expert_linear`: each row is multiplied by the matrix of one expert of its member.
+"""Defines products of rows with the matrices of experts: `expert_linear` for N members, `expert_mm` for one.
 
-    y[i, r] = weight[i, index[i, r]] @ x[i, r]
-    x: [N, R, I]   weight: [N, E, O, I]   index: [N, R], from -E to E - 1   y: [N, R, O]
+    expert_linear    y[i, r] = weight[i, index[i, r]] @ x[i, r]
+                     x: [N, R, I]   weight: [N, E, O, I]   index: [N, R], from -E to E - 1   y: [N, R, O]
+    expert_mm        y[r] = x[r] @ weight[index[r]]
+                     x: [R, I]   weight: [E, I, O]   index: [R], from -E to E - 1   y: [R, O]
 
-The op sorts the rows of all members by expert: expert e of member i has the number i*E + e. Each expert that
-has rows is one product. If the matrices are small, and almost all experts of a member have about as many
-rows, one batched product serves all of them. No matrix is copied. `decompose.py` writes the op in ATen ops,
-which copy one matrix for each row.
+Programs of one member have `expert_mm` where the network calls a grouped product. `expert_linear` is what it
+becomes for all members. The ops sort the rows of all members by expert: expert e of member i has the number
+i*E + e. Each expert that has rows is one product. If the matrices are small, and almost all experts of a
+member have about as many rows, one batched product serves all of them. No matrix is copied. `decompose.py`
+writes the ops in ATen ops. These copy one matrix for each row, or, with `few`, multiply each row by the
+matrices of all experts.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ from .library import define
 from .node_list import NodeList
 
 OP = "widepack.expert_linear.default"
+OF_ONE_MEMBER = "widepack.expert_mm.default"
 
 
+FEW = 32
+"""With fewer experts, ATen ops that multiply each row by all matrices take less time than ATen ops that read
+the matrix of each row (about 2 FLOP for each expert against 12 bytes)."""
 PADDING = 4
 """The most times that padding may multiply the rows of a batched product."""
 SMALL = 1 << 14
@@ -30,7 +38,7 @@ SMALL = 1 << 14
 faster, although it pads the rows of all experts to one count."""
 
 
-def _expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
     members, experts, outputs, inputs = weight.shape
     rows = index.shape[1]
     if not index.numel():
@@ -45,6 +53,11 @@ def _expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     y = x.new_empty(members * rows, outputs)
     y.index_copy_(0, order, _products(sorted_rows, numbers, weight))
     return y.view(members, rows, outputs)
+
+
+def _expert_mm(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
+    matrices = weight.transpose(1, 2).unsqueeze(0)
+    return _expert_linear(x.unsqueeze(0), matrices, index.unsqueeze(0)).squeeze(0)
 
 
 def _products(x: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
@@ -88,27 +101,63 @@ def _padded(x: Tensor, numbers: Tensor, weight: Tensor, counts: Tensor, most: in
     return y.flatten(0, 1).index_select(0, places)
 
 
-def _fake(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
     return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
 
 
+def _fake_of_one(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[2]))
+
+
 define(
-    "expert_linear(Tensor x, Tensor weight, Tensor index) -> Tensor",
+    "expert_linear(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
     _expert_linear,
     _fake,
     checks.expert_linear,
 )
+define(
+    "expert_mm(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
+    _expert_mm,
+    _fake_of_one,
+    checks.expert_mm,
+)
 
 
 def expert_linear_in_aten(node: Node, members: int) -> list[Node]:
-    """Returns an `expert_linear` node as ATen nodes that copy the matrix of each row. members: N."""
+    """Returns an `expert_linear` node as ATen nodes. members: N."""
     new = NodeList(node)
-    x, weight, index = node.args
+    x, weight, index, few = (*node.args, False)[:4]
     options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
     numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
     numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
-    matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, O, I]
-    columns = new.add("aten.unsqueeze.default", x, -1, suffix="columns")
-    product = new.add("aten.matmul.default", matrices, columns, suffix="product")
-    new.add("aten.squeeze.dim", product, -1, suffix="rows")
+    if few:
+        columns = new.add("aten.unsqueeze.default", x, 1, suffix="one")
+        columns = new.add("aten.transpose.int", columns, 2, 3, suffix="columns")  # [N, 1, I, R]
+        products = new.add("aten.matmul.default", weight, columns, suffix="products")  # [N, E, O, R]
+        count = new.add("aten.sym_size.int", x, 1, suffix="count")
+        rows = new.add("aten.arange.default", count, suffix="rows", **options)
+        new.add("aten.index.Tensor", products, [numbers, index, None, rows], suffix="of_experts")
+    else:
+        matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, O, I]
+        columns = new.add("aten.unsqueeze.default", x, -1, suffix="columns")
+        product = new.add("aten.matmul.default", matrices, columns, suffix="product")
+        new.add("aten.squeeze.dim", product, -1, suffix="rows")
+    return new.named_as_the_node()
+
+
+def expert_mm_in_aten(node: Node) -> list[Node]:
+    """Returns an `expert_mm` node as ATen nodes."""
+    new = NodeList(node)
+    x, weight, index, few = (*node.args, False)[:4]
+    if few:
+        products = new.add("aten.matmul.default", x, weight, suffix="products")  # [E, R, O]
+        options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
+        count = new.add("aten.sym_size.int", x, 0, suffix="count")
+        rows = new.add("aten.arange.default", count, suffix="rows", **options)
+        new.add("aten.index.Tensor", products, [index, rows], suffix="of_experts")
+    else:
+        matrices = new.add("aten.index.Tensor", weight, [index], suffix="matrices")  # [R, I, O]
+        rows = new.add("aten.unsqueeze.default", x, 1, suffix="rows")
+        product = new.add("aten.bmm.default", rows, matrices, suffix="product")
+        new.add("aten.squeeze.dim", product, 1, suffix="of_rows")
     return new.named_as_the_node()

@@ -19,6 +19,7 @@ from ..ir import ops
 from ..ir.encoding import map_arguments
 from ..ir.fake_values import Fakes, replay
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value
+from ..kernels.experts import OF_ONE_MEMBER
 from ..primitives.indexing import gathered
 from ..registry.registry import REGISTRY
 from ..registry.writer import Writer
@@ -45,7 +46,8 @@ def expert_layers(
         for n in program.nodes
         if n.op in REGISTRY
         and EXPERTS in REGISTRY[n.op].strategies
-        and any(r in reads for r in refs((n.args, n.kwargs)))
+        and found[n.name] == "stacked"
+        and (n.op == OF_ONE_MEMBER or any(r in reads for r in refs((n.args, n.kwargs))))
     ]
     if not products:
         return {}

@@ -7,20 +7,30 @@ forms are `torch.einsum("bkoi,bi->bko", W[e], x)` and `torch.bmm(W[e], x.unsquee
 the matrices (indexing.py) records W and e in `Stacked.gathered`. `experts` multiplies by expert instead
 (kernels/experts.py). Then no op reads the matrices of all rows, and the program does not compute them.
 
+A network that calls a grouped product, as torch's and transformers' `grouped_mm`, has the op `expert_mm`.
+
 | op | strategy | when | how |
 |---|---|---|---|
 | einsum, bmm, matmul | `experts` | on a CPU, a row for each matrix | one product for each expert in use |
+| expert_mm | `experts` | on a CPU | one product for each expert in use |
+| expert_mm | `dense` | few experts | each row with the matrices of all experts of its member |
+| expert_mm | `copied` | always | the matrix of each row is copied |
 
-Matrices of fewer than `NUMBERS` numbers are copied for each row, which is faster.
+Matrices of fewer than `NUMBERS` numbers are copied for each row, or multiplied by all rows: that is faster.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value, WideValue, expression
+from ..kernels.experts import FEW, OF_ONE_MEMBER
 from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
+from .indexing import member_numbers
 
 NUMBERS = 4096
 """The least count of numbers in an expert's matrix for which `experts` is used."""
@@ -48,7 +58,8 @@ def _product(w: Writer, parts: GatheredMatrices, rows: Value, turned: bool) -> V
     if len(sizes) != 1:
         index = w.call("reshape", index, [w.members, -1])
         rows = w.call("reshape", rows, [w.members, -1, rows.sizes[-1]])
-    y = w.call("widepack.expert_linear.default", rows, table, index)  # [N, R, O]
+    few = [True] if (experts := table.sizes[1]) is not None and experts < FEW else []
+    y = w.call("widepack.expert_linear.default", rows, table, index, *few)  # [N, R, O]
     return y if len(sizes) == 1 else w.call("reshape", y, [w.members, *sizes, table.sizes[2]])
 
 
@@ -134,3 +145,53 @@ def einsum(w: Writer, equation: str, operands: list[WideValue], path: Any = None
     rows = w.call("expand", rows, [w.members, *sizes, -1])
     y = _product(w, parts, rows, turned=inner == p)  # [N, *s, O]
     return Stacked(w.call("permute", y, [0, *(1 + (lead + outer).index(c) for c in out)]))
+
+
+def _large(w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False) -> bool:
+    inputs, outputs = weight.value.sizes[-2:]  # type: ignore[union-attr]
+    if w.device != "cpu" or inputs is None or outputs is None:
+        return False
+    return bool(inputs * outputs >= NUMBERS)
+
+
+@strategy(OF_ONE_MEMBER, "experts", family="linear", when=_large, derivative=False)
+def expert_mm(w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False) -> WideValue:
+    """one product for each expert that has rows"""
+    matrices = w.call("transpose.int", w.stack(weight), 2, 3)
+    option = [True] if few else []
+    y = w.call("widepack.expert_linear.default", w.stack(x), matrices, w.stack(index), *option)
+    return Stacked(y)
+
+
+@strategy(OF_ONE_MEMBER, "dense", family="linear", when=lambda w, x, weight, index, few=False: few)
+def expert_mm_dense(
+    w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False
+) -> WideValue:
+    """multiplies each row by the matrices of all experts of its member, and selects"""
+    rows = w.call("unsqueeze", w.stack(x), 1)
+    products = w.call("matmul", rows, w.stack(weight))  # [N, E, R, O]
+    (size,) = w.sizes(index)
+    places = w.call("arange", size, dtype=torch.int64, device=products.fake.device)
+    numbers = member_numbers(w, [index], 1)[0]
+    return Stacked(w.call("index.Tensor", products, [numbers, w.stack(index), places]))
+
+
+@strategy(OF_ONE_MEMBER, "copied", family="linear")
+def expert_mm_copied(
+    w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False
+) -> WideValue:
+    """copies the matrix of each row"""
+    numbers = member_numbers(w, [index], 1)[0]
+    matrices = w.call("index.Tensor", w.stack(weight), [numbers, w.stack(index)])  # [N, R, I, O]
+    y = w.call("matmul", w.call("unsqueeze", w.stack(x), 2), matrices)
+    return Stacked(w.call("squeeze.dim", y, 2))
+
+
+@samples(OF_ONE_MEMBER)
+def _expert_mm(draw: Draw) -> list[Sample]:
+    return [
+        call(draw.normal(B, 64), draw.normal(3, 64, 65) / 8, draw.ints(-3, 3, B), True),
+        call(draw.normal(B, 64), draw.normal(3, 64, 65) / 8, draw.ints(0, 3, B)),
+        call(draw.normal(B, 4), draw.normal(3, 4, 6), draw.ints(0, 3, B), True),
+        call(draw.normal(B, 4), draw.normal(3, 6, 4).transpose(1, 2), draw.ints(0, 3, B)),
+    ]

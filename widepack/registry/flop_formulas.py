@@ -168,9 +168,9 @@ def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, *args: A
     return 2 * x.shape[0] * x.shape[1] * base.numel() + 2 * x.shape[1] * (left.numel() + right.numel())
 
 
-def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, *, out_val: Any) -> Any:
-    """Each row of x [N, R, I] times the matrix of one expert in weight [N, E, O, I]."""
-    return 2 * math.prod(x.shape) * weight.shape[-2]
+def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False, *, out_val: Tensor) -> Any:
+    """Each row of x [*, I] times the matrix of one expert, of I inputs and O outputs."""
+    return 2 * math.prod(x.shape) * out_val.shape[-1]
 
 
 def _matrix_vector(matrix: Tensor, vector: Tensor, *, out_val: Any) -> Any:
@@ -194,6 +194,7 @@ _OWN: dict[str, FlopFormula] = {
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
     "widepack.expert_linear": _expert_linear,
+    "widepack.expert_mm": _expert_linear,
     "aten._grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
     **{f"aten.{name}": _recurrent_layer for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

@@ -127,13 +127,13 @@ def convolution(name: str, args: Mapping[str, Any], result: Any) -> Cost:
 
 
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
-    """`widepack::linear`, `widepack::streamed_linear` and `widepack::expert_linear`: the size of the result
-    times the inner size.
+    """`widepack::linear`, `streamed_linear`, `expert_linear` and `expert_mm`: the size of the result times
+    the inner size.
     """
     x, out = args.get("x"), first_tensor(result)
-    if not isinstance(x, torch.Tensor) or out is None or x.dim() != 3:
+    if not isinstance(x, torch.Tensor) or out is None or x.dim() not in (2, 3):
         return NOTHING
-    # `expert_linear` sorts the numbers of the experts, and may pad the rows.
+    # The ops of experts sort the numbers of the experts, and may pad the rows.
     of_experts = "index" in args
     rows = PADDING if of_experts else 1
     work = rows * out.numel() * int(x.shape[-1]) * rate(x) + count(dict(args)) + out.numel()

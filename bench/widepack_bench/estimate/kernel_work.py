@@ -26,6 +26,7 @@ _PRODUCTS: Mapping[str, str] = {
     "widepack.streamed_linear": "streamed product",
     "widepack.delta_linear": "batched product",
     "widepack.expert_linear": "batched product",
+    "widepack.expert_mm": "batched product",
     "widepack.linear": "packed product",
 }
 _CONVOLUTIONS: Mapping[str, str] = {

@@ -498,6 +498,12 @@ def _expert_linear(draw: Draw) -> list[Sample]:
     return [few, many, call(draw.normal(2, 8, 130), draw.normal(2, 3, 130, 130), draw.ints(0, 3, 2, 8))]
 
 
+@_valid("widepack.expert_mm.default")
+def _expert_mm(draw: Draw) -> list[Sample]:
+    few = call(draw.normal(7, 4), draw.normal(5, 4, 6), draw.ints(-5, 5, 7), True)
+    return [few, call(draw.normal(8, 130), draw.normal(3, 130, 130), draw.ints(0, 3, 8))]
+
+
 @_valid("widepack.masked_attention.default")
 def _masked_attention(draw: Draw) -> list[Sample]:
     long = [draw.normal(2, 3, t, 32) for t in (200, 210, 210)]

@@ -23,10 +23,7 @@ import torch
 from torch import Tensor
 
 from ...ir.torch_internals import aten_packet
-
-# With at least so many groups, reading each row's own matrix is cheaper than multiplying each row by all
-# matrices (about 12 bytes against 2 flops for each group).
-_MANY = 32
+from ...kernels.experts import FEW
 
 
 def grouped_mm(
@@ -42,14 +39,11 @@ def grouped_mm(
     """
     if offs is None or bias is not None or x.ndim != 2 or weight.ndim != 3:
         return NotImplemented
-    groups, out = weight.shape[0], weight.shape[2]
+    groups = weight.shape[0]
     group = torch.searchsorted(offs, torch.arange(x.shape[0], dtype=offs.dtype, device=x.device), right=True)
     index = group.clamp_max(groups - 1)
-    if groups < _MANY:
-        products = torch.mm(x, weight.permute(1, 0, 2).flatten(1)).view(-1, groups, out)
-        y = products.gather(1, index[:, None, None].expand(-1, 1, out)).squeeze(1)
-    else:
-        y = torch.bmm(x.unsqueeze(1), weight.index_select(0, index)).squeeze(1)
+    few = bool(groups < FEW)
+    y = torch.ops.widepack.expert_mm.default(x, weight, index, few)
     y = torch.where((group < groups).unsqueeze(1), y, 0.0)
     return y if out_dtype is None else y.to(out_dtype)
 

@@ -157,7 +157,7 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     of_shape("bias", bias, [members, outputs], weight)
 
 
-def expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> None:
+def expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
     """Checks `widepack.expert_linear`. The op itself checks the numbers of the experts."""
     members, experts, _, inputs = dense("weight", weight, 4).shape
     require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
@@ -165,6 +165,17 @@ def expert_linear(x: Tensor, weight: Tensor, index: Tensor) -> None:
     rows = dense("x", x, 3).shape[1]
     of_shape("x", x, [members, rows, inputs], weight)
     of_shape("index", integers("index", index, 2), [members, rows])
+    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
+
+
+def expert_mm(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
+    """Checks `widepack.expert_mm`. The op itself checks the numbers of the experts."""
+    experts, inputs, _ = dense("weight", weight, 3).shape
+    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
+    require(experts > 0, "weight has no experts")
+    rows = dense("x", x, 2).shape[0]
+    of_shape("x", x, [rows, inputs], weight)
+    of_shape("index", integers("index", index, 1), [rows])
     require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
 
 
