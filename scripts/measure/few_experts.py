@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures members with few experts, which run dense: a Mixtral of 8 experts, 2 of them active.
+"""Measures members with few experts: a Mixtral of 8 experts, 2 of them active.
 
     taskset -c 1 python scripts/measure/few_experts.py -o bench/results/few-experts-cpu.json
 
