@@ -25,12 +25,13 @@ from widepack_artifacts.tree import Tree
 
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
-from ..ir.torch_internals import buffers_of, parameters_of, submodules_of
+from ..ir.torch_internals import buffers_of, derivatives_taken, parameters_of, submodules_of
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
 from .attributes import attributes_of
 from .call import MemberCall, keywords_beyond, leaf_type
+from .derivatives import takes_derivatives
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
 from .explain import explain, has_no_derivative, is_specialized, way_out
 from .export import export, run_once
@@ -164,13 +165,17 @@ def capture(
 class _ExportAttempt:
     """An export by torch.export, or the error that it raised.
 
-    attributes: the module's plain attributes before the export. grad: whether derivatives are kept. wrapped:
-    whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other tensors.
+    attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
+    derivatives: whether the export is below autograd. differentiated: whether forward took derivatives.
+    wrapped: whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other
+    tensors.
     """
 
     module: nn.Module
     attributes: Mapping[str, str] | None
     grad: bool
+    derivatives: bool
+    differentiated: bool
     wrapped: bool
     assigned: set[str]
     seen: ExportEvents
@@ -198,34 +203,65 @@ class _MemberExporter:
     def first(self, module: nn.Module) -> _ExportAttempt:
         """Exports with all named dims dynamic.
 
-        If torch lacks a derivative, the export is repeated without derivatives. That is the second choice,
-        because torch may then write several ops as one op that no program can have.
+        If forward takes derivatives, the export is repeated below autograd, also if it did not fail: it may
+        have taken a derivative for a constant. If torch lacks a derivative, the export is repeated without
+        derivatives. That is the second choice, because torch may then write several ops as one op that no
+        program can have.
         """
         attempt = self.attempt(module, Dim.DYNAMIC, grad=True)
+        if attempt.differentiated or (attempt.error is not None and takes_derivatives(attempt.error)):
+            return self.attempt(self.make(), Dim.DYNAMIC, grad=True, derivatives=True)
         if attempt.error is not None and has_no_derivative(attempt.error):
             # another module, because a failed export leaves marks on it
             return self.attempt(self.make(), Dim.DYNAMIC, grad=False)
         return attempt
 
-    def attempt(self, module: nn.Module, dim: Any, *, grad: bool) -> _ExportAttempt:
+    def attempt(
+        self, module: nn.Module, dim: Any, *, grad: bool, derivatives: bool = False
+    ) -> _ExportAttempt:
         """Exports a module once; an error is returned, not raised."""
         buffers, leaves = self.requests.buffers, self.requests.leaves
         keywords = keywords_beyond(module, self.call, self.entry)
         wrapped = bool(
-            self.entry != FORWARD or buffers or leaves or keywords or self.wrap or _shadows_graph(module)
+            self.entry != FORWARD
+            or buffers
+            or leaves
+            or keywords
+            or derivatives
+            or self.wrap
+            or _shadows_graph(module)
         )
         attributes = attributes_of(module)
-        with assignments(module) as assigned, watched() as seen:
-            root = StatefulWrapper(module, self.entry, buffers, leaves, keywords) if wrapped else module
+        taken: list[bool] = []
+        with (
+            assignments(module) as assigned,
+            watched() as seen,
+            derivatives_taken(lambda: taken.append(True)),
+        ):
+            root = (
+                StatefulWrapper(module, self.entry, buffers, leaves, keywords, derivatives)
+                if wrapped
+                else module
+            )
             exported, error = None, None
             try:
-                exported = export(root, self.call, dim, grad, gradients=self.gradients, dropout=self.dropout)
+                exported = export(
+                    root,
+                    self.call,
+                    dim,
+                    grad,
+                    gradients=self.gradients,
+                    dropout=self.dropout,
+                    derivatives=derivatives,
+                )
             except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
                 error = e
         return _ExportAttempt(
             module=module,
             attributes=attributes,
             grad=grad,
+            derivatives=derivatives,
+            differentiated=bool(taken),
             wrapped=wrapped,
             assigned=assigned,
             seen=seen,
@@ -261,7 +297,7 @@ def _with_fixed_sizes(
     Raises: FixedSize if the user named the dims; CaptureError.
     """
     call = exporter.call
-    attempt = exporter.attempt(exporter.make(), Dim.AUTO, grad=failed.grad)
+    attempt = exporter.attempt(exporter.make(), Dim.AUTO, grad=failed.grad, derivatives=failed.derivatives)
     if attempt.exported is None:
         raise CaptureError(_why_no_export(attempt, call)) from failed.error
     kept, fixed = _without_fixed_dims(attempt, attempt.exported, call)

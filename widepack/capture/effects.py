@@ -21,6 +21,7 @@ from ..errors import CaptureError
 from ..ir.torch_internals import memory_id, op_base_name, schema_of
 from ..spec.entries import method_of
 from .call import MemberCall
+from .derivatives import weights_fixed
 from .explain import no_form, source_of
 from .export import calm, clone
 from .module_tensors import tensors_of
@@ -174,7 +175,7 @@ def _observe(
 ) -> _Observed:
     """Calls the member with inputs that `change` makes from the example, and records what it wrote."""
     args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
-    with calm(), torch.no_grad(), _DataFlow(pytree.tree_leaves((args, kwargs))) as flow:
+    with calm(), weights_fixed(module), _DataFlow(pytree.tree_leaves((args, kwargs))) as flow:
         answer = method_of(module, entry)(*args, **kwargs)
     tensors = _state_tensors(module)
     return _Observed(

@@ -17,6 +17,8 @@ from types import MappingProxyType
 import torch
 from torch import fx, nn
 
+from .derivatives import takes_derivatives
+
 _TORCH = str(Path(torch.__file__).parent)
 _PASSES = tuple(  # parts of torch that add nodes to a graph
     f"{root}/{part}/"
@@ -31,8 +33,6 @@ _LIBRARIES = tuple(
 )
 # These files of widepack call the member. Frames up to theirs do not belong to the member.
 _RUNNERS = ("export.py", "effects.py", "trial.py")
-_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")
-_DATA = "fake tensor in the exported program constant's list"
 _DATA_DEPENDENT = (
     "data-dependent",
     "Could not guard",
@@ -151,18 +151,11 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     at = f" at {frame}" if frame else ""
     name = type(module).__name__
     torch_says = f"torch says: {text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__}"
-    derivatives = (
-        f"{name} uses what torch.export cannot capture{at}: derivatives inside forward "
-        "(torch.autograd.grad, torch.func.grad, jacrev, jvp), or"
-    )
-    if _DATA in text:
+    if takes_derivatives(error):
         return (
-            f"{derivatives} writing into a parameter or buffer by .data. Write the derivative out in tensor "
-            f"operations; write into parameters under torch.no_grad() without .data; {torch_says}"
-        )
-    if any(word in text for word in _TRANSFORMS) or _differentiates(error):
-        return (
-            f"{derivatives} torch.func over weights. Write the derivative, or the batched product, out in "
+            f"{name} cannot be exported by torch.export{at}: it takes derivatives in a way that torch cannot "
+            "follow (such as torch.vmap of torch.func.grad), uses torch.func over weights, or writes into a "
+            "parameter or buffer by .data. Use torch.autograd.grad of a sum over the batch, or write it in "
             f"tensor operations; {torch_says}"
         )
     if any(word in text for word in _DATA_DEPENDENT):
@@ -235,14 +228,6 @@ def no_form(op: str, name: str, module: nn.Module, frame: str) -> str:
     return (
         f"node {name} is {op}, {f'from {frame}, ' if frame else ''}an op that widepack does not know; "
         "please report it"
-    )
-
-
-def _differentiates(error: Exception) -> bool:
-    """Whether an export failed inside torch.func or autograd, called by the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(
-        "_functorch/eager_transforms" in f.filename or "/autograd/__init__" in f.filename for f in frames
     )
 
 

@@ -17,17 +17,27 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch._decomp import get_decompositions
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from widepack_artifacts.opset import allowed
 
 from ..ir import ops
-from ..ir.torch_internals import distributions_validate, op_base_name
+from ..ir.torch_internals import (
+    can_decompose,
+    distributions_validate,
+    export_below_autograd,
+    is_overload,
+    op_base_name,
+)
 from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
+from .derivatives import weights_fixed
 from .patches import decompositions, dropout_copies
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
 from .patches.tensor_index import look_up_places
+from .patches.transforms import transforms_by_autograd
 
 
 def clone(value: Any) -> Any:
@@ -44,7 +54,7 @@ def run_once(module: nn.Module, call: MemberCall, entry: str) -> tuple[Any, Exce
     """
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # the member may write into its inputs
     method = module if entry == FORWARD else method_of(module, entry)
-    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with calm(), weights_fixed(module), torch.random.fork_rng(devices=[]):
         try:
             return method(*args, **kwargs), None
         except Exception as e:  # noqa: BLE001  # whatever the user's code raises
@@ -59,6 +69,7 @@ def export(
     *,
     gradients: bool = False,
     dropout: bool = False,
+    derivatives: bool = False,
 ) -> torch.export.ExportedProgram:
     """Exports a member with torch.export and makes the program functional.
 
@@ -69,14 +80,19 @@ def export(
         grad: Export with derivatives, as in training. Without them torch writes some ops differently.
         gradients: The program must give gradients: results of no_grad blocks are detached in it.
         dropout: Keep dropout active, also in eval mode. Otherwise it is replaced by its input.
+        derivatives: Forward takes derivatives, so the export is below autograd (`derivatives.py`).
     """
     # copies, because an export that fails leaves marks on its example
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    dynamic = _dynamic(module, call, dim)
     with calm(), nullcontext() if grad else torch.no_grad():
         with dropout_copies.DropoutCopies() if dropout else nullcontext():
-            exported = torch.export.export(
-                module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim)
-            )
+            if derivatives:
+                with weights_fixed(module), sdpa_kernel(SDPBackend.MATH), transforms_by_autograd():
+                    exported = export_below_autograd(module, args, kwargs, dynamic)
+                _decompose_kernels(exported)
+            else:
+                exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=dynamic)
         if gradients:
             _detach_blocks(exported)
         _drop_dropout(exported, active=dropout)
@@ -121,9 +137,20 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
         }
         defaults = torch.export.default_decompositions() if unknown - set(table) else {}
         new = {op: defaults[op] for op in unknown - set(table) if op in defaults}
+        new |= get_decompositions(unknown - set(table) - set(new))  # of backward passes
         if not new:
             return functional
         table |= new
+
+
+def _decompose_kernels(exported: torch.export.ExportedProgram) -> None:
+    """Lets ops that the format does not have call their decompositions, if they are composite ops that have
+    kernels of their own (`silu_backward`). `run_decompositions` leaves these as they are.
+    """
+    for node in exported.graph.nodes:
+        op = node.target
+        if is_overload(op) and not allowed(ops.name_of(op)) and can_decompose(op):
+            node.target = get_decompositions([op]).get(op, op)
 
 
 @contextmanager

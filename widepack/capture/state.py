@@ -7,7 +7,7 @@ value as an input and the new value as an output, and it writes to nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from ..ir.guards import InputLeaf
 from ..ir.torch_internals import buffers_of
 from ..spec.entries import method_of
 from ..spec.state import BUFFER, CHANGED, OUTPUT, CarriedState, StateRequest, matching, under
+from .derivatives import with_autograd
 from .results import known_forms
 
 _KEEPS = "a state keeps its dtype and shape from call to call"
@@ -54,6 +55,8 @@ class StatefulWrapper(nn.Module):
     With state it returns (result, new values): those of the named buffers, then of the numbered tensor leaves
     of the call. The member works on copies. So what it keeps of an old value stays old, whether it writes
     into a buffer or puts another tensor in its place.
+
+    derivatives: the method takes derivatives, so it runs with autograd on, and its results are detached.
     """
 
     def __init__(
@@ -63,15 +66,17 @@ class StatefulWrapper(nn.Module):
         buffers: Sequence[str] = (),
         leaves: Collection[int] = (),
         keywords: Collection[str] = (),
+        derivatives: bool = False,
     ) -> None:
         super().__init__()
         self.member = member
         self.training = member.training
         method = method_of(member, entry)
+        answer = known_answer(method) if not derivatives else with_autograd(known_answer(method))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not buffers and not leaves:
-                return known_forms(method(*args, **kwargs))
+                return answer(*args, **kwargs)
             flat, shape = pytree.tree_flatten((args, kwargs))
             places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
             for i in leaves:
@@ -82,7 +87,7 @@ class StatefulWrapper(nn.Module):
             for (owned, name), value in zip(owners, originals):
                 owned[name] = value.clone() if value is not None else None
             try:
-                result = known_forms(method(*args, **kwargs))
+                result = answer(*args, **kwargs)
                 new_values = [owned[name] for owned, name in owners]
             finally:
                 for (owned, name), value in zip(owners, originals):
@@ -94,6 +99,11 @@ class StatefulWrapper(nn.Module):
         kept = [p for p in signature.parameters.values() if not keywords or p.kind is not p.VAR_KEYWORD]
         forward.__dict__["__signature__"] = signature.replace(parameters=[*kept, *replacing])
         self.forward = forward
+
+
+def known_answer(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method whose results have forms that torch.export knows."""
+    return lambda *args, **kwargs: known_forms(method(*args, **kwargs))
 
 
 MEMBER = "member."  # stands before the names of weights in an export of StatefulWrapper

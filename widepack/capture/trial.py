@@ -25,6 +25,7 @@ from torch import nn
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.tensor_type import TensorType, parse_slot
 from ..spec.entries import FORWARD, method_of
+from .derivatives import weights_fixed
 from .explain import first_line, user_frame, way_out
 
 _SECONDS = 5.0  # for all runs together: a slow member is run at fewer sizes
@@ -70,7 +71,7 @@ class Trial:
         args, kwargs = pytree.tree_map(resized, (self.args, dict(self.kwargs)))
         call = self.module if self.entry == FORWARD else method_of(self.module, self.entry)
         try:
-            with warnings.catch_warnings(), torch.no_grad():
+            with warnings.catch_warnings(), weights_fixed(self.module):
                 warnings.simplefilter("ignore")
                 call(*args, **kwargs)
         except Exception as e:  # noqa: BLE001  # whatever the user's code raises

@@ -29,6 +29,7 @@ from widepack_artifacts.tree import Tree
 
 from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, capture
+from ..capture.derivatives import weights_fixed
 from ..capture.example import default_axes
 from ..capture.export import calm, clone
 from ..checkpoints.differences import bit_equal
@@ -89,7 +90,7 @@ def changed_buffers(module: nn.Module, call: MemberCall) -> list[str]:
         if b is not None
     }
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
-    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with calm(), weights_fixed(module), torch.random.fork_rng(devices=[]):
         try:
             module(*args, **kwargs)
         except Exception:  # noqa: BLE001  # the capture reports the error

@@ -7,6 +7,7 @@ new version of torch then needs changes in one place.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeGuard
@@ -126,6 +127,23 @@ def aten_packet(name: str) -> Any:
     return getattr(torch.ops.aten, name)
 
 
+def export_below_autograd(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Exports a module as `torch.export.export`, but records ops below autograd: those of a backward pass
+    inside forward too.
+
+    Raises: NotImplementedError in a torch without this form of an export.
+    """
+    export = getattr(torch.export._trace, "_export", None)
+    if export is None or "pre_dispatch" not in inspect.signature(export).parameters:
+        raise NotImplementedError("this version of torch cannot export derivatives inside forward")
+    exported: torch.export.ExportedProgram = export(
+        module, args, kwargs, dynamic_shapes, strict=False, pre_dispatch=False
+    )
+    return exported
+
+
 def guard_texts(exported: torch.export.ExportedProgram) -> list[str] | None:
     """Returns the guards of an exported program as Python expressions; None in a torch before 2.11."""
     return getattr(exported, "_guards_code", None)
@@ -151,6 +169,38 @@ def in_transform() -> bool:
     """Returns whether this code runs inside a transform of `torch.func`. False without the private name."""
     known = getattr(torch._C, "_functorch", None)
     return known is not None and known.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def derivatives_taken(report: Callable[[], None]) -> Iterator[None]:
+    """Calls `report` whenever code inside a with block takes a derivative, by autograd or forward mode.
+
+    Reports nothing of autograd in a torch without the private name.
+    """
+    name = "_engine_run_backward"
+    engine, dual = getattr(torch.autograd, name, None), forward_ad.make_dual
+
+    def reported(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            report()
+            return original(*args, **kwargs)
+
+        return run
+
+    if engine is not None:
+        setattr(torch.autograd, name, reported(engine))
+    setattr(forward_ad, "make_dual", reported(dual))  # noqa: B010  # mypy takes it for a method otherwise
+    try:
+        yield
+    finally:
+        if engine is not None:
+            setattr(torch.autograd, name, engine)
+        setattr(forward_ad, "make_dual", dual)  # noqa: B010
+
+
+def function_transforms() -> Any:
+    """The module in which torch implements `torch.func`; None where it is elsewhere."""
+    return getattr(getattr(torch, "_functorch", None), "eager_transforms", None)
 
 
 def in_forward_mode() -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from ..capture.derivatives import weights_fixed
 from ..capture.results import known_forms
 from ..capture.state import owner_of
 from ..spec.entries import FORWARD, method_of
@@ -33,7 +34,7 @@ def run_module(
     """
     values = [x.detach().clone() for x in inputs]
     args, kwargs = subject.bind(values)
-    with _restored_buffers(module), _without_fast_path(), torch.no_grad():
+    with _restored_buffers(module), _without_fast_path(), weights_fixed(module):
         owners = {s.name: owner_of(module, s.name) for s in subject.states if s.how == BUFFER}
         for s in subject.states:
             if s.how == BUFFER:
