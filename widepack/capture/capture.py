@@ -25,13 +25,13 @@ from widepack_artifacts.tree import Tree
 
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
-from ..ir.torch_internals import buffers_of, derivatives_taken, parameters_of, submodules_of
+from ..ir.torch_internals import buffers_of, parameters_of, submodules_of
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
 from .attributes import attributes_of
 from .call import MemberCall, keywords_beyond, leaf_type
-from .derivatives import takes_derivatives
+from .derivatives import DerivativesTaken, derivatives_watched, takes_derivatives
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
 from .explain import explain, has_no_derivative, is_specialized, way_out
 from .export import export, run_once
@@ -72,6 +72,8 @@ class Captured:
         attributes: The plain attributes of the module before it was exported; None where no module was
             exported.
         modules, classes: The module of each node, by the node's name; the class of each module.
+        frees_graph: Forward takes derivatives and frees what autograd recorded, so that no gradient flows
+            back through its answers.
     """
 
     program: Program
@@ -90,6 +92,7 @@ class Captured:
     attributes: Mapping[str, str] | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
+    frees_graph: bool = False
 
 
 class FixedSize(CaptureError):
@@ -166,7 +169,7 @@ class _ExportAttempt:
     """An export by torch.export, or the error that it raised.
 
     attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
-    derivatives: whether the export is below autograd. differentiated: whether forward took derivatives.
+    derivatives: whether the export is below autograd. differentiated: the derivatives that forward took.
     wrapped: whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other
     tensors.
     """
@@ -175,7 +178,7 @@ class _ExportAttempt:
     attributes: Mapping[str, str] | None
     grad: bool
     derivatives: bool
-    differentiated: bool
+    differentiated: DerivativesTaken
     wrapped: bool
     assigned: set[str]
     seen: ExportEvents
@@ -209,7 +212,7 @@ class _MemberExporter:
         program can have.
         """
         attempt = self.attempt(module, Dim.DYNAMIC, grad=True)
-        if attempt.differentiated or (attempt.error is not None and takes_derivatives(attempt.error)):
+        if attempt.differentiated.taken or (attempt.error is not None and takes_derivatives(attempt.error)):
             return self.attempt(self.make(), Dim.DYNAMIC, grad=True, derivatives=True)
         if attempt.error is not None and has_no_derivative(attempt.error):
             # another module, because a failed export leaves marks on it
@@ -232,12 +235,7 @@ class _MemberExporter:
             or _shadows_graph(module)
         )
         attributes = attributes_of(module)
-        taken: list[bool] = []
-        with (
-            assignments(module) as assigned,
-            watched() as seen,
-            derivatives_taken(lambda: taken.append(True)),
-        ):
+        with assignments(module) as assigned, watched() as seen, derivatives_watched() as taken:
             root = (
                 StatefulWrapper(module, self.entry, buffers, leaves, keywords, derivatives)
                 if wrapped
@@ -261,7 +259,7 @@ class _MemberExporter:
             attributes=attributes,
             grad=grad,
             derivatives=derivatives,
-            differentiated=bool(taken),
+            differentiated=taken,
             wrapped=wrapped,
             assigned=assigned,
             seen=seen,
@@ -399,6 +397,7 @@ def _captured(
         attributes=attempt.attributes,
         modules=modules,
         classes=classes,
+        frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
     )
 
 

@@ -24,6 +24,7 @@ from widepack_artifacts.opset import allowed
 
 from ..ir import ops
 from ..ir.torch_internals import (
+    aten_packet,
     can_decompose,
     distributions_validate,
     export_below_autograd,
@@ -32,7 +33,7 @@ from ..ir.torch_internals import (
 )
 from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
-from .derivatives import weights_fixed
+from .derivatives import keep_marked_stops, stops_marked, weights_fixed
 from .patches import decompositions, dropout_copies
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
@@ -88,8 +89,15 @@ def export(
     with calm(), nullcontext() if grad else torch.no_grad():
         with dropout_copies.DropoutCopies() if dropout else nullcontext():
             if derivatives:
-                with weights_fixed(module), sdpa_kernel(SDPBackend.MATH), transforms_by_autograd():
+                with (
+                    weights_fixed(module),
+                    sdpa_kernel(SDPBackend.MATH),
+                    transforms_by_autograd(),
+                    stops_marked(gradients),
+                ):
                     exported = export_below_autograd(module, args, kwargs, dynamic)
+                if gradients:
+                    keep_marked_stops(exported)
                 _decompose_kernels(exported)
             else:
                 exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=dynamic)
@@ -97,7 +105,7 @@ def export(
             _detach_blocks(exported)
         _drop_dropout(exported, active=dropout)
         bound_embeddings(exported)
-        functional = _functional(exported)
+        functional = _functional(exported, twice=derivatives and gradients)
         look_up_places(functional)
         return functional
 
@@ -116,17 +124,21 @@ def _dynamic(module: nn.Module, call: MemberCall, dim: Any) -> Any:
     return {n: pytree.tree_map(spec, v) for n, v in bound.arguments.items()}
 
 
-def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _functional(
+    exported: torch.export.ExportedProgram, twice: bool = False
+) -> torch.export.ExportedProgram:
     """Returns the functional form, with linear, conv, norms and attention as whole ops.
 
     An op that the format does not have is decomposed, if torch or `patches/decompositions.py` has a
-    decomposition.
+    decomposition. twice: the program has derivatives and must give gradients. Norms are decomposed then,
+    because no gradient flows through the mean and the deviation that they give to their own derivative.
     """
     table: dict[Any, Any] = {
         torch.ops.aten.as_strided.default: by_places,
         torch.ops.aten.as_strided_copy.default: by_places,
         torch.ops.aten.as_strided_scatter.default: scattered_by_places,
         **decompositions.decomposition_table(),
+        **(get_decompositions(_NORMS) if twice else {}),
     }
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(table)
@@ -141,6 +153,9 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
         if not new:
             return functional
         table |= new
+
+
+_NORMS = [aten_packet(f"native_{name}_norm") for name in ("layer", "group", "batch")]
 
 
 def _decompose_kernels(exported: torch.export.ExportedProgram) -> None:

@@ -150,7 +150,11 @@ class Fused(FusedMembers):
     def _answer(self, entry: FusedEntry, values: Sequence[torch.Tensor], stacked: Sequence[bool]) -> Any:
         sizes = entry.binder.check(values, stacked)
         weights = self.tensors_of(entry)
-        differentiate = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
+        differentiate = (
+            torch.is_grad_enabled()
+            and not entry.captured.frees_graph
+            and any(t.requires_grad for t in (*weights.values(), *values))
+        )
         runner = self._runner(entry, stacked, sizes, differentiate)
         if differentiate:
             weights = self.without_frozen_gradients(weights)

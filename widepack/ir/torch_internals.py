@@ -172,24 +172,27 @@ def in_transform() -> bool:
 
 
 @contextmanager
-def derivatives_taken(report: Callable[[], None]) -> Iterator[None]:
+def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
     """Calls `report` whenever code inside a with block takes a derivative, by autograd or forward mode.
 
-    Reports nothing of autograd in a torch without the private name.
+    The argument says whether what autograd recorded is kept. Reports nothing of autograd in a torch without
+    the private name.
     """
     name = "_engine_run_backward"
     engine, dual = getattr(torch.autograd, name, None), forward_ad.make_dual
 
-    def reported(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            report()
-            return original(*args, **kwargs)
+    def run_backward(outputs: Any, gradients: Any, keep: bool, *args: Any, **kwargs: Any) -> Any:
+        report(bool(keep))
+        assert engine is not None
+        return engine(outputs, gradients, keep, *args, **kwargs)
 
-        return run
+    def make_dual(*args: Any, **kwargs: Any) -> Any:
+        report(True)
+        return dual(*args, **kwargs)
 
     if engine is not None:
-        setattr(torch.autograd, name, reported(engine))
-    setattr(forward_ad, "make_dual", reported(dual))  # noqa: B010  # mypy takes it for a method otherwise
+        setattr(torch.autograd, name, run_backward)
+    setattr(forward_ad, "make_dual", make_dual)  # noqa: B010  # mypy takes it for a method otherwise
     try:
         yield
     finally:
