@@ -35,7 +35,11 @@ def by_grad_inside_enable_grad(net: Potential, z: Tensor, x: Tensor) -> Any:
 
 
 def by_func_grad(net: Potential, z: Tensor, x: Tensor) -> Any:
-    slope, energy = torch.func.grad_and_value(lambda x: net.energy(z, x).sum())(x)
+    def total(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        energy = net.energy(z, x)
+        return energy.sum(), energy
+
+    slope, (_, energy) = torch.func.grad_and_value(total, has_aux=True)(x, z)
     return energy, -slope, torch.func.grad(lambda z, x: net.energy(z, x).sum(), argnums=1)(z, x)
 
 

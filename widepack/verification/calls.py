@@ -150,14 +150,16 @@ def _flops(subject: Subject) -> float:
 
 
 def _large(subject: Subject, affordable: float) -> int:
-    """Returns the large batch: it gives at least `SAMPLES` numbers in the smallest output.
+    """Returns the large batch: it gives at least `SAMPLES` numbers in each output that grows with the batch.
 
     affordable: rows that a verification of usual length can have. `LEAST` rows are always possible.
     """
-    at_least = {**subject.sizes, subject.batch: LEAST}
-    if not _answers_to(subject, draw_all(subject.sources, at_least, 1)):
+    few = _numbers(subject, {**subject.sizes, subject.batch: LEAST})
+    if few is None:
         return subject.sizes[subject.batch]
-    needed = min(SAMPLES, math.ceil(SAMPLES * LEAST / _smallest(subject, at_least)))
+    more = _numbers(subject, {**subject.sizes, subject.batch: 2 * LEAST}) or [n + 1 for n in few]
+    growing = [n for n, m in zip(few, more) if m > n]  # a sum over the batch has one number at any batch
+    needed = min(SAMPLES, math.ceil(SAMPLES * LEAST / min(growing))) if growing else LEAST
     return next(
         (
             b
@@ -170,15 +172,17 @@ def _large(subject: Subject, affordable: float) -> int:
 
 def _smallest(subject: Subject, sizes: Mapping[str, int]) -> int:
     """Returns how many numbers the smallest floating output of a call has; `SAMPLES` if that is not known."""
+    return min(_numbers(subject, sizes) or [SAMPLES])
+
+
+def _numbers(subject: Subject, sizes: Mapping[str, int]) -> list[int] | None:
+    """Returns how many numbers each floating output of a call has; None if member 0 does not answer."""
     drawn = draw_all(subject.sources, sizes, 1)
     if not _answers_to(subject, drawn):
-        return SAMPLES
+        return None
     with torch.inference_mode():
         values = subject.run(0)(*subject.arguments(0), *drawn)
-    return min(
-        (v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)),
-        default=SAMPLES,
-    )
+    return [v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)]
 
 
 def _other_sizes(subject: Subject) -> dict[str, int]:
