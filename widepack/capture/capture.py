@@ -37,6 +37,7 @@ from .explain import explain, has_no_derivative, is_specialized, way_out
 from .export import export, run_once
 from .export_events import ExportEvents, watched
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
+from .patches.numbers import Names, conversions, numbers_kept
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
     MEMBER,
@@ -219,7 +220,22 @@ class _MemberExporter:
     def attempt(
         self, module: nn.Module, dim: Any, *, grad: bool, derivatives: bool = False
     ) -> _ExportAttempt:
-        """Exports a module once; an error is returned, not raised."""
+        """Exports a module; an error is returned, not raised.
+
+        The export is repeated where `int(x)` of a tensor can be a number of the program.
+        """
+        kept: list[Names] = []
+        first = attempt = self._once(module, dim, grad, derivatives, kept)
+        while (names := conversions(attempt.error)) is not None and all(names is not n for n in kept):
+            kept.append(names)
+            # another module, because a failed export leaves marks on it
+            attempt = self._once(self.make(), dim, grad, derivatives, kept)
+        return first if isinstance(attempt.error, TypeError) else attempt
+
+    def _once(
+        self, module: nn.Module, dim: Any, grad: bool, derivatives: bool, kept: Sequence[Names]
+    ) -> _ExportAttempt:
+        """Exports a module once. kept: the modules where `int` and `float` of a tensor are replaced."""
         buffers, leaves = self.requests.buffers, self.requests.leaves
         keywords = keywords_beyond(module, self.call, self.entry)
         wrapped = bool(
@@ -236,6 +252,7 @@ class _MemberExporter:
         with (
             assignments(module) as assigned,
             watched() as seen,
+            numbers_kept(kept),
             derivatives_taken(lambda: taken.append(True)),
         ):
             root = (

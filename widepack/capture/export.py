@@ -24,6 +24,7 @@ from widepack_artifacts.opset import allowed
 
 from ..ir import ops
 from ..ir.torch_internals import (
+    aten_packet,
     can_decompose,
     distributions_validate,
     export_below_autograd,
@@ -97,6 +98,7 @@ def export(
             _detach_blocks(exported)
         _drop_dropout(exported, active=dropout)
         bound_embeddings(exported)
+        _read_numbers(exported)
         functional = _functional(exported)
         look_up_places(functional)
         return functional
@@ -151,6 +153,18 @@ def _decompose_kernels(exported: torch.export.ExportedProgram) -> None:
         op = node.target
         if is_overload(op) and not allowed(ops.name_of(op)) and can_decompose(op):
             node.target = get_decompositions([op]).get(op, op)
+
+
+def _read_numbers(exported: torch.export.ExportedProgram) -> None:
+    """Reads `x.item()` by the op below it. For a part of a dynamic dim (`x[-1].item()`), torch's own
+    decomposition of `item` fails.
+    """
+    for module in exported.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.target is torch.ops.aten.item.default:
+                    node.target = aten_packet("_local_scalar_dense").default
+            module.recompile()
 
 
 @contextmanager
