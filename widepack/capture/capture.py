@@ -8,6 +8,7 @@ torch.export holds becomes arithmetic over named dims. Capture has no side effec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
@@ -27,18 +28,20 @@ from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.torch_internals import buffers_of, derivatives_taken, parameters_of, submodules_of
 from ..ir.values import known
-from ..spec.entries import FORWARD
+from ..spec.entries import FORWARD, method_of
 from ..spec.state import CarriedState, StateRequest, without
 from .attributes import attributes_of
 from .call import MemberCall, keywords_beyond, leaf_type
-from .derivatives import takes_derivatives
+from .derivatives import takes_derivatives, weights_fixed
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
-from .explain import explain, has_no_derivative, is_specialized, way_out
-from .export import export, run_once
+from .explain import explain, has_no_derivative, is_of_data, is_specialized, way_out
+from .export import calm, export, run_once
 from .export_events import ExportEvents, watched
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
 from .patches.numbers import Names, conversions, numbers_kept
+from .patches.row_branches import rows_assumed
 from .program import member_program, modules_of, outputs_of, symbols_of
+from .row_runs import same_without_rows
 from .state import (
     MEMBER,
     StatefulWrapper,
@@ -46,6 +49,7 @@ from .state import (
     StateRequests,
     assignments,
     carried_by,
+    known_answer,
     states_of_entry,
 )
 from .trial import Trial, why_not
@@ -222,20 +226,48 @@ class _MemberExporter:
     ) -> _ExportAttempt:
         """Exports a module; an error is returned, not raised.
 
-        The export is repeated where `int(x)` of a tensor can be a number of the program.
+        The export is repeated where `int(x)` of a tensor can be a number of the program, and where a branch
+        asks whether there are rows.
         """
         kept: list[Names] = []
         first = attempt = self._once(module, dim, grad, derivatives, kept)
-        while (names := conversions(attempt.error)) is not None and all(names is not n for n in kept):
-            kept.append(names)
+        lines: set[str] | None = None
+        while attempt.error is not None and is_of_data(attempt.error):
+            names = conversions(attempt.error)
+            if names is not None and all(names is not n for n in kept):
+                kept.append(names)
+            elif lines is None and not self.requests.buffers and not self.requests.leaves:
+                lines = set()
+            else:
+                break
             # another module, because a failed export leaves marks on it
-            attempt = self._once(self.make(), dim, grad, derivatives, kept)
-        return first if isinstance(attempt.error, TypeError) else attempt
+            attempt = self._once(self.make(), dim, grad, derivatives, kept, lines)
+        if isinstance(attempt.error, TypeError):
+            return first
+        return first if lines and attempt.exported and not self._holds(attempt.exported, lines) else attempt
+
+    def _holds(self, exported: torch.export.ExportedProgram, lines: set[str]) -> bool:
+        """Whether a program that assumes rows at some lines holds without rows too."""
+        member = self.make()
+        method = member if self.entry == FORWARD else method_of(member, self.entry)
+        with calm(), weights_fixed(member), torch.random.fork_rng(devices=[]):
+            inputs = self.call.args, self.call.kwargs
+            return same_without_rows(known_answer(method), exported.module(), lines, inputs)
 
     def _once(
-        self, module: nn.Module, dim: Any, grad: bool, derivatives: bool, kept: Sequence[Names]
+        self,
+        module: nn.Module,
+        dim: Any,
+        grad: bool,
+        derivatives: bool,
+        kept: Sequence[Names],
+        lines: set[str] | None = None,
     ) -> _ExportAttempt:
-        """Exports a module once. kept: the modules where `int` and `float` of a tensor are replaced."""
+        """Exports a module once.
+
+        kept: the modules where `int` and `float` of a tensor are replaced. lines: receives the lines that
+        select rows, if branches on their number are followed.
+        """
         buffers, leaves = self.requests.buffers, self.requests.leaves
         keywords = keywords_beyond(module, self.call, self.entry)
         wrapped = bool(
@@ -253,6 +285,7 @@ class _MemberExporter:
             assignments(module) as assigned,
             watched() as seen,
             numbers_kept(kept),
+            rows_assumed(lines) if lines is not None else nullcontext(),
             derivatives_taken(lambda: taken.append(True)),
         ):
             root = (

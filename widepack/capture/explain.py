@@ -32,7 +32,7 @@ _LIBRARIES = tuple(
     - {sysconfig.get_path("data"), sysconfig.get_path("scripts")}
 )
 # These files of widepack call the member. Frames up to theirs do not belong to the member.
-_RUNNERS = ("export.py", "effects.py", "trial.py")
+_RUNNERS = ("export.py", "effects.py", "trial.py", "row_runs.py")
 _DATA_DEPENDENT = (
     "data-dependent",
     "Could not guard",
