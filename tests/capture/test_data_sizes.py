@@ -104,6 +104,25 @@ class Given(Base):
         return y * k.item()
 
 
+class Converted(Base):
+    """Makes numbers of tensors by `int` and `float`, and uses both names otherwise too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        assert isinstance(x.ndim, int) and not isinstance(x.ndim, float) and int("7", base=8) == 7
+        assert isinstance(2.0, (int, float)) and issubclass(bool, int) and int.from_bytes(b"1", "big") == 49
+        return y * float(y.abs().max()) + int((y > 0).sum()) * float(x.shape[1])
+
+
+class Summed(Base):
+    """Sums rows by groups. The number of groups is the last index and one more."""
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        groups = (torch.arange(x.shape[0]) * k).div(x.shape[0], rounding_mode="floor")
+        return torch.zeros(int(groups[-1]) + 1, 6).index_add(0, groups, y)
+
+
 class Caught(Base):
     """Branches on a value and catches the error. No program can follow this."""
 
@@ -116,7 +135,20 @@ class Caught(Base):
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {
-    k.__name__: k for k in (Experts, Scaled, Positive, Picked, Chosen, Distinct, Narrowed, Repeated, Given)
+    k.__name__: k
+    for k in (
+        Experts,
+        Scaled,
+        Positive,
+        Picked,
+        Chosen,
+        Distinct,
+        Narrowed,
+        Repeated,
+        Given,
+        Converted,
+        Summed,
+    )
 }
 
 
@@ -131,9 +163,9 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
         torch.manual_seed(i)
         members.append(CASES[name]().eval())
         torch.save(members[-1].state_dict(), path)
-    inputs = ["x=float32[B,6]", *(["k=int64[]:0..5"] if name == "Given" else [])]
+    inputs = ["x=float32[B,6]", *(["k=int64[]:1..5"] if name in ("Given", "Summed") else [])]
     report = widepack.build(paths, tmp_path / "e.wide", model=CASES[name], inputs=inputs, targets=("cpu",))
-    assert name in ("Given", "Chosen") or (
+    assert name in ("Given", "Chosen", "Summed") or (
         "loop" in report.strategies and "sequential" not in report.strategies
     ), report.strategies
     ens = widepack.load(tmp_path / "e.wide", warmup=False)
@@ -141,7 +173,7 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     for batch in (1, 2, 5, 17, 40):
         calls = [
             {"x": torch.randn(batch, 6, generator=g)}
-            | ({"k": torch.tensor(batch + i)} if name == "Given" else {})
+            | ({"k": torch.tensor(batch + i)} if name in ("Given", "Summed") else {})
             for i in range(N)
         ]
         for answer, given in (

@@ -108,6 +108,20 @@ def solved(self: Any, x: Tensor) -> Any:
     return y, same, z, torch.linalg.tensorinv((self.a + 8 * torch.eye(6)).reshape(6, 2, 3), ind=1)
 
 
+def triangles(self: Any, x: Tensor) -> Any:
+    """Reads triangles of `[B, B]` and of `[B, 6]`."""
+    n, y = x.shape[0], self.fc(x)
+    square = y @ y.mT
+    answers = []
+    for k in (-1, 0, 1):
+        i, j = torch.triu_indices(n, n, k)
+        answers.append(square[i, j] * (i - 2 * j))
+        i, j = torch.tril_indices(n, n, k, dtype=torch.int32)
+        answers.append(square[i, j] * (i - 2 * j))
+    upper, lower = torch.triu_indices(n, 6, -2), torch.tril_indices(row=6, col=n, offset=2)
+    return *answers, y[upper[0], upper[1]], y[lower[1], lower[0]], torch.triu_indices(3, 3, 1)
+
+
 def numbers_of_sizes(self: Any, x: Tensor) -> Any:
     n = x.shape[0]
     y = self.fc(x) / math.sqrt(n)
@@ -142,6 +156,7 @@ CASES: dict[str, Case] = {
     "slopes": case(net(slopes, fc=linear(6, 5)), ROWS, B=(5, 2, 3)),
     "products": case(net(products, a=param(6, 6), b=param(6, 6)), ROWS),
     "solved": case(net(solved, a=param(6, 6)), ROWS),
+    "triangles": case(net(triangles, fc=linear(6, 6)), ROWS, B=(5, 2, 9)),
     "numbers_of_sizes": case(net(numbers_of_sizes, fc=linear(6, 5)), ROWS),
     "inputs_of_any_name": case(
         net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,5]", "mask=bool[B,5]"

@@ -8,12 +8,11 @@ torch.export holds becomes arithmetic over named dims. Capture has no side effec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import fx, nn
+from torch import nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, TensorArgument
 
@@ -25,25 +24,19 @@ from widepack_artifacts.tree import Tree
 
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
-from ..ir.torch_internals import buffers_of, parameters_of, submodules_of
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
-from .attributes import attributes_of
-from .call import MemberCall, keywords_beyond, leaf_type
-from .derivatives import DerivativesTaken, derivatives_watched, takes_derivatives
+from .call import MemberCall, leaf_type
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
-from .explain import explain, has_no_derivative, is_specialized, way_out
-from .export import export, run_once
-from .export_events import ExportEvents, watched
+from .explain import explain, is_specialized, way_out
+from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
+from .member_exporter import ExportAttempt, MemberExporter, has_dataclass
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
-    MEMBER,
-    StatefulWrapper,
     StateMatching,
     StateRequests,
-    assignments,
     carried_by,
     states_of_entry,
 )
@@ -146,12 +139,12 @@ def capture(
     # An export does not notice an index past a table, or a dtype that a layer refuses.
     if refusal and not states:
         raise CaptureError(refusal) from raised
-    exporter = _MemberExporter(
+    exporter = MemberExporter(
         make=make,
         call=call,
         entry=entry,
         requests=requests,
-        wrap=_has_dataclass(answer),
+        wrap=has_dataclass(answer),
         gradients=gradients,
         dropout=dropout,
     )
@@ -164,122 +157,7 @@ def capture(
     return _captured(exporter, attempt, attempt.exported, call, states, fixed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ExportAttempt:
-    """An export by torch.export, or the error that it raised.
-
-    attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
-    derivatives: whether the export is below autograd. differentiated: the derivatives that forward took.
-    wrapped: whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other
-    tensors.
-    """
-
-    module: nn.Module
-    attributes: Mapping[str, str] | None
-    grad: bool
-    derivatives: bool
-    differentiated: DerivativesTaken
-    wrapped: bool
-    assigned: set[str]
-    seen: ExportEvents
-    exported: torch.export.ExportedProgram | None
-    error: Exception | None
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of weights in the export."""
-        return MEMBER if self.wrapped else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _MemberExporter:
-    """Exports fresh members of one kind with torch.export. wrap: the result needs a `StatefulWrapper`."""
-
-    make: Callable[[], nn.Module]
-    call: MemberCall
-    entry: str
-    requests: StateRequests
-    wrap: bool
-    gradients: bool
-    dropout: bool
-
-    def first(self, module: nn.Module) -> _ExportAttempt:
-        """Exports with all named dims dynamic.
-
-        If forward takes derivatives, the export is repeated below autograd, also if it did not fail: it may
-        have taken a derivative for a constant. If torch lacks a derivative, the export is repeated without
-        derivatives. That is the second choice, because torch may then write several ops as one op that no
-        program can have.
-        """
-        attempt = self.attempt(module, Dim.DYNAMIC, grad=True)
-        if attempt.differentiated.taken or (attempt.error is not None and takes_derivatives(attempt.error)):
-            return self.attempt(self.make(), Dim.DYNAMIC, grad=True, derivatives=True)
-        if attempt.error is not None and has_no_derivative(attempt.error):
-            # another module, because a failed export leaves marks on it
-            return self.attempt(self.make(), Dim.DYNAMIC, grad=False)
-        return attempt
-
-    def attempt(
-        self, module: nn.Module, dim: Any, *, grad: bool, derivatives: bool = False
-    ) -> _ExportAttempt:
-        """Exports a module once; an error is returned, not raised."""
-        buffers, leaves = self.requests.buffers, self.requests.leaves
-        keywords = keywords_beyond(module, self.call, self.entry)
-        wrapped = bool(
-            self.entry != FORWARD
-            or buffers
-            or leaves
-            or keywords
-            or derivatives
-            or self.wrap
-            or _shadows_graph(module)
-        )
-        attributes = attributes_of(module)
-        with assignments(module) as assigned, watched() as seen, derivatives_watched() as taken:
-            root = (
-                StatefulWrapper(module, self.entry, buffers, leaves, keywords, derivatives)
-                if wrapped
-                else module
-            )
-            exported, error = None, None
-            try:
-                exported = export(
-                    root,
-                    self.call,
-                    dim,
-                    grad,
-                    gradients=self.gradients,
-                    dropout=self.dropout,
-                    derivatives=derivatives,
-                )
-            except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-                error = e
-        return _ExportAttempt(
-            module=module,
-            attributes=attributes,
-            grad=grad,
-            derivatives=derivatives,
-            differentiated=taken,
-            wrapped=wrapped,
-            assigned=assigned,
-            seen=seen,
-            exported=exported,
-            error=error,
-        )
-
-
-def _has_dataclass(answer: Any) -> bool:
-    """Whether a result has a dataclass, which torch.export does not know and `StatefulWrapper` converts."""
-    return any(is_dataclass(leaf) for leaf in pytree.tree_leaves(answer))
-
-
-def _shadows_graph(module: nn.Module) -> bool:
-    """Whether a submodule or weight has a name that `fx.GraphModule` uses itself, for example `code`."""
-    names = (*parameters_of(module), *buffers_of(module), *submodules_of(module))
-    return any(hasattr(fx.GraphModule, name) for name in names)
-
-
-def _why_no_export(attempt: _ExportAttempt, call: MemberCall) -> str:
+def _why_no_export(attempt: ExportAttempt, call: MemberCall) -> str:
     """Explains why a member that takes the example has no export."""
     assert attempt.error is not None
     letters_of = {s: guard_forms.text(expr) for s, expr in names_of(attempt.seen, call.leaves).items()}
@@ -287,8 +165,8 @@ def _why_no_export(attempt: _ExportAttempt, call: MemberCall) -> str:
 
 
 def _with_fixed_sizes(
-    exporter: _MemberExporter, failed: _ExportAttempt, named_dims: bool
-) -> tuple[_ExportAttempt, MemberCall, tuple[str, ...]]:
+    exporter: MemberExporter, failed: ExportAttempt, named_dims: bool
+) -> tuple[ExportAttempt, MemberCall, tuple[str, ...]]:
     """Exports again after the member's code fixed a dim: torch then decides which dims are dynamic.
 
     Returns the export, the call without letters for fixed dims, and a sentence for each of them.
@@ -310,7 +188,7 @@ def _with_fixed_sizes(
 
 
 def _without_fixed_dims(
-    attempt: _ExportAttempt, exported: torch.export.ExportedProgram, call: MemberCall
+    attempt: ExportAttempt, exported: torch.export.ExportedProgram, call: MemberCall
 ) -> tuple[MemberCall, tuple[str, ...]]:
     """Returns the call without letters for dims that the code fixes, and a sentence for each of them.
 
@@ -347,8 +225,8 @@ def _without_fixed_dims(
 
 
 def _captured(
-    exporter: _MemberExporter,
-    attempt: _ExportAttempt,
+    exporter: MemberExporter,
+    attempt: ExportAttempt,
     exported: torch.export.ExportedProgram,
     call: MemberCall,
     states: Sequence[StateRequest],

@@ -19,10 +19,10 @@ from torch import fx, nn
 
 from .derivatives import takes_derivatives
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"  # not torchvision
 _PASSES = tuple(  # parts of torch that add nodes to a graph
     f"{root}/{part}/"
-    for root in (_TORCH, "torch")
+    for root in (_TORCH[:-1], "torch")
     for part in ("fx", "export", "_export", "_functorch", "_subclasses")
 )
 _WIDEPACK = str(Path(__file__).parents[1])
@@ -32,7 +32,7 @@ _LIBRARIES = tuple(
     - {sysconfig.get_path("data"), sysconfig.get_path("scripts")}
 )
 # These files of widepack call the member. Frames up to theirs do not belong to the member.
-_RUNNERS = ("export.py", "effects.py", "trial.py")
+_RUNNERS = ("export.py", "effects.py", "trial.py", "row_runs.py")
 _DATA_DEPENDENT = (
     "data-dependent",
     "Could not guard",
@@ -158,7 +158,7 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
             "parameter or buffer by .data. Use torch.autograd.grad of a sum over the batch, or write it in "
             f"tensor operations; {torch_says}"
         )
-    if any(word in text for word in _DATA_DEPENDENT):
+    if is_of_data(error):
         what, instead = reads(frame)
         return f"{name} {what}{at}, which torch.export cannot capture. {instead}"
     if ".numpy() is not supported" in text:
@@ -231,6 +231,11 @@ def no_form(op: str, name: str, module: nn.Module, frame: str) -> str:
     )
 
 
+def is_of_data(error: Exception) -> bool:
+    """Whether an export failed because the member's code reads a value as a number, or branches on it."""
+    return any(word in str(error) for word in _DATA_DEPENDENT)
+
+
 def is_specialized(error: Exception) -> bool:
     """Whether an export failed because the member's code fixes a dim that should stay dynamic."""
     text = str(error)
@@ -265,7 +270,7 @@ def user_frame(frames: Iterable[traceback.FrameSummary]) -> str:
         ),
         default=0,
     )
-    members = [f for f in rows[start:] if not _is_infrastructure(f.filename)]
+    members = [f for f in rows[start:] if not is_infrastructure(f.filename)]
     if not members:
         return ""
     users = [f for f in members if not f.filename.startswith(_LIBRARIES)]
@@ -273,7 +278,7 @@ def user_frame(frames: Iterable[traceback.FrameSummary]) -> str:
     return last if not users or users[-1] is members[-1] else f"{_frame_text(users[-1])}{_BY}{last}"
 
 
-def _is_infrastructure(file: str) -> bool:
+def is_infrastructure(file: str) -> bool:
     """Whether a frame's file belongs to torch, to widepack or to Python, or is no file."""
     return file.startswith((_TORCH, _WIDEPACK)) or "<" in file or _is_stdlib(file)
 

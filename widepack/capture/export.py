@@ -105,6 +105,7 @@ def export(
             _detach_blocks(exported)
         _drop_dropout(exported, active=dropout)
         bound_embeddings(exported)
+        _read_numbers(exported)
         functional = _functional(exported, twice=derivatives and gradients)
         look_up_places(functional)
         return functional
@@ -124,9 +125,7 @@ def _dynamic(module: nn.Module, call: MemberCall, dim: Any) -> Any:
     return {n: pytree.tree_map(spec, v) for n, v in bound.arguments.items()}
 
 
-def _functional(
-    exported: torch.export.ExportedProgram, twice: bool = False
-) -> torch.export.ExportedProgram:
+def _functional(exported: torch.export.ExportedProgram, twice: bool = False) -> torch.export.ExportedProgram:
     """Returns the functional form, with linear, conv, norms and attention as whole ops.
 
     An op that the format does not have is decomposed, if torch or `patches/decompositions.py` has a
@@ -166,6 +165,18 @@ def _decompose_kernels(exported: torch.export.ExportedProgram) -> None:
         op = node.target
         if is_overload(op) and not allowed(ops.name_of(op)) and can_decompose(op):
             node.target = get_decompositions([op]).get(op, op)
+
+
+def _read_numbers(exported: torch.export.ExportedProgram) -> None:
+    """Reads `x.item()` by the op below it. For a part of a dynamic dim (`x[-1].item()`), torch's own
+    decomposition of `item` fails.
+    """
+    for module in exported.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.target is torch.ops.aten.item.default:
+                    node.target = aten_packet("_local_scalar_dense").default
+            module.recompile()
 
 
 @contextmanager

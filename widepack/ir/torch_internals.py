@@ -15,6 +15,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
+from torch.export import _trace
+from torch.fx.experimental import symbolic_shapes
 from torch.nn.modules import transformer
 
 # The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
@@ -135,7 +137,7 @@ def export_below_autograd(
 
     Raises: NotImplementedError in a torch without this form of an export.
     """
-    export = getattr(torch.export._trace, "_export", None)
+    export = getattr(_trace, "_export", None)
     if export is None or "pre_dispatch" not in inspect.signature(export).parameters:
         raise NotImplementedError("this version of torch cannot export derivatives inside forward")
     exported: torch.export.ExportedProgram = export(
@@ -152,6 +154,11 @@ def guard_texts(exported: torch.export.ExportedProgram) -> list[str] | None:
 def check_while_exporting(condition: Any, message: Callable[[], str]) -> None:
     """Raises an error if a condition on sizes is false. torch.export records the condition."""
     torch._check(condition, message)  # type: ignore[no-untyped-call]
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal at all calls. Assumes nothing about dynamic sizes."""
+    return bool(symbolic_shapes.statically_known_true(a == b))
 
 
 def distributions_validate() -> bool:

@@ -9,6 +9,7 @@ The replacements use tensor operations and give the same answers.
 | `gradient` with even spacing | fixes the size of the dim | central differences, one-sided at both ends |
 | `linalg.multi_dot`, `chain_matmul` | branch on sizes | the product, in an order that suits large sizes |
 | `linalg.tensorinv` | asserts on values | the inverse of a matrix of all rows and columns |
+| `triu_indices`, `tril_indices` | fix the size | rows repeated as often as they have columns |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
 | `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
 """
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ir.torch_internals import check_while_exporting
+from ...ir.torch_internals import check_while_exporting, same_size
 
 _LARGE = 4096  # stands for a dynamic size in the choice of the order of products
 
@@ -171,6 +172,41 @@ def tensorinv(input: Tensor, ind: int = 2, *, out: Tensor | None = None) -> Tens
     return inverse.reshape(*columns, *rows)
 
 
+def triu_indices(row: Any, col: Any, offset: Any = 0, **options: Any) -> Tensor:
+    """The places of an upper triangle, `[2, P]`, also of dynamic sizes."""
+    if not any(isinstance(n, torch.SymInt) for n in (row, col, offset)):
+        fixed: Tensor = _ORIGINALS[torch, "triu_indices"](row, col, offset, **options)
+        return fixed
+    lines = torch.arange(row, device=options.get("device"))
+    first = (lines + offset).clamp(min=0)
+    return _triangle(lines, first, (col - first).clamp(min=0), _places(row, col, offset), options)
+
+
+def tril_indices(row: Any, col: Any, offset: Any = 0, **options: Any) -> Tensor:
+    """The places of a lower triangle, `[2, P]`, also of dynamic sizes."""
+    if not any(isinstance(n, torch.SymInt) for n in (row, col, offset)):
+        fixed: Tensor = _ORIGINALS[torch, "tril_indices"](row, col, offset, **options)
+        return fixed
+    lines = torch.arange(row, device=options.get("device"))
+    counts = (lines + offset + 1).clamp(min=0, max=col)
+    return _triangle(lines, torch.zeros_like(lines), counts, _places(row, col, -offset), options)
+
+
+def _places(row: Any, col: Any, offset: Any) -> Any:
+    """The number of places of an upper triangle; None where it is no simple formula."""
+    if offset not in (-1, 0, 1) or not same_size(row, col):
+        return None
+    return row * (row - 1) // 2 if offset == 1 else row * (row + 1) // 2 - offset * (row - 1)
+
+
+def _triangle(lines: Tensor, first: Tensor, counts: Tensor, places: Any, options: dict[str, Any]) -> Tensor:
+    """Returns `[2, P]`. Each line of a matrix has `counts` places, from column `first` on."""
+    rows = torch.repeat_interleave(lines, counts, output_size=places)
+    before = (counts.cumsum(0) - counts - first).index_select(0, rows)
+    columns = torch.arange(rows.shape[0], device=rows.device) - before
+    return torch.stack([rows, columns]).to(options.get("dtype") or torch.int64)
+
+
 def sqrt(x: Any) -> Any:
     """`math.sqrt`, also of a dynamic size."""
     return x**0.5 if isinstance(x, (torch.SymInt, torch.SymFloat)) else _ORIGINALS[math, "sqrt"](x)
@@ -208,6 +244,8 @@ _REPLACEMENTS: dict[tuple[Any, str], Any] = {
     (torch.linalg, "multi_dot"): multi_dot,
     (torch, "chain_matmul"): chain_matmul,
     (torch.linalg, "tensorinv"): tensorinv,
+    (torch, "triu_indices"): triu_indices,
+    (torch, "tril_indices"): tril_indices,
     (math, "sqrt"): sqrt,
     (torch.SymInt, "__truediv__"): quotient,
     (torch.SymFloat, "__floor__"): floor,
