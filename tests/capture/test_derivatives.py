@@ -1,4 +1,4 @@
-"""Tests members whose forward takes derivatives of outputs by inputs: forces, Jacobians, products with them."""
+"""Tests members whose forward takes derivatives by its inputs: forces, Jacobians, products with them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def by_func_grad(net: Potential, z: Tensor, x: Tensor) -> Any:
         energy = net.energy(z, x)
         return energy.sum(), energy
 
-    slope, (_, energy) = torch.func.grad_and_value(total, has_aux=True)(x, z)
+    both: Any = torch.func.grad_and_value(total, has_aux=True)(x, z)
+    slope, (_, energy) = both
     return energy, -slope, torch.func.grad(lambda z, x: net.energy(z, x).sum(), argnums=1)(z, x)
 
 
 def by_vjp(net: Potential, z: Tensor, x: Tensor) -> Any:
-    energy, pull = torch.func.vjp(lambda x: net.energy(z, x), x)
+    both: Any = torch.func.vjp(lambda x: net.energy(z, x), x)
+    energy, pull = both
     return energy, pull(torch.ones_like(energy))[0]
 
 
@@ -101,7 +103,7 @@ class Potential(nn.Module):
 
 
 class OfPairs(nn.Module):
-    """Messages along a list of neighbours, added up by index_add. The numbers of atoms and pairs are dynamic."""
+    """Messages along a list of neighbours, added up by index_add. Numbers of atoms and pairs are dynamic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,10 +155,10 @@ def check(ens: Any, nets: list[nn.Module], make: Callable[[], nn.Module], calls:
                 for k, (y, a, t) in enumerate(zip(pytree.tree_leaves(answer), alone, truth)):
                     assert y[i].shape == a.shape and y.dtype == a.dtype
                     parts = (v.detach().double().flatten() for v in (y[i] - t, a - t, t))
-                    errors.setdefault(k, []).append((*parts,))  # type: ignore[arg-type]
+                    errors.setdefault(k, []).append(tuple(parts))
     for found in errors.values():
-        ours, theirs, truth = (torch.cat(parts) for parts in zip(*found))
-        ulp = torch.finfo(torch.float32).eps * truth.square().mean().sqrt()
+        ours, theirs, exactly = (torch.cat(parts) for parts in zip(*found))
+        ulp = torch.finfo(torch.float32).eps * exactly.square().mean().sqrt()
         assert ours.square().mean().sqrt() <= 2 * theirs.square().mean().sqrt() + ulp
         assert ours.abs().max() <= 4 * theirs.abs().max() + 4 * ulp
 
@@ -231,12 +233,14 @@ def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
     for _ in range(20):
         ours.zero_grad()
         energy, forces = forces_of(fused(z, x))
-        ((forces - target).square().sum() + energy.sum()).backward()
+        loss = (forces - target).square().sum() + energy.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         ours.step()
         for net, optimizer in zip(nets, theirs):
             optimizer.zero_grad()
             energy, forces = forces_of(net(z, x.clone()))
-            ((forces - target).square().sum() + energy.sum()).backward()
+            loss = (forces - target).square().sum() + energy.sum()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     found = dict(fused.named_parameters())
     for i, net in enumerate(nets):

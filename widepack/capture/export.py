@@ -148,7 +148,7 @@ def _functional(exported: torch.export.ExportedProgram, twice: bool = False) -> 
         }
         defaults = torch.export.default_decompositions() if unknown - set(table) else {}
         new = {op: defaults[op] for op in unknown - set(table) if op in defaults}
-        new |= get_decompositions(unknown - set(table) - set(new))  # of backward passes
+        new |= get_decompositions(list(unknown - set(table) - set(new)))  # of backward passes
         if not new:
             return functional
         table |= new

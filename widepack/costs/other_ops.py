@@ -66,7 +66,8 @@ PER_ELEMENT: dict[str, int] = {
             """
         _prelu_kernel binary_cross_entropy binary_cross_entropy_with_logits complex cummax cummin dequantize
         floor_divide hardswish huber_loss masked_fill mse_loss polar rrelu_with_noise_functional rsub
-        smooth_l1_loss soft_margin_loss
+        smooth_l1_loss soft_margin_loss elu_backward gelu_backward hardswish_backward leaky_relu_backward
+        mish_backward sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backward
         """
         ),
         1,

@@ -105,6 +105,9 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         unsafe_split_with_sizes unsqueeze_copy upsample_bilinear2d upsample_linear1d upsample_nearest1d
         upsample_nearest2d upsample_nearest3d var var_mean view_as_complex_copy view_as_real_copy
         view_copy vstack where xlogy zeros zeros_like
+        elu_backward gelu_backward hardswish_backward leaky_relu_backward mish_backward
+        sigmoid_backward silu_backward softplus_backward tanh_backward
+        threshold_backward
         """
     )
     | {

@@ -195,7 +195,7 @@ def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
 
     def make_dual(*args: Any, **kwargs: Any) -> Any:
         report(True)
-        return dual(*args, **kwargs)
+        return dual(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     if engine is not None:
         setattr(torch.autograd, name, run_backward)

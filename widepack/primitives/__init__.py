@@ -26,6 +26,7 @@ other libraries.
 | `linear.py` | Linear layers and products of matrices |
 | `losses.py` | Losses: first the loss of every element of all members, then the mean or sum |
 | `norm.py` | Normalization layers |
+| `norm_statistics.py` | Layer norms that give their mean and deviation |
 | `pointwise.py` | Pointwise ops: every operand has the shape of the result, or broadcasts to it |
 | `pool.py` | Pooling, padding and resampling |
 | `recurrent.py` | Recurrent layers over all steps: LSTM, GRU and plain RNN, of several layers |
@@ -72,6 +73,7 @@ from . import linalg as linalg
 from . import linear as linear
 from . import losses as losses
 from . import norm as norm
+from . import norm_statistics as norm_statistics
 from . import pointwise as pointwise
 from . import pool as pool
 from . import recurrent as recurrent

@@ -59,6 +59,8 @@ pointwise("""
     special_expm1 special_log1p sqrt square tan tanh trunc real imag
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu
     softplus softshrink threshold
+    elu_backward hardswish_backward leaky_relu_backward mish_backward sigmoid_backward
+    silu_backward softplus_backward tanh_backward threshold_backward
     add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar
     div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor
     multiply.Tensor subtract.Tensor divide.Tensor floor_divide floor_divide.Scalar fmod.Tensor
@@ -89,6 +91,20 @@ pointwise("""
 """)
 
 
+@strategy("gelu_backward", "stacked", family="pointwise")
+def gelu_backward(w: Writer, gradient: WideValue, x: WideValue, approximate: str = "none") -> Any:
+    """behind the member axis; both operands get all members, because oneDNN's kernel does not broadcast"""
+    return w.stacked(w.call("gelu_backward", w.stack(gradient), w.stack(x), approximate=approximate))
+
+
+samples("gelu_backward")(
+    lambda draw: [
+        call(draw.normal(B, 3, 4), draw.normal(B, 3, 4), approximate=approximate)
+        for approximate in ("none", "tanh")
+    ]
+)
+
+
 @strategy("masked_fill.Tensor", "where", family="pointwise")
 def masked_fill(w: Writer, x: WideValue, mask: WideValue, value: WideValue) -> Any:
     """as `where`: a Stacked fill value has a dim, and masked_fill takes only 0-dim values"""
@@ -113,6 +129,11 @@ samples("""
     special_modified_bessel_k1 special_scaled_modified_bessel_k0
     special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai frexp.Tensor
 """)(unary)
+samples("hardswish_backward mish_backward sigmoid_backward silu_backward tanh_backward")(binary)
+samples("elu_backward")(lambda draw: [call(a, 1.0, 1.0, 1.0, False, b) for (a, b), _ in binary(draw)])
+samples("leaky_relu_backward")(lambda draw: [call(a, b, 0.1, False) for (a, b), _ in binary(draw)])
+samples("softplus_backward")(lambda draw: [call(a, b, 2.0, 20.0) for (a, b), _ in binary(draw)])
+samples("threshold_backward")(lambda draw: [call(a, b, 0.1) for (a, b), _ in binary(draw)])
 samples("nextafter isclose special_xlog1py _prelu_kernel")(binary)
 samples("gcd lcm")(binary_bits)
 samples("igamma igammac special_zeta")(

@@ -14,7 +14,8 @@ _POINTWISE = """
     floor_divide gelu hardshrink hardsigmoid hardswish hardtanh imag isclose leaky_relu lerp log_sigmoid logit
     masked_fill mish multiply nan_to_num native_dropout polar positive real relu6 resolve_conj resolve_neg
     rrelu rsub selu silu softplus softshrink special_erf special_expm1 special_log1p subtract threshold
-    true_divide where xlogy
+    true_divide where xlogy elu_backward gelu_backward hardswish_backward leaky_relu_backward mish_backward
+    sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backward
 """
 _SAME_CONTENT = """
     zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty zeros ones full empty

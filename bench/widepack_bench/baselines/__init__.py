@@ -8,6 +8,7 @@
 |---|---|
 | `compiled.py` | Makes baselines with `torch.compile`, each specialized to the shapes of its calls |
 | `cuda_graph.py` | Records the eager loop as one CUDA graph |
+| `derivatives.py` | Runs modules whose forward takes derivatives inside of inference mode |
 | `loop.py` | Runs the members one after another: the eager loop |
 | `member_programs.py` | Runs the artifact's member programs as modules |
 | `members.py` | Makes the user's own modules, loads a member's weights into them, and calls them |

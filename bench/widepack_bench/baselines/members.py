@@ -13,6 +13,7 @@ from widepack_artifacts.entry import Entry
 
 from ..errors import BenchError
 from ..measure.inputs import Inputs, make
+from .derivatives import WithDerivatives
 
 if TYPE_CHECKING:
     from widepack import WideModel
@@ -69,6 +70,8 @@ class Method(nn.Module):
 
 def called(module: nn.Module, entry: str) -> nn.Module:
     """Returns a module whose forward is that method. Raises: UsageError if there is no such method."""
+    if isinstance(module, WithDerivatives):
+        return module
     method_of(module, entry)
     return module if entry == FORWARD else Method(module, entry)
 

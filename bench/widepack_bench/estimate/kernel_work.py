@@ -42,7 +42,8 @@ def _kinds(kinds: Mapping[str, str]) -> dict[str, str]:
 
 _OTHERS = _kinds(
     {
-        "function": "celu cos elu erf exp gelu hardswish log mish pow selu sigmoid silu sin softplus tanh",
+        "function": "celu cos elu erf exp gelu hardswish log mish pow selu sigmoid silu sin softplus tanh "
+        "elu_backward gelu_backward mish_backward silu_backward softplus_backward",
         "norm": "_fused_rms_norm native_group_norm native_layer_norm",
         "batch norm": "_native_batch_norm_legit_no_training native_batch_norm",
         "softmax": "_log_softmax _safe_softmax _softmax",

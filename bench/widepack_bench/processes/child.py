@@ -67,7 +67,9 @@ def memory(spec: dict[str, Any], out: IO[str]) -> None:
     args, kwargs = torch.load(spec["inputs"], map_location=spec["device"])
     with quiet(spec["threads"], spec["pin"]), torch.inference_mode():
         run: Any = (
-            table.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+            table.BASELINES[spec["baseline"]](_members(spec, args, kwargs), each)
+            if "baseline" in spec
+            else _ours(spec)
         )
         if (
             spec.get("baseline") == "onnxruntime"
@@ -126,14 +128,16 @@ def _ours(spec: dict[str, Any]) -> Callable[..., Any]:
     return run
 
 
-def _members(spec: dict[str, Any]) -> list[Any]:
+def _members(spec: dict[str, Any], args: Any, kwargs: Any) -> list[Any]:
     """Returns the members of the race: the user's modules with the artifact's weights, or its member
-    programs.
+    programs. args, kwargs: the inputs of the call.
     """
     import widepack
 
+    from ..baselines.derivatives import for_inference
     from ..baselines.member_programs import flat_members
     from ..baselines.members import called, named_factory, own_module
+    from ..measure.answers import members_of
 
     ens = widepack.load(spec["artifact"], device=spec["device"], warmup=False)
     if not spec["factory"]:
@@ -143,7 +147,10 @@ def _members(spec: dict[str, Any]) -> list[Any]:
         called(own_module(factory, ens.state_dict(i), name), spec["entry"])
         for i, name in enumerate(ens.members)
     ]
-    return [m.to(spec["device"]).eval() for m in made]
+    made = [m.to(spec["device"]).eval() for m in made]
+    if spec["pattern"] == "each":
+        args, kwargs = members_of(args, 0), members_of(kwargs, 0)
+    return for_inference(made, args, kwargs)
 
 
 def _own_loop(spec: dict[str, Any], each: bool) -> Callable[..., Any]:

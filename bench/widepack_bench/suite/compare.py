@@ -18,6 +18,7 @@ from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest
 
 from ..baselines.compiled import compiler_settings
+from ..baselines.derivatives import for_inference
 from ..baselines.member_programs import flat_members
 from ..baselines.members import call_inputs, called, reason
 from ..baselines.table import BASELINES, Run, loop
@@ -85,6 +86,7 @@ def compare(
     """
     check(batches, baselines, pattern)
     subject = _Subject.of(ens, modules, entry, pattern, device, others, beside)
+    subject = subject.with_derivatives(inputs, batches)
     limits = Limits(budget_s, compile_limit_s)
     rows: list[Row] = []
     refused: dict[int, str] = {}
@@ -167,6 +169,20 @@ class _Subject:
     def each(self) -> bool:
         """Whether every member has its own inputs."""
         return self.pattern == "each"
+
+    def with_derivatives(self, inputs: Inputs | None, batches: Sequence[int]) -> _Subject:
+        """Returns the same, with modules that run in inference mode although forward takes derivatives."""
+        if self.modules is None or self.carries:
+            return self
+        for batch in batches:
+            try:
+                args, kwargs, _ = call_inputs(self.described, inputs, batch, 0, self.device)
+            except BenchError:
+                continue
+            members = [called(m, self.entry).to(self.device).eval() for m in self.modules]
+            usable = for_inference(members, args, kwargs)
+            return self if usable == members else replace(self, modules=usable)
+        return self
 
     def contest(
         self, sizes: Mapping[str, int], baselines: Sequence[str], limits: Limits, progress: Progress | None

@@ -231,6 +231,7 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
     import torch
 
     from widepack.errors import VerificationError
+    from widepack_bench.baselines.derivatives import for_inference
     from widepack_bench.baselines.members import called
     from widepack_bench.baselines.table import difference, loop, padding_kept
     from widepack_bench.errors import BenchError
@@ -239,7 +240,7 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
 
     entry, run = ens.manifest.entries[name], ens.entry(name)
     calls = [called(m, name) for m in modules]
-    compared = []
+    compared: list[int] = []
     carries = bool(entry.state)
     with torch.inference_mode(), padding_kept():
         for batch in BATCHES:
@@ -248,6 +249,9 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
                     if carries:
                         wrong = steps(run, modules, batch, each, device)
                     else:
+                        if not compared:
+                            example, named, _ = make(entry, batch, members=0, device=device)
+                            calls = for_inference(calls, example, named)
                         args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
                         wrong = difference(
                             (run.each if each else run)(*args, **kwargs), loop(calls, each)(*args, **kwargs)

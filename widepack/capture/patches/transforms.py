@@ -26,6 +26,10 @@ from torch import Tensor
 
 from ...ir.torch_internals import function_transforms, in_transform
 
+_NAMES = (
+    "grad_increment_nesting", "_wrap_for_grad", "_unwrap_for_grad", "_create_differentiable",
+    "_jvp_with_argnums", "jacrev", "jacfwd", "vjp",
+)  # fmt: skip
 _OURS = -1  # stands for a level where autograd does its work
 
 
@@ -36,9 +40,7 @@ def transforms_by_autograd() -> Iterator[None]:
     Does nothing in a torch without these names.
     """
     module = function_transforms()
-    names = ("grad_increment_nesting", "_wrap_for_grad", "_unwrap_for_grad", "_create_differentiable")
-    names = (*names, "_jvp_with_argnums", "jacrev", "jacfwd", "vjp")
-    originals = {name: getattr(module, name, None) for name in names}
+    originals = {name: getattr(module, name, None) for name in _NAMES}
     linear = torch.nn.functional.linear
     if None in originals.values():
         yield
