@@ -22,6 +22,7 @@ from widepack_artifacts.tree import Tree, paths
 
 from ..errors import CaptureError
 from ..ir import ops
+from ..ir.edit import with_reshapes
 from ..ir.encoding import encode, type_of
 from ..ir.guards import factor_of
 from ..ir.torch_tuples import TORCH_TUPLE, torch_fields
@@ -77,6 +78,8 @@ def member_program(
     outputs = [Output(Ref(inputs.renamed.get(name, _clean(name))), "shared") for name in returned]
     program = Program(tuple(inputs.weight_slots), tuple(inputs.input_slots), tuple(nodes), tuple(outputs))
     program.check()
+    if not all(_in_order(tensor) for _, tensor in inputs.weights.values()):
+        program = with_reshapes(program)  # the artifact stores weights in order, where a view may need a copy
     return inputs.weights, program
 
 
@@ -209,6 +212,11 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], mo
         ones = [d for d, size in enumerate(value.meta["val"].shape) if known(size) == 1]
         name, args, kwargs = "aten.squeeze.dims", (ref(value), ones), {}
     return Node(_clean(n.name), name, tuple(args), kwargs, type_of(n.meta.get("val"), symbols), source_of(n))
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are in memory in the order of its dims, without gaps."""
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
 
 
 def _clean(name: str) -> str:
