@@ -5,7 +5,6 @@ Each is built with a dynamic number of atoms and edges, loaded, and compared wit
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +47,54 @@ class Coupled(Forces):
         return answer
 
 
+class Written(Forces):
+    """Writes parts of each edge's vector into one tensor, and changes one of them in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(7, 5)
+
+    def energy(self, x: Tensor, edges: Tensor) -> Tensor:
+        d = x[edges[0]] - x[edges[1]]
+        parts = d.new_zeros(d.shape[0], 7)
+        parts[:, 0] = 0.5
+        parts[:, 1:4] = d.sin()
+        parts[:, 4:] = d.cos()
+        parts[:, 2:5] *= d.tanh()
+        answer: Tensor = self.mix(parts).tanh().square().sum()
+        return answer
+
+
+class Keeping(Forces):
+    """Keeps what it computed in an attribute, for callers that look at it later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 5)
+        self.kept: dict[str, Tensor] = {}
+        self.scales = [torch.tensor(0.5), torch.tensor(2.0)]
+
+    def energy(self, x: Tensor, edges: Tensor) -> Tensor:
+        d = x[edges[0]] - x[edges[1]]
+        mixed = (self.scales[1] * self.mix(d).tanh()).square().sum()
+        self.kept = {"mixed": mixed, "edges": self.scales[0] * d}
+        return mixed + self.kept["edges"].cos().sum()
+
+
+class Listed(Forces):
+    """Makes a tensor of a list of computed numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 5)
+
+    def energy(self, x: Tensor, edges: Tensor) -> Tensor:
+        d = x[edges[0]] - x[edges[1]]
+        weights = torch.tensor([d.square().mean(), 2.0])
+        answer: Tensor = weights[0] * self.mix(d).tanh().square().sum() + weights[1] * d.sin().sum()
+        return answer
+
+
 def graph(atoms: int, seed: int) -> tuple[Tensor, Tensor]:
     """Returns the positions of atoms on a line, and edges from each to the next two."""
     i = torch.arange(atoms)
@@ -56,12 +103,15 @@ def graph(atoms: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(atoms, 3, generator=generator) + i[:, None], edges
 
 
-@pytest.mark.parametrize("make", [Coupled])
+@pytest.mark.parametrize("make", [Coupled, Written, Keeping, Listed])
 def test_forces(make: Callable[[], Forces], tmp_path: Path) -> None:
-    members = []
+    members, doubles = [], []
     for i in range(N):
         torch.manual_seed(i)
         members.append(make().eval())
+        doubles.append(make().eval())
+        doubles[-1].load_state_dict(members[-1].state_dict())
+        doubles[-1].double()
         torch.save(members[-1].state_dict(), tmp_path / f"m{i}.pt")
     report = build(
         sorted(tmp_path.glob("*.pt")),
@@ -80,8 +130,8 @@ def test_forces(make: Callable[[], Forces], tmp_path: Path) -> None:
         each = torch.stack([graph(atoms, 100 + i)[0] for i in range(N)])
         stacked = ens.each(each, edges.expand(N, -1, -1).contiguous())
         for got, inputs in ((ens(x, edges), [x] * N), (stacked, list(each))):
-            for i, (member, one) in enumerate(zip(members, inputs)):
-                alone, truth = member(one, edges), copy.deepcopy(member).double()(one.double(), edges)
+            for i, one in enumerate(inputs):
+                alone, truth = members[i](one, edges), doubles[i](one.double(), edges)
                 for key, bound in bounds.items():
                     bound.add(got[key][i], alone[key], truth[key])
     for bound in bounds.values():
