@@ -71,6 +71,19 @@ class Squeezed(nn.Module):
         return self.fc(x).squeeze()
 
 
+class SqueezedBatch(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.fc(x).squeeze(0))
+
+
+class SqueezedRows(Base):
+    """Drops a dim of the batch's size, and adds one that broadcasts: right also where the size is 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return (y[:, None] * y.squeeze(0).unsqueeze(-2)).sum(1)
+
+
 class Mixer(nn.Module):
     """A module with a norm whose width equals the size of another dim. Only the order of the dims differs."""
 
@@ -329,9 +342,20 @@ def built(
     return widepack.load(folder / "e.wide")
 
 
+def test_a_squeezed_size_of_one(tmp_path: Path) -> None:
+    ens = built(SqueezedRows, X, tmp_path)
+    for x in (torch.randn(1, 8), torch.randn(3, 8)):
+        with torch.no_grad():
+            want = torch.stack([member(SqueezedRows, i)(x) for i in range(3)])
+        torch.testing.assert_close(ens(x).clone(), want)
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "call", "letter"),
-    [(OneStep, ["x=float32[B,T,8]"], (2, 1, 8), "T"), (Centred, X, (1, 8), "B"), (Squeezed, X, (1, 8), "B")],
+    [
+        (OneStep, ["x=float32[B,T,8]"], (2, 1, 8), "T"),
+        *((make, X, (1, 8), "B") for make in (Centred, Squeezed, SqueezedBatch)),
+    ],
 )
 def test_another_path_at_size_one_is_refused(
     make: Callable[[], nn.Module], inputs: list[str], call: tuple[int, ...], letter: str, tmp_path: Path

@@ -12,15 +12,18 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `attributes.py` | Lists what a member's modules have that is no tensor, as text by path |
 | `call.py` | Describes one call of a member: its arguments, tensor by tensor, with a name |
 | `capture.py` | Captures one member: its program, guards, constants and calling convention |
+| `derivatives.py` | Captures members whose forward takes derivatives, and what stops gradients in them |
 | `effects.py` | Finds the side effects of a member in its export by torch.export |
 | `example.py` | Makes the example call of a build from input specs, and names the batch |
 | `explain.py` | Explains why a member could not be captured: the user's source line, what it does |
 | `export.py` | Exports one member with torch.export, as a functional program of ATen ops |
 | `export_events.py` | Records what happens inside torch.export while it exports a member |
 | `guards.py` | Reads the guards of an exported program: conditions on sizes, each |
+| `member_exporter.py` | Exports one member with torch.export, as often as it takes |
 | `module_tensors.py` | Finds the tensors that a member keeps in plain attributes |
 | `program.py` | Writes a member's export by torch.export as a member program: weights, inputs |
 | `results.py` | Turns what a member returns into forms that torch's pytrees know |
+| `row_runs.py` | Checks a program that was captured as if masks select rows |
 | `state.py` | Exports the states of a member: how new values leave the program, and |
 | `trial.py` | Runs a member that cannot be exported as it is: whether it takes the example, and |
 """

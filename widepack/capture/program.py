@@ -22,6 +22,7 @@ from widepack_artifacts.tree import Tree, paths
 
 from ..errors import CaptureError
 from ..ir import ops
+from ..ir.edit import with_reshapes
 from ..ir.encoding import encode, type_of
 from ..ir.guards import factor_of
 from ..ir.torch_tuples import TORCH_TUPLE, torch_fields
@@ -44,6 +45,7 @@ _FUNCTIONAL = {  # writes and Python operators -> the functional ATen op
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
 
+_SQUEEZES = frozenset({"aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"})
 _ROUNDED = {"aten.div.Tensor_mode": "aten.div.Tensor", "aten.div.Scalar_mode": "aten.div.Scalar"}
 _OUTPUTS_ARE = "outputs are tensors, numbers, strings and None, in tuples, lists and dicts"
 
@@ -77,6 +79,8 @@ def member_program(
     outputs = [Output(Ref(inputs.renamed.get(name, _clean(name))), "shared") for name in returned]
     program = Program(tuple(inputs.weight_slots), tuple(inputs.input_slots), tuple(nodes), tuple(outputs))
     program.check()
+    if not all(_in_order(tensor) for _, tensor in inputs.weights.values()):
+        program = with_reshapes(program)  # the artifact stores weights in order, where a view may need a copy
     return inputs.weights, program
 
 
@@ -204,11 +208,28 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], mo
         for k, v in n.kwargs.items()
         if k not in ("pin_memory", "layout") and v is not None
     }
-    if name == "aten.squeeze.default":  # the captured rank counts: a batch of size 1 keeps its dim
-        value: Any = n.args[0]
-        ones = [d for d, size in enumerate(value.meta["val"].shape) if known(size) == 1]
-        name, args, kwargs = "aten.squeeze.dims", (ref(value), ones), {}
+    if name in _SQUEEZES and (ones := _squeezed(n)) is not None:
+        name, args, kwargs = "aten.squeeze.dims", (ref(n.args[0]), ones), {}  # type: ignore[arg-type]
     return Node(_clean(n.name), name, tuple(args), kwargs, type_of(n.meta.get("val"), symbols), source_of(n))
+
+
+def _squeezed(n: fx.Node) -> list[int] | None:
+    """Returns the dims that a squeeze drops. The captured rank counts: a dynamic dim of size 1 keeps its
+    place.
+
+    None if the op names these dims and no others.
+    """
+    source: Any = n.args[0]
+    shape = source.meta["val"].shape
+    named: Any = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim")
+    dims = list(range(len(shape))) if named is None else [named] if isinstance(named, int) else list(named)
+    ones = [d for d in dims if shape and known(shape[d]) == 1]
+    return ones if named is None or (shape and ones != dims) else None
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are in memory in the order of its dims, without gaps."""
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
 
 
 def _clean(name: str) -> str:

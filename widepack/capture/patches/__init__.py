@@ -10,5 +10,8 @@
 | `decompositions.py` | Decomposes ops that the format does not have |
 | `dropout_copies.py` | Separates the results of dropouts from their inputs during an export in eval mode |
 | `functions.py` | Replaces functions whose own code reads values or fixes the sizes of its inputs |
+| `numbers.py` | Lets `int(x)` and `float(x)` of a tensor be numbers of the program |
+| `row_branches.py` | Follows branches on whether a mask selected any rows |
 | `tensor_index.py` | Rewrites places that a number in a tensor names: `table[domain]` |
+| `transforms.py` | Replaces the levels of torch.func by autograd |
 """

@@ -12,6 +12,7 @@ verified.
 | `aten.triangular_solve` | `linalg.solve_triangular`, and a copy of the matrix |
 | `aten.margin_ranking_loss`, `aten.hinge_embedding_loss` | the same; torch's expect a text as reduction |
 | `aten.std_mean.dim` | the overload with a correction; torch's own decomposition expects other arguments |
+| `aten.new_empty_strided` (of a backward pass) | `new_empty`, and a permutation for another memory order |
 """
 
 from __future__ import annotations
@@ -80,6 +81,18 @@ def triangular_solve(
     return solved, a.clone()
 
 
+def new_empty_strided(
+    x: Tensor, size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """A tensor without values. Memory with gaps or repeated numbers is not decomposed."""
+    order = sorted(range(len(size)), key=lambda d: stride[d], reverse=True)
+    empty = x.new_empty([size[d] for d in order], dtype=dtype)
+    if order == sorted(order):
+        return empty if list(empty.stride()) == list(stride) else NotImplemented
+    y = empty.permute([order.index(d) for d in range(len(size))])
+    return y if list(y.stride()) == list(stride) else NotImplemented
+
+
 def reduced(loss: Tensor, reduction: int) -> Tensor:
     """Returns a loss as it is (0), its mean (1), or its sum (2)."""
     return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
@@ -108,6 +121,7 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
         torch.ops.aten.bitwise_right_shift.Scalar_Tensor: shifted(torch.bitwise_right_shift),
         torch.ops.aten.std_mean.dim: std_mean,
+        torch.ops.aten.new_empty_strided.default: new_empty_strided,
         torch.ops.aten.margin_ranking_loss.default: margin_ranking_loss,
         torch.ops.aten.hinge_embedding_loss.default: hinge_embedding_loss,
         torch.ops.aten.triangular_solve.default: triangular_solve,

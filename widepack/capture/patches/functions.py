@@ -10,18 +10,21 @@ The replacements use tensor operations and give the same answers.
 | `linalg.multi_dot`, `chain_matmul` | branch on sizes | the product, in an order that suits large sizes |
 | `linalg.tensorinv` | asserts on values | the inverse of a matrix of all rows and columns |
 | `triu_indices`, `tril_indices` | fix the size | rows repeated as often as they have columns |
+| `torch.tensor` of a list of tensors | reads their values | the stack of the tensors |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
 | `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from ...ir.torch_internals import check_while_exporting, same_size
@@ -207,6 +210,31 @@ def _triangle(lines: Tensor, first: Tensor, counts: Tensor, places: Any, options
     return torch.stack([rows, columns]).to(options.get("dtype") or torch.int64)
 
 
+def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
+    """`torch.tensor`, also of nested lists of numbers and of tensors without dims: it stacks these."""
+    values = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else []
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if not tensors or any(t.ndim for t in tensors):
+        made: Tensor = _ORIGINALS[torch, "tensor"](data, dtype=dtype, device=device, **options)
+        return made
+    kinds = [v.dtype if isinstance(v, Tensor) else torch.result_type(v, _BOOLEAN) for v in values]
+    kind = dtype or functools.reduce(torch.promote_types, kinds)
+    place = device or tensors[0].device
+
+    def stacked(value: Any) -> Tensor:
+        if isinstance(value, (list, tuple)):
+            return torch.stack([stacked(v) for v in value])
+        if isinstance(value, Tensor):
+            return value.detach().to(place, kind)
+        return torch.scalar_tensor(value, dtype=kind, device=place)
+
+    answer = stacked(data)
+    return answer.requires_grad_() if options.get("requires_grad") else answer
+
+
+_BOOLEAN = torch.empty((), dtype=torch.bool, device="meta")
+
+
 def sqrt(x: Any) -> Any:
     """`math.sqrt`, also of a dynamic size."""
     return x**0.5 if isinstance(x, (torch.SymInt, torch.SymFloat)) else _ORIGINALS[math, "sqrt"](x)
@@ -246,6 +274,7 @@ _REPLACEMENTS: dict[tuple[Any, str], Any] = {
     (torch.linalg, "tensorinv"): tensorinv,
     (torch, "triu_indices"): triu_indices,
     (torch, "tril_indices"): tril_indices,
+    (torch, "tensor"): tensor,
     (math, "sqrt"): sqrt,
     (torch.SymInt, "__truediv__"): quotient,
     (torch.SymFloat, "__floor__"): floor,
