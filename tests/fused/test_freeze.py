@@ -18,6 +18,8 @@ OPTIMIZERS: list[Any] = [
     lambda p: widepack.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
     lambda p: widepack.optim.AdamW(p, lr=[0.01, 0.02, 0.03]),
     lambda p: widepack.optim.Adadelta(p, weight_decay=0.1),
+    lambda p: widepack.optim.RMSprop(p, momentum=0.9, weight_decay=0.1),
+    lambda p: widepack.optim.Adagrad(p, lr=[0.01, 0.02, 0.03]),
     lambda p: torch.optim.SGD(p, lr=0.1),
 ]
 
@@ -29,7 +31,9 @@ def train(fused: Any, optimizer: torch.optim.Optimizer, steps: int, first: int =
         optimizer.step()
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS, ids=["sgd", "adamw", "adadelta", "torch-sgd"])
+@pytest.mark.parametrize(
+    "make", OPTIMIZERS, ids=["sgd", "adamw", "adadelta", "rmsprop", "adagrad", "torch-sgd"]
+)
 def test_a_frozen_member_does_not_change_and_the_others_train_as_before(make: Any) -> None:
     modules = [m.train() for m in members(Cnn)]
     fused = fuse(modules, draw(4, 3, 6, 6), validate=False)

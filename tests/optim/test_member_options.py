@@ -14,7 +14,18 @@ from torch.optim import lr_scheduler
 
 import widepack
 from widepack import UsageError, fuse
-from widepack.optim import SGD, Adadelta, Adam, AdamW, PerMember, PerMemberScheduler, clip_grad_norm_
+from widepack.optim import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    PerMember,
+    PerMemberScheduler,
+    RMSprop,
+    clip_grad_norm_,
+)
 
 N = 3
 LR = [0.1, 0.02, 0.5]
@@ -53,6 +64,13 @@ OPTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
     (SGD, torch.optim.SGD, {"lr": LR, "momentum": [0.9, 0.1, 0.5], "nesterov": True, "weight_decay": 0.1}),
     (Adadelta, torch.optim.Adadelta, {"lr": LR, "rho": [0.9, 0.5, 0.95], "weight_decay": [0.0, 0.1, 0.2]}),
     (Adadelta, torch.optim.Adadelta, {"eps": [1e-6, 1e-3, 0.1], "maximize": True}),
+    (RMSprop, torch.optim.RMSprop, {"lr": LR, "alpha": [0.9, 0.5, 0.99], "momentum": [0.9, 0.0, 0.5]}),
+    (RMSprop, torch.optim.RMSprop, {"eps": [1e-8, 1e-3, 0.1], "centered": True, "alpha": [0.9, 0.5, 0.99]}),
+    (RMSprop, torch.optim.RMSprop, {"lr": LR, "weight_decay": [0.1, 0.0, 0.2], "centered": True}),
+    (Adagrad, torch.optim.Adagrad, {"lr": LR, "lr_decay": [0.1, 0.0, 0.5], "weight_decay": [0.0, 0.1, 0.2]}),
+    (Adagrad, torch.optim.Adagrad, {"initial_accumulator_value": [0.0, 0.5, 2.0], "eps": [1e-10, 1e-3, 0.1]}),
+    (Adamax, torch.optim.Adamax, {"lr": LR, "betas": ([0.9, 0.5, 0.1], [0.9, 0.7, 0.99])}),
+    (Adamax, torch.optim.Adamax, {"lr": 0.1, "eps": [1e-8, 1e-3, 0.1], "weight_decay": [0.1, 0.0, 0.2]}),
 ]
 
 

@@ -3,6 +3,7 @@
 | file | what it does |
 |---|---|
 | `optimizers.py` | SGD, Adam, AdamW and Adadelta: the place to start reading |
+| `scaled_optimizers.py` | RMSprop, Adagrad and Adamax |
 | `member_wise.py` | Their base: options of N numbers, state dicts, frozen members |
 | `rates.py` | `PerMember`, one number for each member |
 | `schedulers.py` | `PerMemberScheduler`: a scheduler of torch for each member |
@@ -15,4 +16,7 @@ from .optimizers import Adadelta as Adadelta
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
 from .rates import PerMember as PerMember
+from .scaled_optimizers import Adagrad as Adagrad
+from .scaled_optimizers import Adamax as Adamax
+from .scaled_optimizers import RMSprop as RMSprop
 from .schedulers import PerMemberScheduler as PerMemberScheduler
