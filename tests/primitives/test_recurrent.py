@@ -375,4 +375,4 @@ def test_which_strategies_apply() -> None:
         inputs=(replace(member_program.inputs[0], type="float64[B,T,6]"), *member_program.inputs[1:]),
     )
     assert names(mixed, stacked) == [], "the member refuses it too"
-    assert set(REGISTRY["aten.gru.input"].strategies) == {"fold", "fused"}
+    assert set(REGISTRY["aten.gru.input"].strategies) == {"fold", "fused", "trained"}

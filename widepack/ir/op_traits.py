@@ -50,7 +50,8 @@ def _aten(text: str) -> frozenset[str]:
 RECURRENT_LAYERS = _aten("lstm gru rnn_tanh rnn_relu")
 """The recurrent layers of torch, all steps in one call."""
 RECURRENT_STEPS = frozenset(
-    {"widepack.rnn_steps", "widepack.gru_steps", "widepack.lstm_steps", "widepack.packed_lstm"}
+    {f"widepack.{cell}_{kind}" for cell in ("rnn", "gru", "lstm") for kind in ("steps", "training")}
+    | {"widepack.packed_lstm"}
 )
 """The recurrent layers of widepack: all steps of all members in one call."""
 

@@ -19,11 +19,12 @@ import torch
 from widepack_artifacts.opset import EXTRA, allowed
 
 from ..errors import ArtifactError, UsageError
-from ..kernels import experts as experts  # experts, factored, packed, recurrent and streamed define ops
+from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
 from ..kernels import masked as masked
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
+from ..kernels import recurrent_training as recurrent_training
 from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS

@@ -18,6 +18,7 @@
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `per_row.py` | Computes linear layers of rows that have weights of different members |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
+| `recurrent_training.py` | Defines recurrent ops that have derivatives |
 | `replacements.py` | Replaces ops that end the process on operands that a program may have |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 """

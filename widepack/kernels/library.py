@@ -11,6 +11,8 @@ import torch
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """The function of each op, by a name such as `widepack.linear.default`."""
+DIFFERENTIABLE: set[str] = set()
+"""The ops that have a derivative."""
 
 
 def define(
@@ -39,3 +41,17 @@ def define(
     if fake is not None:
         torch.library.register_fake(f"widepack::{name}", fake, lib=_LIBRARY)
     FUNCTIONS[f"widepack.{name}.default"] = checked
+
+
+def differentiate(name: str, keep: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """Gives an op a derivative.
+
+    Args:
+        name: The op's name.
+        keep: Keeps in a context what the backward pass needs of the inputs and the output.
+        backward: Returns the gradients of the inputs from those of the outputs.
+    """
+    torch.library.register_autograd(f"widepack::{name}", backward, setup_context=keep, lib=_LIBRARY)
+    overload = getattr(torch.ops.widepack, name).default
+    FUNCTIONS[f"widepack.{name}.default"] = overload  # through the dispatcher, which records the derivative
+    DIFFERENTIABLE.add(f"widepack.{name}.default")

@@ -1,8 +1,8 @@
 """Makes wide programs that have gradients.
 
 It lowers the captured member program, because simplification drops ops that stop gradients (`detach`) and
-folds weights that it assumes to be fixed. widepack's own ops have no derivative. If a strategy uses such an
-op, or declares that it has no derivative, the next strategy of the op runs, and `sequential` at last.
+folds weights that it assumes to be fixed. Most of widepack's own ops have no derivative. If a strategy uses
+such an op, or declares that it has no derivative, the next strategy of the op runs, and `sequential` at last.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from widepack_artifacts.program import Kind, Node, Program
 
 from ..ir.fake_values import Shapes
+from ..kernels.library import DIFFERENTIABLE
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import REGISTRY
 from .lower import Lowered, lower
@@ -35,7 +36,11 @@ def for_gradients(
     tried: dict[str, set[str]] = {}
     while True:
         lowered = lower([program], [0] * count, slots, plan, sizes, shapes)
-        bad = dict.fromkeys(n.member for n in _nodes(lowered.program) if n.op.startswith(_OWN_OPS))
+        bad = dict.fromkeys(
+            n.member
+            for n in _nodes(lowered.program)
+            if n.op.startswith(_OWN_OPS) and n.op not in DIFFERENTIABLE
+        )
         bad |= dict.fromkeys(n.name for n in program.nodes if _without(n.op, lowered.used.get(n.name, "")))
         if not bad:
             return lowered.program

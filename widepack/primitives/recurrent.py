@@ -12,12 +12,14 @@
 | `packed` | LSTM on a CPU, float32, W Stacked, no Wp | a oneDNN call per member, over prepacked weights |
 | `fused` | some weight Stacked | one batched product per step, over weights transposed at load |
 
+| `trained` | train mode, W Stacked, no Wp, no dropout; not oneDNN's LSTM | as `fused`, with a derivative |
+
 `fused` computes the products with x for many steps at once (widepack.kernels). For an LSTM `packed` is
 registered first: the steps of oneDNN are fast at every size; `fused` is faster only where the state of a
 member is small (B*H).
 
-No strategy applies to members that train (dropout between layers) or to packed sequences (`lstm.data`, ...),
-where the number of rows differs between steps: they run member after member.
+No strategy applies to dropout between layers that train, or to packed sequences (`lstm.data`, ...), where the
+number of rows differs between steps: they run member after member.
 """
 
 from __future__ import annotations
@@ -199,6 +201,54 @@ def fused(w: Writer, x: WideValue, hx: Any, params: Sequence[WideValue], *rest: 
     return _layered(w, layer, x, hx, params, *rest)
 
 
+def _trains(
+    w: Writer,
+    x: WideValue,
+    hx: Any,
+    params: Sequence[WideValue],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    *rest: Any,
+) -> bool:
+    """Whether members in train mode can run the layer wide: no dropout between layers, no projections.
+
+    An LSTM in float32 on a CPU is left to oneDNN, whose training of one member after the other is faster.
+    """
+    if not train or (dropout and layers > 1):
+        return False
+    if w.op == "aten.lstm.input" and w.device == "cpu" and x.value.dtype == torch.float32:  # type: ignore[union-attr]
+        return False
+    options = (biases, layers, dropout, False, *rest)
+    if not _some_stacked(w, x, hx, params, *options):
+        return False
+    return all(len(group) == (4 if biases else 2) for group in _groups(params, *options))
+
+
+@strategy(f"{_PLAIN} lstm.input", "trained", family="recurrent", when=_trains)
+def trained(w: Writer, x: WideValue, hx: Any, params: Sequence[WideValue], *rest: Any) -> Any:
+    """one batched product per step for all members, in the backward pass too"""
+    cell = w.op.split(".")[1]
+
+    def layer(
+        value: Value, states: list[Value], group: list[WideValue], reverse: bool
+    ) -> tuple[Value, list[Value]]:
+        weights = [*(_turned(w, m) for m in group[:2]), *_biases(w, group[2:4])]
+        value = w.call("flip", value, [1]) if reverse else value
+        if cell.startswith("rnn_"):
+            y = w.call("widepack.rnn_training.default", value, *states, *weights, cell.removeprefix("rnn_"))
+            last = []
+        else:
+            out = w.call(f"widepack.{cell}_training.default", value, *states, *weights)
+            y = w.call("operator.getitem", out, 0)
+            last = [w.call("operator.getitem", out, 1)] if cell == "lstm" else []
+        y = w.call("flip", y, [1]) if reverse else y
+        return y, [_last(w, y, reverse), *last]
+
+    return _layered(w, layer, x, hx, params, *rest)
+
+
 def _layered(w: Writer, layer: Any, x: WideValue, hx: Any, params: Sequence[WideValue], *rest: Any) -> Any:
     """Runs all layers and directions.
 
@@ -263,6 +313,7 @@ def _layer_call(
     project: int = 0,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    train: bool = False,
 ) -> Sample:
     """Returns one call of an op: width 6, inputs 4, 3 steps."""
     width, inputs, steps, directions = 6, 4, 3, 2 if both else 1
@@ -281,7 +332,7 @@ def _layer_call(
             sizes += [(gates * width,)] * 2 if biases else []
             sizes += [(project, width)] if project else []
             params += [draw.normal(*s, dtype=dtype) / 2 for s in sizes]
-    return call(x, states if gates == 4 else states[0], params, biases, layers, dropout, False, both, first)
+    return call(x, states if gates == 4 else states[0], params, biases, layers, dropout, train, both, first)
 
 
 def _layers(gates: int) -> Make:
@@ -298,6 +349,8 @@ def _layers(gates: int) -> Make:
             _layer_call(draw, gates, 2, True, True, True),
             _layer_call(draw, gates, 2, False, True, False),
             _layer_call(draw, gates, 2, True, False, True, dropout=0.3, dtype=torch.float64),
+            _layer_call(draw, gates, 2, True, True, True, train=True),
+            _layer_call(draw, gates, 1, False, False, False, dtype=torch.float64, train=True),
         ]
         if gates == 4:
             calls += [

@@ -28,6 +28,9 @@ _STEPS = {
     "widepack.gru_steps": 2,
     "widepack.lstm_steps": 3,
     "widepack.packed_lstm": 3,
+    "widepack.rnn_training": 2,
+    "widepack.gru_training": 2,
+    "widepack.lstm_training": 3,
 }  # widepack's own ops of recurrent layers, and the first argument that is a weight
 
 

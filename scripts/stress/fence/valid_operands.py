@@ -542,6 +542,16 @@ _valid("widepack.gru_steps.default")(lambda draw: _steps(draw, 3))
 _valid("widepack.rnn_steps.default")(lambda draw: _steps(draw, 1))
 
 
+def _training(draw: Draw, gates: int, *last: Any) -> list[Sample]:
+    given = [args[: 7 if gates == 4 else 6] for args, _ in _steps(draw, gates)]
+    return [call(*args, *last) for args in given]
+
+
+_valid("widepack.lstm_training.default")(lambda draw: _training(draw, 4))
+_valid("widepack.gru_training.default")(lambda draw: _training(draw, 3))
+_valid("widepack.rnn_training.default")(lambda draw: _training(draw, 1, "tanh"))
+
+
 @_valid("widepack.pack_lstm.default")
 def _pack_lstm(draw: Draw) -> list[Sample]:
     return [

@@ -275,6 +275,27 @@ def lstm_steps(
     require(w_p is not None or width == h.shape[2], f"w_x is for a state of {width}; h has {h.shape[2]}")
 
 
+def rnn_training(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None, act: str
+) -> None:
+    """Checks `widepack.rnn_training`."""
+    rnn_steps(x, h, w_x, w_h, b_x, b_h, False, act)
+
+
+def gru_training(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> None:
+    """Checks `widepack.gru_training`."""
+    gru_steps(x, h, w_x, w_h, b_x, b_h, False)
+
+
+def lstm_training(
+    x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> None:
+    """Checks `widepack.lstm_training`."""
+    lstm_steps(x, h, c, w_x, w_h, b_x, b_h, None, False)
+
+
 def pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: Sequence[int]) -> None:
     """Checks `widepack.pack_lstm`."""
     members, inputs, rows = dense("w_x", w_x, 3).shape

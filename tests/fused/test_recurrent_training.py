@@ -1,0 +1,142 @@
+"""Tests recurrent layers that train: the ops' derivatives, and gradients and steps of fused members."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack import fuse
+from widepack.fused.programs import Runner
+
+N, T, B, INPUTS, WIDTH = 3, 5, 4, 3, 6
+OPS = torch.ops.widepack
+
+
+def operands(gates: int, shared: bool, biases: bool) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    states = [drawn(N, B, WIDTH) for _ in range(2 if gates == 4 else 1)]
+    weights = [drawn(N, INPUTS, gates * WIDTH), drawn(N, WIDTH, gates * WIDTH)]
+    bias = [drawn(N, gates * WIDTH) for _ in range(2)] if biases else [None, None]
+    return [drawn(1 if shared else N, T, B, INPUTS), *states, *weights, *bias]
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("shared", [False, True], ids=["own inputs", "shared inputs"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_the_derivatives_are_those_of_differences(cell: str, shared: bool, biases: bool) -> None:
+    given: Any = operands({"lstm": 4, "gru": 3}.get(cell, 1), shared, biases)
+
+    def answer(*values: Any) -> Any:
+        if cell == "lstm":
+            return OPS.lstm_training(*values)[:2]
+        if cell == "gru":
+            return OPS.gru_training(*values)[0]
+        return OPS.rnn_training(*values, cell.removeprefix("rnn_"))
+
+    assert torch.autograd.gradcheck(answer, given, fast_mode=True)
+
+
+def test_derivatives_of_derivatives_are_refused() -> None:
+    given = operands(3, False, True)
+    y = OPS.gru_training(*given)[0]
+    x: Any = given[0]
+    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+class Net(nn.Module):
+    """A recurrent layer and a head on the mean of its answers and on its last state."""
+
+    def __init__(self, layer: nn.Module, directions: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(WIDTH * directions, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, last = self.layer(x)
+        state = last[0] if isinstance(last, tuple) else last
+        return self.head(y.mean(1)), state.sum(0)
+
+
+LAYERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "gru": (nn.GRU, {}),
+    "gru of two layers and directions": (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+    "gru without biases": (nn.GRU, {"bias": False}),
+    "rnn": (nn.RNN, {"nonlinearity": "relu"}),
+    "lstm": (nn.LSTM, {"bidirectional": True}),
+}
+
+
+def nets(name: str, dtype: torch.dtype, **more: Any) -> list[Net]:
+    kind, options = LAYERS[name]
+    found = []
+    for i in range(N):
+        torch.manual_seed(i)
+        layer = kind(INPUTS, WIDTH, batch_first=True, **options, **more)
+        found.append(Net(layer, 2 if options.get("bidirectional") else 1).to(dtype).train())
+    return found
+
+
+def ops_of(fused: Any) -> set[str]:
+    runners: list[Runner] = [r for e in fused._entries.values() for r in e.runners]  # noqa: SLF001
+    return {n.op for r in runners for n in r.program.nodes}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_twenty_steps_are_those_of_the_members(name: str, dtype: torch.dtype) -> None:
+    members = nets(name, dtype)
+    x = torch.randn(B, T, INPUTS, dtype=dtype)
+    fused = fuse(copy.deepcopy(members), (x,)).train()
+    ours = torch.optim.SGD(fused.parameters(), lr=0.1)
+    theirs = [torch.optim.SGD(m.parameters(), lr=0.1) for m in members]
+    for k in range(20):
+        x = torch.randn(B, T + k % 3, INPUTS, dtype=dtype) if k % 3 == 0 else x
+        for optimizer in (ours, *theirs):
+            optimizer.zero_grad()
+        y, state = fused(x[:, :T])
+        loss = y.square().sum() + state.sin().sum()
+        loss.backward()
+        ours.step()
+        for member, optimizer in zip(members, theirs):
+            y, state = member(x[:, :T])
+            loss = y.square().sum() + state.sin().sum()
+            loss.backward()
+            optimizer.step()
+    trained = {f"widepack.{cell}_training.default" for cell in ("gru", "rnn", "lstm")} & ops_of(fused)
+    assert bool(trained) == (name != "lstm" or dtype == torch.float64)
+    bound = 1e-4 if dtype == torch.float32 else 1e-12
+    found = dict(fused.named_parameters())
+    for i, member in enumerate(members):
+        for key, value in member.named_parameters():
+            torch.testing.assert_close(found[key][i], value, rtol=bound, atol=bound)
+
+
+def test_dropout_between_layers_runs_member_by_member() -> None:
+    members = nets("gru", torch.float32, num_layers=2, dropout=0.5)
+    fused = fuse(members, (torch.randn(B, T, INPUTS),), validate=False).train()
+    y, _ = fused(torch.randn(B, T, INPUTS))
+    y.sum().backward()
+    assert not any("training" in op for op in ops_of(fused))
+    assert all(p.grad is not None for p in fused.parameters())
+
+
+def test_a_frozen_member_keeps_its_layer() -> None:
+    members = nets("gru", torch.float32)
+    x = torch.randn(B, T, INPUTS)
+    fused = fuse(members, (x,)).train().freeze(1)
+    optimizer = widepack.optim.SGD(fused.parameters(), lr=0.1)
+    before = {k: v.detach().clone() for k, v in fused.named_parameters()}
+    fused(x)[0].square().sum().backward()
+    optimizer.step()
+    for key, value in fused.named_parameters():
+        assert torch.equal(value[1], before[key][1]) and not torch.equal(value[0], before[key][0])
