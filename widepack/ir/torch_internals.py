@@ -208,6 +208,12 @@ def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
         setattr(forward_ad, "make_dual", dual)  # noqa: B010
 
 
+def traced_tensor() -> Callable[..., torch.Tensor]:
+    """`torch.tensor` in operations that an export records; itself in a torch without these."""
+    traced: Callable[..., torch.Tensor] = getattr(getattr(torch, "_refs", None), "tensor", torch.tensor)
+    return traced
+
+
 def function_transforms() -> Any:
     """The module in which torch implements `torch.func`; None where it is elsewhere."""
     return getattr(getattr(torch, "_functorch", None), "eager_transforms", None)

@@ -10,14 +10,13 @@ The replacements use tensor operations and give the same answers.
 | `linalg.multi_dot`, `chain_matmul` | branch on sizes | the product, in an order that suits large sizes |
 | `linalg.tensorinv` | asserts on values | the inverse of a matrix of all rows and columns |
 | `triu_indices`, `tril_indices` | fix the size | rows repeated as often as they have columns |
-| `torch.tensor` of a list of tensors | reads their values | the stack of the tensors |
+| `torch.tensor` of a list of tensors | reads their values | their stack |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
 | `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ...ir.torch_internals import check_while_exporting, same_size
+from ...ir.torch_internals import check_while_exporting, same_size, traced_tensor
 
 _LARGE = 4096  # stands for a dynamic size in the choice of the order of products
 
@@ -210,29 +209,16 @@ def _triangle(lines: Tensor, first: Tensor, counts: Tensor, places: Any, options
     return torch.stack([rows, columns]).to(options.get("dtype") or torch.int64)
 
 
-def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
-    """`torch.tensor`, also of nested lists of numbers and of tensors without dims: it stacks these."""
-    values = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else []
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    if not tensors or any(t.ndim for t in tensors):
-        made: Tensor = _ORIGINALS[torch, "tensor"](data, dtype=dtype, device=device, **options)
-        return made
-    kinds = [v.dtype if isinstance(v, Tensor) else torch.result_type(v, _BOOLEAN) for v in values]
-    kind = dtype or functools.reduce(torch.promote_types, kinds)
-    place = device or tensors[0].device
-
-    def stacked(value: Any) -> Tensor:
-        if isinstance(value, (list, tuple)):
-            return torch.stack([stacked(v) for v in value])
-        if isinstance(value, Tensor):
-            return value.detach().to(place, kind)
-        return torch.scalar_tensor(value, dtype=kind, device=place)
-
-    answer = stacked(data)
-    return answer.requires_grad_() if options.get("requires_grad") else answer
-
-
-_BOOLEAN = torch.empty((), dtype=torch.bool, device="meta")
+def tensor(data: Any, **options: Any) -> Tensor:
+    """`torch.tensor`, also of nested lists of dynamic sizes and of tensors without dims, as torch traces
+    them.
+    """
+    parts = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
+    computed = any(isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool)) for v in parts)
+    computed |= isinstance(data, (list, tuple)) and any(isinstance(v, Tensor) and v.ndim == 0 for v in parts)
+    make = traced_tensor() if computed else _ORIGINALS[torch, "tensor"]
+    made: Tensor = make(data, **options)
+    return made
 
 
 def sqrt(x: Any) -> Any:
