@@ -15,8 +15,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
-from torch.export import _trace
-from torch.fx.experimental import symbolic_shapes
 from torch.nn.modules import transformer
 
 # The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
@@ -137,6 +135,8 @@ def export_below_autograd(
 
     Raises: NotImplementedError in a torch without this form of an export.
     """
+    from torch.export import _trace  # 1,300 modules, which a process that only loads leaves out
+
     export = getattr(_trace, "_export", None)
     if export is None or "pre_dispatch" not in inspect.signature(export).parameters:
         raise NotImplementedError("this version of torch cannot export derivatives inside forward")
@@ -158,6 +158,9 @@ def check_while_exporting(condition: Any, message: Callable[[], str]) -> None:
 
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are equal at all calls. Assumes nothing about dynamic sizes."""
+    # 600 modules, which a process that only loads leaves out
+    from torch.fx.experimental import symbolic_shapes
+
     return bool(symbolic_shapes.statically_known_true(a == b))
 
 
