@@ -95,7 +95,7 @@ def test_invalid_command_lines_are_refused(tmp_path: Path) -> None:
     assert "build --dry-run" in refused(2, "--model", f"{file}:make", "--input", "x=float32[B,64]")
     file.write_text(
         "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        "
-        "return x * float(x.sum())\n"
+        "return x if x.sum() > 0 else -x\n"
     )
     assert "sized.py" in refused(1, "--model", f"{file}:M", "--input", "x=float32[B,64]")
 

@@ -363,8 +363,8 @@ def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -
 
 def test_a_member_that_reads_values_is_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n    "
-        "    return super().forward(x) / float(x.abs().max())\n"
+        "import math\n\nfrom torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n    "
+        "    return super().forward(x) / math.log(float(x.abs().max()) + 2)\n"
     )
     torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "a.pt")
     model = (
@@ -380,8 +380,8 @@ def test_a_member_that_reads_values_is_one_paragraph(tmp_path: Path) -> None:
     words = refused(1, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", *model)
     assert "\n" not in words
     assert (
-        "Net reads the value of a tensor as a Python number at net.py:6 in forward: "
-        "return super().forward(x) / float(x.abs().max())" in words
+        "Net reads the value of a tensor as a Python number at net.py:8 in forward: "
+        "return super().forward(x) / math.log(float(x.abs().max()) + 2)" in words
     )
     assert "has no 'Nope'. It defines Net." in refused(
         2,
