@@ -336,7 +336,8 @@ def _layers(gates: int) -> Space:
                 sizes += [(gates * width,)] * 2 if biases else []
                 sizes += [(project, width)] if project else []
                 params += [draw.normal(*s) / 2 for s in sizes]
-        return call(x, states if gates == 4 else states[0], params, biases, layers, 0.0, False, both, first)
+        train = pick(False, True)
+        return call(x, states if gates == 4 else states[0], params, biases, layers, 0.0, train, both, first)
 
     return make
 

@@ -33,7 +33,7 @@ def _projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     rows = x.expand(w_x.shape[0], -1, -1, -1).flatten(1, 2)
     products = torch.bmm(rows, w_x) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, w_x)
-    return products.view(-1, *x.shape[1:3], w_x.shape[2])
+    return products.view(w_x.shape[0], *x.shape[1:3], w_x.shape[2])
 
 
 _of_sigmoid = torch.ops.aten.sigmoid_backward.grad_input  # (g, s, out): g s (1 - s), s: the sigmoid
@@ -113,7 +113,7 @@ def _of_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of x, w_x and w_h, from those of the sums of all steps, `[N, T, B, G*H]`."""
     rows, sums = x.expand(w_x.shape[0], -1, -1, -1).flatten(1, 2), of_x.flatten(1, 2)
-    gradient = torch.bmm(sums, w_x.mT).view(-1, *x.shape[1:])
+    gradient = torch.bmm(sums, w_x.mT).view(w_x.shape[0], *x.shape[1:])
     if x.shape[0] == 1 < gradient.shape[0]:
         gradient = gradient.sum(0, keepdim=True)
     return gradient, torch.bmm(rows.mT, sums), torch.bmm(before.flatten(1, 2).mT, of_h.flatten(1, 2))
