@@ -46,18 +46,18 @@ PRODUCTS: Mapping[str, Product] = {"einsum": by_einsum, "bmm": by_bmm, "grouped_
 class Mixture(nn.Module):
     """Runs `ACTIVE` of `EXPERTS` experts for each row, and adds their answers by the router's weights."""
 
-    def __init__(self, product: Product, experts: int = EXPERTS) -> None:
+    def __init__(self, product: Product, experts: int = EXPERTS, width: int = WIDTH) -> None:
         super().__init__()
-        self.gate = nn.Linear(WIDTH, experts)
-        self.up = nn.Parameter(torch.randn(experts, WIDTH, WIDTH) / WIDTH**0.5)
-        self.down = nn.Parameter(torch.randn(experts, WIDTH, WIDTH) / WIDTH**0.5)
+        self.gate = nn.Linear(width, experts)
+        self.up = nn.Parameter(torch.randn(experts, width, width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(experts, width, width) / width**0.5)
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
         weight, chosen = self.gate(x).softmax(-1).topk(ACTIVE)
         rows = x.repeat_interleave(ACTIVE, 0)
         y = self.product(rows, self.up, chosen.flatten()).relu()
-        y = self.product(y, self.down, chosen.flatten()).view(-1, ACTIVE, WIDTH)
+        y = self.product(y, self.down, chosen.flatten()).view(-1, ACTIVE, x.shape[1])
         answer: Tensor = (y * weight.unsqueeze(-1)).sum(1)
         return answer
 
@@ -150,14 +150,20 @@ def test_few_experts_run_by_expert_in_every_form(strategy: str, tmp_path: Path) 
                     torch.testing.assert_close(y[i], net(x[:batch]))
 
 
-@pytest.mark.parametrize(("product", "experts"), [(by_bmm, EXPERTS), (by_groups, EXPERTS), (by_groups, FEW)])
-def test_members_that_train_have_the_gradients_of_their_own_experts(product: Product, experts: int) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "wide", "loop"])
+@pytest.mark.parametrize(
+    ("product", "experts", "width"),
+    [(by_bmm, EXPERTS, WIDTH), (by_groups, EXPERTS, WIDTH), (by_groups, FEW, WIDTH), (by_groups, FEW, 16)],
+)
+def test_members_that_train_have_the_gradients_of_their_own_experts(
+    product: Product, experts: int, width: int, strategy: str
+) -> None:
     nets = []
     for i in range(N):
         torch.manual_seed(i)
-        nets.append(Mixture(product, experts))
-    x = torch.randn(8, WIDTH)
-    fused = fuse(nets, sample=(x,))
+        nets.append(Mixture(product, experts, width))
+    x = torch.randn(8, width)
+    fused = fuse(nets, sample=(x,), strategy=strategy)
     fused(x).square().sum().backward()
     found = {name.rpartition(".")[2]: p.grad for name, p in fused.named_parameters()}
     for i, net in enumerate(nets):

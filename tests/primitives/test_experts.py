@@ -265,3 +265,10 @@ def test_no_member_changes_a_bit_of_another(outputs: int, inputs: int) -> None:
     other[1], broken[1] = 0, float("nan")
     after = FUNCTIONS["widepack.expert_linear.default"](x, broken, other)
     assert torch.equal(before[[0, 2]], after[[0, 2]]) and bool(after[1].isnan().all())
+
+
+def test_the_derivatives_of_one_member_are_those_of_differences() -> None:
+    x, weight, index = operands(EVEN, 1, 6, 4, torch.float64)
+    given = x[0].requires_grad_(), weight[0].transpose(1, 2).detach().requires_grad_()
+    op = torch.ops.widepack.expert_mm
+    assert torch.autograd.gradcheck(lambda x, w: op(x, w, index[0], True), given, fast_mode=True)

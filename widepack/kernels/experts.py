@@ -10,18 +10,21 @@ becomes for all members. The ops sort the rows of all members by expert: expert 
 i*E + e. Each expert that has rows is one product. If the matrices are small, and almost all experts of a
 member have about as many rows, one batched product serves all of them. No matrix is copied. `decompose.py`
 writes the ops in ATen ops. These copy one matrix for each row, or, with `few`, multiply each row by the
-matrices of all experts.
+matrices of all experts. `expert_mm` has a derivative.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from widepack_artifacts.program import Node, Tag
 
 from .checks import own_ops as checks
-from .library import define
+from .library import define, differentiate
 from .node_list import NodeList
 
 OP = "widepack.expert_linear.default"
@@ -101,6 +104,21 @@ def _padded(x: Tensor, numbers: Tensor, weight: Tensor, counts: Tensor, most: in
     return y.flatten(0, 1).index_select(0, places)
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+@once_differentiable
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, weight, index = ctx.saved_tensors
+    of_x = _expert_mm(gradient, weight.transpose(1, 2), index)
+    of_weight, expert = torch.zeros_like(weight), index.remainder(weight.shape[0])
+    for number in expert.unique().tolist():
+        rows = (expert == number).nonzero().squeeze(1)
+        torch.mm(x.index_select(0, rows).t(), gradient.index_select(0, rows), out=of_weight[number])
+    return of_x, of_weight, None, None
+
+
 def _fake(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
     return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
 
@@ -121,6 +139,7 @@ define(
     _fake_of_one,
     checks.expert_mm,
 )
+differentiate("expert_mm", _keep, _backward)
 
 
 def expert_linear_in_aten(node: Node, members: int) -> list[Node]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from widepack_artifacts.program import Kind, Node, Program
 
+from ..errors import LoweringError
 from ..ir.fake_values import Shapes
 from ..kernels.library import DIFFERENTIABLE
 from ..planning.plan import NodeChoice, Plan
@@ -56,9 +57,13 @@ def _without(op: str, name: str) -> bool:
 
 
 def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[str]]) -> NodeChoice:
-    """Returns another strategy for a node of the member program."""
+    """Returns another strategy for a node of the member program. Raises: LoweringError if there is none."""
     (node,) = (n for n in program.nodes if n.name == name)
     done = tried.setdefault(name, set())
+    if "sequential" in done:
+        raise LoweringError(
+            f"node {name} ({node.op}, {node.source}) has no derivative, in no strategy and not member by member"
+        )
     done.add(lowered.used[name])
     known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
     left = [s.name for s in known.values() if s.derivative and not s.on_request and s.name not in done]
