@@ -60,13 +60,11 @@ def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[st
     """Returns another strategy for a node of the member program. Raises: LoweringError if there is none."""
     (node,) = (n for n in program.nodes if n.name == name)
     done = tried.setdefault(name, set())
-    if "sequential" in done:
-        raise LoweringError(
-            f"node {name} ({node.op}, {node.source}) has no derivative, in no strategy and not member by member"
-        )
     done.add(lowered.used[name])
     known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
     left = [s.name for s in known.values() if s.derivative and not s.on_request and s.name not in done]
+    if not left and "sequential" in done:
+        raise LoweringError(f"node {name} ({node.op}, {node.source}) has no derivative in any strategy")
     chosen = left[0] if left else "sequential"
     done.add(chosen)
     return NodeChoice(chosen, "the strategy before it has no derivative")
