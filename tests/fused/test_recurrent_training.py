@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import fuse
-from widepack.fused.programs import Runner
+from widepack.kernels.decompose import decompose
+from widepack.runtime.executable import Executable
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 N, T, B, INPUTS, WIDTH = 3, 5, 4, 3, 6
 OPS = torch.ops.widepack
@@ -54,6 +56,26 @@ def test_derivatives_of_derivatives_are_refused() -> None:
         slope.sum().backward()
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+def test_the_ops_equal_their_aten_form(cell: str) -> None:
+    given: Any = [
+        v.detach() for v in operands({"lstm": 4, "gru": 3}.get(cell, 1), False, True) if v is not None
+    ]
+    slots = tuple(Slot(f"v{i}", f"v{i}", "stacked", "float64") for i in range(len(given)))
+    args = (*(Ref(s.name) for s in slots), *(["tanh"] if cell == "rnn_tanh" else []))
+    nodes, names = [Node("out", f"widepack.{cell.partition('_')[0]}_training.default", args)], ["out"]
+    if cell != "rnn_tanh":
+        names = ["y", "last"][: 2 if cell == "lstm" else 1]
+        nodes += [Node(n, "operator.getitem", (Ref("out"), i)) for i, n in enumerate(names)]
+    outputs = tuple(Output(Ref(n), "stacked") for n in names)
+    program = Program((), slots, tuple(nodes), outputs, N)
+    plain = decompose(program)
+    assert not any(n.op.startswith("widepack.") for n in plain.nodes)
+    own, aten = (Executable(p, {}, torch.device("cpu")).run(*given) for p in (program, plain))
+    for a, b in zip(own, aten, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 class Net(nn.Module):
     """A recurrent layer and a head on the mean of its answers and on its last state."""
 
@@ -87,8 +109,7 @@ def nets(name: str, dtype: torch.dtype, **more: Any) -> list[Net]:
 
 
 def ops_of(fused: Any) -> set[str]:
-    runners: list[Runner] = [r for e in fused._entries.values() for r in e.runners]  # noqa: SLF001
-    return {n.op for r in runners for n in r.program.nodes}
+    return {n.op for r in fused.current_entry().runners for n in r.program.nodes}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

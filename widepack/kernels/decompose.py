@@ -17,6 +17,9 @@ _RECURRENT = (
     "widepack.gru_steps.default",
     "widepack.lstm_steps.default",
     "widepack.packed_lstm.default",
+    "widepack.rnn_training.default",
+    "widepack.gru_training.default",
+    "widepack.lstm_training.default",
 )
 _PACKED_LAYERS = ("widepack.convolution.default", "widepack.linear.default")
 
@@ -60,8 +63,8 @@ def decompose(program: Program) -> Program:
         elif node.op in _RECURRENT:
             more, y, last = _recurrent_in_aten(node, program.members, packs)
             nodes += more
-            if last is not None:
-                pairs[node.name] = y, last
+            if last is not None or node.op == "widepack.gru_training.default":
+                pairs[node.name] = y, last  # what else a training op gives is for its derivative
         elif node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in pairs:
             values[node.name] = pairs[node.args[0].name][node.args[1]]
         else:
@@ -138,6 +141,15 @@ def _recurrent_arguments(node: Node, packs: Mapping[str, Node]) -> _RecurrentArg
     if node.op == "widepack.lstm_steps.default":
         x, h, c, w_x, w_h, b_x, b_h, w_p, reverse = node.args
         return _RecurrentArguments("aten.lstm.input", x, (h, c), w_x, w_h, b_x, b_h, w_p, reverse, True)
+    if node.op == "widepack.lstm_training.default":
+        x, h, c, w_x, w_h, b_x, b_h = node.args
+        return _RecurrentArguments("aten.lstm.input", x, (h, c), w_x, w_h, b_x, b_h, None, False, True)
+    if node.op == "widepack.gru_training.default":
+        x, h, w_x, w_h, b_x, b_h = node.args
+        return _RecurrentArguments("aten.gru.input", x, (h,), w_x, w_h, b_x, b_h, None, False, False)
+    if node.op == "widepack.rnn_training.default":
+        x, h, w_x, w_h, b_x, b_h, act = node.args
+        return _RecurrentArguments(f"aten.rnn_{act}.input", x, (h,), w_x, w_h, b_x, b_h, None, False, False)
     x, h, w_x, w_h, b_x, b_h, reverse = node.args[:7]
     op = "aten.gru.input" if node.op == "widepack.gru_steps.default" else f"aten.rnn_{node.args[7]}.input"
     return _RecurrentArguments(op, x, (h,), w_x, w_h, b_x, b_h, None, reverse, False)

@@ -11,7 +11,6 @@
 | `fold` | all weights Shared | one op over all members' rows |
 | `packed` | LSTM on a CPU, float32, W Stacked, no Wp | a oneDNN call per member, over prepacked weights |
 | `fused` | some weight Stacked | one batched product per step, over weights transposed at load |
-
 | `trained` | train mode, W Stacked, no Wp, no dropout; not oneDNN's LSTM | as `fused`, with a derivative |
 
 `fused` computes the products with x for many steps at once (widepack.kernels). For an LSTM `packed` is
