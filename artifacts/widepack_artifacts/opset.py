@@ -160,5 +160,8 @@ def allowed(op: str, extra: Container[str] | None = None) -> bool:
 
 
 OPS: frozenset[str] = (
-    _expand(_ATEN + _BACKWARD) | frozenset(_PYTHON.split()) | {f"widepack.{op}.default" for op in _OWN.split()} | {"loop"}
+    _expand(_ATEN + _BACKWARD)
+    | frozenset(_PYTHON.split())
+    | {f"widepack.{op}.default" for op in _OWN.split()}
+    | {"loop"}
 )
