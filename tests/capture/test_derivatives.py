@@ -224,9 +224,10 @@ def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
     """A loss of forces has gradients through the derivative. Twenty steps are the members' own."""
-    nets, _ = members(lambda: Potential(by_grad, norm), tmp_path)
-    z, x = torch.randint(0, 10, (2, 5)), torch.randn(2, 5, 3)
-    target = torch.randn(2, 5, 3)
+    nets, _ = members(lambda: Potential(by_grad, norm).double(), tmp_path)
+    z, x = torch.randint(0, 10, (2, 5)), torch.randn(2, 5, 3, dtype=torch.float64)
+    target = torch.randn(2, 5, 3, dtype=torch.float64)
+    before = {name: value.detach().clone() for name, value in nets[0].named_parameters()}
     fused = fuse(nets, (z, x)).train()
     ours = torch.optim.SGD(fused.parameters(), lr=1e-4)
     theirs = [torch.optim.SGD(net.train().parameters(), lr=1e-4) for net in nets]
@@ -245,7 +246,9 @@ def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
     found = dict(fused.named_parameters())
     for i, net in enumerate(nets):
         for name, value in net.named_parameters():
-            torch.testing.assert_close(found[name][i], value, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(found[name][i], value, rtol=1e-9, atol=1e-11)
+    moved = {name: (value - before[name]).abs().max() for name, value in nets[0].named_parameters()}
+    assert sum(m > 1e-5 for m in moved.values()) > len(moved) // 2
 
 
 class Stopped(nn.Module):

@@ -131,7 +131,7 @@ class _Stops(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func is torch.autograd.grad and not kwargs.get("create_graph"):
             return pytree.tree_map(_stopped, result)
-        if not torch.is_grad_enabled() and func not in (torch.ops.widepack_capture.stop_gradient.default,):
+        if not torch.is_grad_enabled():
             return pytree.tree_map(_stopped, result)
         return result
 

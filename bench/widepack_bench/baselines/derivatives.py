@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-_OF_AUTOGRAD = "grad"  # is in each message of torch about derivatives that were not recorded
+from widepack.capture.derivatives import derivatives_watched, weights_fixed
+from widepack.capture.export import clone
 
 
 class WithDerivatives(nn.Module):
@@ -44,15 +45,8 @@ def for_inference(
 ) -> list[nn.Module]:
     """Returns the modules in the form that runs in inference mode. args, kwargs: an example of one member."""
     try:
-        with torch.inference_mode():
-            modules[0](*pytree.tree_map(_copied, list(args)), **pytree.tree_map(_copied, dict(kwargs)))
-    except RuntimeError as e:
-        if _OF_AUTOGRAD in str(e):
-            return [WithDerivatives(m) for m in modules]
+        with derivatives_watched() as found, weights_fixed(modules[0]):
+            modules[0](*pytree.tree_map(clone, list(args)), **pytree.tree_map(clone, dict(kwargs)))
     except Exception:  # noqa: BLE001  # the comparison reports it
         return list(modules)
-    return list(modules)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    return [WithDerivatives(m) for m in modules] if found.taken else list(modules)
