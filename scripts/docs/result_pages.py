@@ -34,6 +34,7 @@ import reduce_results
 import route_results
 import serve_results
 import suite_sizes
+import training_results
 import version_results
 import zoo_results
 
@@ -52,6 +53,7 @@ PAGES = (
     "docs/results/service.md",
     "docs/results/fleets.md",
     "docs/results/costs.md",
+    "docs/results/training.md",
     "docs/explanation/publishing.md",
     "docs/how-to/migrate.md",
 )
@@ -274,6 +276,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **flop_results.PARTS,
     **advice_results.PARTS,
     **layer_results.PARTS,
+    **training_results.PARTS,
     "kills": kills,
     "fuzz": fuzz,
 }

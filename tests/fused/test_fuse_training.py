@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +118,42 @@ def test_a_compiled_fused_module_is_the_fused_module() -> None:
     torch.testing.assert_close(
         fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in modules]), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
+def test_compiled_programs_train_as_the_others() -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)]
+    x = torch.randn(6, 4)
+    steps = {}
+    for compiled in (False, True):
+        fused = widepack.fuse([copy.deepcopy(m) for m in models], x).train()
+        if compiled:
+            fused.compile(backend="aot_eager")
+        optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            fused(x).square().mean().backward()
+            optimizer.step()
+        steps[compiled] = {n: v.detach().clone() for n, v in fused.state_dict().items()}
+    for name, value in steps[False].items():
+        torch.testing.assert_close(steps[True][name], value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
+def test_compile_is_used_by_programs_that_exist_already() -> None:
+    seen: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        seen.append(len(inputs))
+        return graph.forward
+
+    fused = widepack.fuse([nn.Linear(4, 2) for _ in range(2)], torch.randn(3, 4)).train()
+    before = fused(torch.ones(3, 4))
+    fused.compile(backend=backend)
+    torch.testing.assert_close(fused(torch.ones(3, 4)), before)
+    assert len(seen) == 1
+    fused(torch.ones(3, 4))
+    assert len(seen) == 1
+    copied = copy.deepcopy(fused)
+    torch.testing.assert_close(copied(torch.ones(3, 4)), before)

@@ -112,9 +112,13 @@ def _wide_gradients(
     names: Sequence[str],
 ) -> Gradients:
     """Returns the gradients of the wide program at rest, on the CPU. `drawn`: the inputs of each member."""
-    program = rested(entry.on_cpu().runner(runner.stacked, entry.sizes, gradients=True).program)
+    if entry.device == CPU:
+        own = runner  # of its batch class, also where the sample is of another
+    else:
+        own = entry.on_cpu().runner(runner.stacked, entry.sizes, gradients=True)
+    program = rested(own.program)
     assert program is not None  # as on the module's device
-    values = [torch.stack(v) if own else v[0] for v, own in zip(zip(*drawn), runner.stacked)]
+    values = [torch.stack(v) if each else v[0] for v, each in zip(zip(*drawn), runner.stacked)]
     weights = {
         n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()
     }

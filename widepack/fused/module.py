@@ -66,7 +66,7 @@ class Fused(FusedMembers):
 
     def __init__(self, recipe: FusedRecipe) -> None:
         super().__init__()
-        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={}, _frozen=())
+        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={}, _frozen=(), _compiled=None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         """Returns a module with its own weights, over the same programs."""
@@ -226,8 +226,29 @@ class Fused(FusedMembers):
             with torch.inference_mode(False), torch.enable_grad(), plain_modes():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
+                if self._compiled is not None:
+                    entry.compile(self._compiled)
                 self._entries[key] = entry
         return self._entries[key]
+
+    def compile(self, *, dynamic: bool | None = False, **options: Any) -> None:
+        """Compiles the programs that train with `torch.compile`, in the place of `nn.Module.compile`.
+
+        Each program is compiled as one graph, forward and backward, at its first call. In eval mode without
+        gradients the module runs as before.
+
+        Args:
+            dynamic: As in `torch.compile`. Default: False, one compiled form for each batch size.
+            **options: The other options of `torch.compile`: `backend`, `mode`, `options`.
+
+        Example:
+            >>> fused = widepack.fuse(models, x).train()
+            >>> fused.compile()
+            >>> fused(x).square().mean().backward()
+        """
+        self.__dict__["_compiled"] = {"dynamic": dynamic, **options}
+        for entry in self._entries.values():
+            entry.compile(self._compiled)
 
     def _modes(self) -> tuple[bool, ...]:
         """Returns for each part whether it is in train mode."""

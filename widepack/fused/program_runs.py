@@ -32,11 +32,17 @@ register_optimizer_step_post_hook(_count_fused_steps)
 
 
 class DifferentiableProgram:
-    """Runs a program as one function of weights and inputs that autograd can differentiate."""
+    """Runs a program as one function of weights and inputs that autograd can differentiate.
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    compiled: options of `torch.compile`, which then compiles the function. Default: None, not compiled.
+    """
+
+    def __init__(
+        self, program: Program, device: torch.device, compiled: Mapping[str, Any] | None = None
+    ) -> None:
         self.sources = [s.source for s in program.weights]
-        self.forward = graph_module(program, device, checks="none").forward
+        forward = graph_module(program, device, checks="none").forward
+        self.forward: Callable[..., Any] = forward if compiled is None else torch.compile(forward, **compiled)
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
         return list(self.forward(*(weights[s] for s in self.sources), *inputs))

@@ -42,6 +42,7 @@ from ..lowering.lower import lower
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
+from ..planning.training_plans import with_products
 from ..simplify.canonical import plain
 from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
@@ -177,6 +178,7 @@ class FusedEntry(MemberPrograms):
         self.input_count = len(captured.inputs) - len(self.carried)  # the states are the last inputs
         self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
+        self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
         self._plans: dict[tuple[tuple[bool, ...], bool], tuple[Program, dict[str, Kind], list[Plan]]] = {}
         self._runners: dict[tuple[tuple[bool, ...], bool, tuple[int, int | None]], Runner] = {}
 
@@ -302,10 +304,22 @@ class FusedEntry(MemberPrograms):
         class_plans = plans(
             program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
         )
+        if gradients and self.device.type == "cpu":
+            class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 
     def _run(self, program: Program, gradients: bool) -> ProgramRun:
-        return (DifferentiableProgram if gradients else RebindingProgram)(program, self.device)
+        if gradients:
+            return DifferentiableProgram(program, self.device, self.compiled)
+        return RebindingProgram(program, self.device)
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Compiles the programs with gradients. options: those of `torch.compile`."""
+        self.compiled = options
+        self._runners = {
+            key: replace(r, run=self._run(r.program, True)) if r.gradients else r
+            for key, r in self._runners.items()
+        }
 
     def on_cpu(self) -> FusedEntry:
         """Returns the same entry on the CPU."""

@@ -212,7 +212,13 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     | {"widepack.masked_attention"},
     # Products of all members in one call.
     "grouped linear": frozenset(
-        {"widepack.linear", "widepack.streamed_linear", "widepack.expert_linear", "widepack.expert_mm"}
+        {
+            "widepack.linear",
+            "widepack.streamed_linear",
+            "widepack.expert_linear",
+            "widepack.expert_mm",
+            "widepack.member_products",
+        }
     ),
     # Products with a base and thin factors.
     "factored": frozenset({"widepack.delta_linear", "widepack.factored_weight"}),

@@ -22,6 +22,7 @@ from ..errors import ArtifactError, UsageError
 from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
 from ..kernels import masked as masked
+from ..kernels import member_products as member_products
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import recurrent_training as recurrent_training

@@ -13,6 +13,7 @@
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |
+| `member_products.py` | Defines the product of each member's matrices, with a derivative |
 | `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |

@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, masked, streamed
+from . import experts, factored, masked, member_products, streamed
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -48,6 +48,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
         elif node.op in _PACKED_LAYERS:
             nodes += _packed_layer_in_aten(node)
+        elif node.op == member_products.PRODUCTS:
+            nodes += _products_in_aten(node, program.members)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
         elif node.op == masked.OP:
@@ -98,6 +100,20 @@ def _streamed_linear_in_aten(node: Node, members: int) -> list[Node]:
     """Returns a `streamed_linear` node as a batched product."""
     new = NodeList(node)
     x, weight, bias = node.args
+    return _batched_product(new, x, weight, bias, members)
+
+
+def _products_in_aten(node: Node, members: int) -> list[Node]:
+    """Returns a `member_products` node as a batched product."""
+    new = NodeList(node)
+    x, weight, bias = node.args
+    return _batched_product(
+        new, x, new.add("aten.transpose.int", weight, 1, 2, suffix="turned"), bias, members
+    )
+
+
+def _batched_product(new: NodeList, x: Any, weight: Any, bias: Any, members: int) -> list[Node]:
+    """Returns the nodes of `x weight + bias`. x: `[N or 1, R, I]`, weight: `[N, I, O]`, bias: `[N, O]`."""
     rows = new.add("aten.expand.default", x, [members, -1, -1], suffix="rows")
     if bias is None:
         new.add("aten.bmm.default", rows, weight, suffix="product")

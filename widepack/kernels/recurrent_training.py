@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from .checks import own_ops as checks
 from .library import define, differentiate
+from .member_products import multiply
 
 
 def _projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
@@ -32,8 +33,7 @@ def _projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
     if x.shape[1] == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     rows = x.expand(w_x.shape[0], -1, -1, -1).flatten(1, 2)
-    products = torch.bmm(rows, w_x) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, w_x)
-    return products.view(w_x.shape[0], *x.shape[1:3], w_x.shape[2])
+    return multiply(rows, w_x.mT, bias).view(w_x.shape[0], *x.shape[1:3], w_x.shape[2])
 
 
 _of_sigmoid = torch.ops.aten.sigmoid_backward.grad_input  # (g, s, out): g s (1 - s), s: the sigmoid
@@ -109,14 +109,18 @@ def _fake_lstm(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, ...]:
 
 
 def _of_weights(
-    x: Tensor, before: Tensor, w_x: Tensor, of_x: Tensor, of_h: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of x, w_x and w_h, from those of the sums of all steps, `[N, T, B, G*H]`."""
+    needed: bool, x: Tensor, before: Tensor, w_x: Tensor, of_x: Tensor, of_h: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Returns the gradients of x, w_x and w_h, from those of the sums of all steps, `[N, T, B, G*H]`.
+
+    needed: whether x needs a gradient.
+    """
     rows, sums = x.expand(w_x.shape[0], -1, -1, -1).flatten(1, 2), of_x.flatten(1, 2)
-    gradient = torch.bmm(sums, w_x.mT).view(w_x.shape[0], *x.shape[1:])
-    if x.shape[0] == 1 < gradient.shape[0]:
+    gradient = multiply(sums, w_x, None).view(w_x.shape[0], *x.shape[1:]) if needed else None
+    if gradient is not None and x.shape[0] == 1 < gradient.shape[0]:
         gradient = gradient.sum(0, keepdim=True)
-    return gradient, torch.bmm(rows.mT, sums), torch.bmm(before.flatten(1, 2).mT, of_h.flatten(1, 2))
+    states, of_states = before.flatten(1, 2), of_h.flatten(1, 2)
+    return gradient, multiply(rows.mT, sums.mT, None), multiply(states.mT, of_states.mT, None)
 
 
 def _of_bias(bias: Tensor | None, sums: Tensor) -> Tensor | None:
@@ -139,7 +143,7 @@ def _rnn_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         else:
             torch.mul(arrived, y[:, t] > 0, out=step)
         carried = torch.bmm(step, w_h.mT)
-    of_x, of_wx, of_wh = _of_weights(x, _before(h, y), w_x, sums, sums)
+    of_x, of_wx, of_wh = _of_weights(ctx.needs_input_grad[0], x, _before(h, y), w_x, sums, sums)
     return of_x, carried, of_wx, of_wh, _of_bias(b_x, sums), _of_bias(b_h, sums), None
 
 
@@ -171,7 +175,7 @@ def _gru_backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
         torch.mul(of_new, reset[:, t], out=step[..., 2 * width :])
         given[..., : 2 * width] = step[..., : 2 * width]
         carried = torch.baddbmm(arrived * update[:, t], step, w_h.mT)
-    gradients = _of_weights(x, before, w_x, of_x, of_h)
+    gradients = _of_weights(ctx.needs_input_grad[0], x, before, w_x, of_x, of_h)
     return gradients[0], carried, *gradients[1:], _of_bias(b_x, of_x), _of_bias(b_h, of_h)
 
 
@@ -207,7 +211,7 @@ def _lstm_backward(ctx: Any, gradient: Tensor | None, of_last: Tensor | None, *_
         torch.mul(slope[..., 3 * width :], arrived, out=step[..., 3 * width :])
         carried = torch.bmm(step, w_h.mT)
         of_cell.mul_(keep[:, t])
-    of_x, of_wx, of_wh = _of_weights(x, _before(h, y), w_x, sums, sums)
+    of_x, of_wx, of_wh = _of_weights(ctx.needs_input_grad[0], x, _before(h, y), w_x, sums, sums)
     return of_x, carried, of_cell, of_wx, of_wh, _of_bias(b_x, sums), _of_bias(b_h, sums)
 
 

@@ -10,6 +10,7 @@
 | `turned` | W Stacked | products over weights transposed at load; x Shared: one product |
 | `streamed` | on a CPU, float32, W Stacked | for one row per member: sums of rows of the weights |
 | `packed` | on a CPU, float32, W Stacked | one oneDNN call over prepacked weights |
+| `products` | on a CPU, float32, W Stacked | oneDNN over plain weights, also in the backward pass |
 
 `packed` runs one product of `N*O` outputs where x is Shared. Otherwise it runs N groups, and its result has
 the memory order `[R, N, O]`.
@@ -163,6 +164,17 @@ def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
     y = back(w.call("widepack.linear.default", rows, matrix, flat))  # [1, *, N*O]
     y = w.call("unflatten.int", w.call("squeeze.dim", y, 0), -1, [w.members, -1])  # [*, N, O]
     return Stacked(w.call("movedim.int", y, -2, 0))
+
+
+@strategy("linear", "products", family="linear", when=_packable)
+def products(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """for many rows of members that train: a oneDNN call for each member over its plain weights"""
+    if not is_whole_bias(bias, weight):
+        return add_bias(w, products(w, x, weight).value, bias, rank(x))
+    value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
+    rows, back = flatten_rows(w, value, rank(x))  # [N or 1, R, I]
+    b = None if bias is None else w.stack(bias)
+    return Stacked(back(w.call("widepack.member_products.default", rows, weight.value, b)))
 
 
 def flatten_rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:

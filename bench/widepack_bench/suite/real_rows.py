@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import widepack
+from widepack.spec.dtypes import DTYPES
 from widepack.system.timing import once
 
 from ..baselines.members import call_inputs
@@ -30,6 +31,7 @@ from ..models.weights import write_checkpoints
 from .compare import compare
 from .real_networks import RealNetwork, chosen_networks
 from .real_table import TUNED
+from .row import in_dtype
 
 ARTIFACT = "built.wide"
 LEAST_ROUNDS = 14  # half of them measure the ratio; an interval needs six
@@ -41,7 +43,7 @@ class RealOptions:
 
     baselines: empty for all. tune: also measure the tuned artifact. budget_s: seconds of measuring for each
     row. call_limit_s: a batch for which the loop takes longer is not measured. compile_limit_s: seconds that
-    one baseline may take to compile.
+    one baseline may take to compile. dtype: of the weights and the inputs; empty for float32.
     """
 
     baselines: Sequence[str] = ()
@@ -51,6 +53,7 @@ class RealOptions:
     compile_limit_s: float = 120.0
     threads: int = 1
     pin: bool = False
+    dtype: str = ""
 
 
 def run_network(
@@ -64,7 +67,7 @@ def run_network(
     (network,) = chosen_networks([name])
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder, quiet(given.threads, given.pin):
-        modules, artifact, build = _built(network, members, folder)
+        modules, artifact, build = _built(network, members, folder, given.dtype)
         ens = widepack.load(artifact)
         for batch, pattern in calls:
             row = {"batch": batch, "pattern": pattern, **build}
@@ -85,7 +88,9 @@ class _Call:
     loop_s: float
 
 
-def _built(network: RealNetwork, members: int, folder: str) -> tuple[list[nn.Module], str, dict[str, Any]]:
+def _built(
+    network: RealNetwork, members: int, folder: str, dtype: str = ""
+) -> tuple[list[nn.Module], str, dict[str, Any]]:
     """Writes random checkpoints and builds them. Returns the members, the artifact and what was measured."""
     make = partial(factory_of(network.model), **network.options)
     paths = write_checkpoints(make, members, folder)
@@ -94,7 +99,7 @@ def _built(network: RealNetwork, members: int, folder: str) -> tuple[list[nn.Mod
         with torch.device("meta"):
             member = make()
         member.load_state_dict(torch.load(path, mmap=True, weights_only=True), assign=True)
-        modules.append(member.eval())
+        modules.append(member.to(DTYPES[dtype or "float32"]).eval())
     begin = time.perf_counter()
     artifact = f"{folder}/{ARTIFACT}"
     report = widepack.build(
@@ -102,7 +107,8 @@ def _built(network: RealNetwork, members: int, folder: str) -> tuple[list[nn.Mod
         artifact,
         model=network.model,
         model_args=dict(network.options),
-        inputs=list(network.inputs),
+        inputs=in_dtype(network.inputs, dtype),
+        dtype=dtype or None,
         targets=("cpu",),
         pt2=False,
     )

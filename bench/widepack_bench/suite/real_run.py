@@ -41,6 +41,7 @@ def run_real(
     document = read_document(out, FORMAT, "the suite real")
     if document is None:
         document = {"format": FORMAT, "rows": {}, "summary": {}}
+    dtype = options.get("dtype", "")
     parts = [(network, count) for network in chosen_networks(names) for count in members]
     for number, (network, count) in enumerate(parts):
         if progress:
@@ -50,12 +51,12 @@ def run_real(
             for pattern in patterns
             for batch in batches
             if _must_run(
-                document["rows"].get(key_of(network, count, batch, pattern, threads)),
+                document["rows"].get(key_of(network, count, batch, pattern, threads, dtype)),
                 bool(options.get("tune")),
             )
         ]
         for row in _rows(network, count, calls, {**options, "threads": threads}):
-            key = key_of(network, count, row["batch"], row["pattern"], threads)
+            key = key_of(network, count, row["batch"], row["pattern"], threads, dtype)
             document["rows"][key] = {
                 "network": network.name,
                 "title": network.title,
@@ -63,6 +64,7 @@ def run_real(
                 "inputs": list(network.inputs),
                 "members": count,
                 "threads": threads,
+                **({"dtype": dtype} if dtype else {}),
                 **row,
             }
             document["summary"] = summary(document["rows"])
@@ -76,12 +78,14 @@ def run_real(
     return document
 
 
-def key_of(network: RealNetwork, members: int, batch: int, pattern: str, threads: int) -> str:
-    """Returns the key of a row: `vit-s, N=8, batch 4, shared, 1 thread`."""
+def key_of(
+    network: RealNetwork, members: int, batch: int, pattern: str, threads: int, dtype: str = ""
+) -> str:
+    """Returns the key of a row: `vit-s, N=8, batch 4, shared, 1 thread`; with another dtype also its name."""
     return (
         f"{network.name}, N={members}, batch {batch}, {pattern}, "
         f"{threads} thread{'' if threads == 1 else 's'}"
-    )
+    ) + (f", {dtype}" if dtype else "")
 
 
 def _rows(

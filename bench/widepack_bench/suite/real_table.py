@@ -81,7 +81,8 @@ def _network(row: Mapping[str, Any]) -> str:
     sample = first.partition("[")[2].partition("]")[0].split(",")[1:]
     count = row.get("parameters")
     parameters = f", {count / 1e6:.3g} M parameters" if count else ""
-    return f"{row['title']} ({row['size']}, {'x'.join(sample)}{parameters})"
+    dtype = f", {row['dtype']}" if "dtype" in row else ""
+    return f"{row['title']} ({row['size']}, {'x'.join(sample)}{parameters}{dtype})"
 
 
 def _measured(cell: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import widepack
+from widepack.spec.dtypes import DTYPES
 
 from ..baselines.table import BASELINES
 from ..measure.processors import quiet
@@ -35,7 +36,8 @@ class NetworkOptions:
 
     tune: measure the artifact's plan for the row's batch first, and write it into the artifact. The result
     then has the measured times, and how much slower the plan is than the best candidate (`regret.py`). The
-    others are as in `bench`; empty baselines mean all.
+    others are as in `bench`; empty baselines mean all. dtype: of the weights and the inputs; empty for
+    float32.
     """
 
     baselines: Sequence[str] = ()
@@ -47,6 +49,7 @@ class NetworkOptions:
     alone: bool = False
     tune: bool = False
     device: str = "cpu"
+    dtype: str = ""
 
 
 def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> dict[str, Any]:
@@ -64,7 +67,8 @@ def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> 
             artifact,
             model=row.model,
             model_args=dict(form.options),
-            inputs=list(form.inputs),
+            inputs=in_dtype(form.inputs, options.dtype),
+            dtype=options.dtype or None,
             targets=(torch.device(options.device).type,),
             pt2=False,
         )
@@ -77,6 +81,11 @@ def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> 
         weights_bytes = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
     document = {**report.to_json(), "name": row.name}
     return {"build_s": build_s, "weights_bytes": weights_bytes, **tuned, "report": document}
+
+
+def in_dtype(inputs: Sequence[str], dtype: str) -> list[str]:
+    """Returns input specs with another floating dtype. dtype: empty for the same specs."""
+    return [spec.replace("=float32[", f"={dtype}[") if dtype else spec for spec in inputs]
 
 
 def _tune(
@@ -105,7 +114,8 @@ def _compare(
     make, arguments = factory_of(row.model), row.form(size).options
     beside = {}
     if row.by_hand:
-        beside[BY_HAND] = by_hand([_filled(make(**arguments), p) for p in paths], options.device)
+        filled = [_filled(make(**arguments), p).to(DTYPES[options.dtype or "float32"]) for p in paths]
+        beside[BY_HAND] = by_hand(filled, options.device)
     return bench(
         artifact,
         device=options.device,

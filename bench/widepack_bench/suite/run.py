@@ -39,7 +39,7 @@ def run_suite(
     rows = chosen(names)
     document = _read(out, size)
     for number, row in enumerate(rows):
-        key = key_of(row, options.get("threads", 1))
+        key = key_of(row, options.get("threads", 1), options.get("dtype", ""))
         if not must_run(document["rows"].get(key)):
             continue
         if progress:
@@ -49,7 +49,13 @@ def run_suite(
             {"name": row.name, "size": size, **options},
             threads=options.get("threads", 1),
         )
-        document["rows"][key] = {"title": row.title, "members": row.members, "batch": row.batch, **result}
+        document["rows"][key] = {
+            "title": row.title,
+            "members": row.members,
+            "batch": row.batch,
+            **({"dtype": options["dtype"]} if options.get("dtype") else {}),
+            **result,
+        }
         document["summary"] = summary(document["rows"])
         write_whole(out, document)
         if report:
@@ -62,9 +68,9 @@ def run_suite(
     return document
 
 
-def key_of(row: SuiteRow, threads: int) -> str:
-    """Returns the key of a row in the document: `mlp-b1, 1 thread`."""
-    return f"{row.name}, {threads} thread{'' if threads == 1 else 's'}"
+def key_of(row: SuiteRow, threads: int, dtype: str = "") -> str:
+    """Returns the key of a row in the document: `mlp-b1, 1 thread`, `mlp-b1, 1 thread, bfloat16`."""
+    return f"{row.name}, {threads} thread{'' if threads == 1 else 's'}" + (f", {dtype}" if dtype else "")
 
 
 def run_named(name: str, size: str, **options: Any) -> dict[str, Any]:

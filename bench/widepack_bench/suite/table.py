@@ -119,7 +119,8 @@ def _place(key: str) -> tuple[int, str]:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    start = [row["title"], str(row["members"]), str(row["batch"])]
+    title = f"{row['title']}, {row['dtype']}" if "dtype" in row else row["title"]
+    start = [title, str(row["members"]), str(row["batch"])]
     if "error" in row:
         return [*start, "", "", "", "", "", "", f"error: {row['error'][:120]}"]
     report = row["report"]

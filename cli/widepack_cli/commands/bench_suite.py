@@ -27,12 +27,16 @@ SUITE_JSON = "suite.json"
         "widepack bench-suite cpu --threads 1 --pin --json suite.json",
         "widepack bench-suite full --rows vit,bert --baseline loop",
         "widepack bench-suite real --rows resnet18-64 --members 8 --baseline loop --json real.json",
+        "widepack bench-suite training --rows mlp,gru-32 --members 8 --json training.json",
     )
 )
-@click.argument("size", type=click.Choice(["cpu", "full", "real"]))
+@click.argument("size", type=click.Choice(["cpu", "full", "real", "training"]))
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, separated by commas. Default: all.")
 @click.option(
-    "--members", callback=counts, metavar="LIST", help="Only with real: numbers of members. Default: 4,8,16."
+    "--members",
+    callback=counts,
+    metavar="LIST",
+    help="Only with real and training: numbers of members. Default: 4,8,16; with training 8,32.",
 )
 @click.option(
     "--batch", "batches", callback=counts, metavar="LIST", help="Only with real: batches. Default: 1,4,16."
@@ -42,7 +46,14 @@ SUITE_JSON = "suite.json"
     "patterns",
     type=click.Choice(["shared", "each"]),
     multiple=True,
-    help="Only with real: one set of inputs for all members, or one for each. Repeatable. Default: shared.",
+    help="Only with real and training: one set of inputs for all members, or one for each. Repeatable. "
+    "Default: shared.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16"]),
+    default=None,
+    help="The dtype of weights, inputs and baselines. Default: float32. Not with training.",
 )
 @device_option
 @click.option(
@@ -78,6 +89,9 @@ def command(
     `real` has twelve networks at sizes that a CPU serves, each with several numbers of members and batches.
     It measures the artifact as it was built, and with --tune also the tuned one, in the same run.
 
+    `training` measures training steps of fused members: forward, loss, backward and optimizer. Its baselines
+    are loop, compiled-member, compiled-loop, vmap, vmap-compiled and processes, one for each member.
+
     Each network is built, loaded and compared with the baselines in a separate process. The document is
     written after every row, so a run that was stopped continues where it stopped.
     """
@@ -85,7 +99,7 @@ def command(
     out = Path(json_file if json_file and json_file != "-" else SUITE_JSON)
     common: dict[str, Any] = {
         "names": options["rows"].split(",") if options["rows"] else (),
-        "baselines": baselines or BASELINES,
+        "baselines": baselines or (() if size == "training" else BASELINES),
         "budget_s": options["budget"],
         "compile_limit_s": options["compile_limit"],
         "threads": options["threads"] or 1,
@@ -93,7 +107,8 @@ def command(
         "tune": options["tune"],
         "report": click.echo if json_file != "-" else None,
     }
-    document = (_real if size == "real" else _reference)(size, out, common, options)
+    run = {"real": _real, "training": _training}.get(size, _reference)
+    document = run(size, out, common, options)
     if json_file == "-":
         emit(document)
 
@@ -110,6 +125,7 @@ def _reference(size: str, out: Path, common: dict[str, Any], options: dict[str, 
             backends=options["backends"] or ("auto",),
             alone=options["full"],
             device=options["device"],
+            dtype=options["dtype"] or "",
             progress=progress,
             **common,
         )
@@ -128,6 +144,31 @@ def _real(size: str, out: Path, common: dict[str, Any], options: dict[str, Any])
             out,
             members=options["members"] or MEMBERS,
             batches=options["batches"] or BATCHES,
+            patterns=options["patterns"] or ("shared",),
+            dtype=options["dtype"] or "",
+            progress=progress,
+            **common,
+        )
+
+
+def _training(size: str, out: Path, common: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Runs the suite `training`. Raises: click.UsageError."""
+    from widepack_bench.training.networks import BASELINES as KNOWN
+    from widepack_bench.training.run import run_training
+
+    if unknown := [name for name in common["baselines"] if name not in KNOWN]:
+        raise click.UsageError(
+            f"the suite training has no baseline {', '.join(unknown)}; it has {', '.join(KNOWN)}"
+        )
+    ignored = {"--batch": "batches", "--backend": "backends", "--full": "full", "--tune": "tune"}
+    _refuse(size, {**ignored, "--dtype": "dtype"}, options)
+    if options["device"] != "cpu":
+        raise click.UsageError("the suite training runs on the CPU: leave --device out")
+    common.pop("tune")
+    with Progress() as progress:
+        return run_training(
+            out,
+            members=options["members"],
             patterns=options["patterns"] or ("shared",),
             progress=progress,
             **common,

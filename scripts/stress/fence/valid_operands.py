@@ -482,6 +482,18 @@ def _streamed(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.member_products.default")
+def _member_products(draw: Draw) -> list[Sample]:
+    small = [
+        call(draw.normal(x, 5, 4), draw.normal(3, 6, 4), bias)
+        for x in (1, 3)
+        for bias in (None, draw.normal(3, 6))
+    ]
+    large = [call(draw.normal(x, 130, 128), draw.normal(2, 130, 128), draw.normal(2, 130)) for x in (1, 2)]
+    turned = draw.normal(2, 128, 130).transpose(1, 2)
+    return [*small, *large, call(draw.normal(2, 130, 128), turned, None)]
+
+
 @_valid("widepack.delta_linear.default")
 def _delta_linear(draw: Draw) -> list[Sample]:
     return [

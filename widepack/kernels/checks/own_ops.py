@@ -208,6 +208,15 @@ def delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Ten
         of_shape("bias", bias, [rows, outputs], base)
 
 
+def member_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Checks `widepack.member_products`."""
+    members, outputs, inputs = dense("weight", weight, 3).shape
+    dense("x", x, 3)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+
+
 def steps(
     gates: int, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
 ) -> None:
