@@ -49,6 +49,7 @@ def write_artifact(nets: Sequence[NeuralNet], artifact: str, X: Any, **options: 
     for i, net in enumerate(nets):
         if not isinstance(net, NeuralNet):
             raise TypeError(f"net {i} is a {type(net).__name__}; give fitted nets of skorch")
+        net.check_is_fitted()
         members.append(member_of(net))
         with torch.no_grad():
             answer = members[i](torch.as_tensor(rows)).numpy()
