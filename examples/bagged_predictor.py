@@ -29,7 +29,7 @@ def to_tensor(X: Any) -> Tensor:
 
 
 class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Trains `folds` models, each without one part of the rows. model: makes one, from [B, columns] to logits."""
+    """Trains a model for each fold, on the rows outside of it. model: makes one, which answers logits."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         parts = StratifiedKFold(self.folds, shuffle=True, random_state=self.seed).split(X, y)
         for fold, (_, held_out) in enumerate(parts):
             self.fold_of_row_[held_out] = fold
-        self.members_ = widepack.fuse(self.model, x[:2], n=self.folds).train()
+        self.members_ = widepack.fuse(self.model, x[: self.batch_size], n=self.folds).train()
         optimizer = torch.optim.AdamW(self.members_.parameters(), self.lr)
         for rows in self.batches():
             logits = self.members_.each(x[rows])  # [folds, batch, classes]

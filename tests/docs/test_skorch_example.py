@@ -54,7 +54,7 @@ def rows_and_labels(classes: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[
 
 def classifier(**options: Any) -> Any:
     return skorch.NeuralNetClassifier(
-        Table, max_epochs=4, lr=0.1, verbose=0, train_split=None, iterator_train__drop_last=True, **options
+        Table, max_epochs=10, lr=0.1, batch_size=32, verbose=0, train_split=None, **options
     )
 
 
@@ -105,7 +105,7 @@ def test_the_nets_of_two_classes(example: ModuleType, tmp_path: Path) -> None:
     X, y = rows_and_labels(classes=2)
     torch.manual_seed(0)
     net = skorch.NeuralNetBinaryClassifier(
-        Table, module__outputs=1, max_epochs=4, lr=0.1, verbose=0, train_split=None
+        Table, module__outputs=1, max_epochs=10, lr=0.1, batch_size=32, verbose=0, train_split=None
     )
     nets = cross_validate(net, X, y.astype("float32"), cv=2, return_estimator=True)["estimator"]
     example.write_artifact(nets, str(tmp_path / "nets.wide"), X, **FAST)
