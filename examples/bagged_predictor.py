@@ -52,15 +52,15 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         parts = StratifiedKFold(self.folds, shuffle=True, random_state=self.seed).split(X, y)
         for fold, (_, held_out) in enumerate(parts):
             self.fold_of_row_[held_out] = fold
-        self.members_ = widepack.fuse(self.model, x[: self.batch_size], n=self.folds).train()
-        optimizer = torch.optim.AdamW(self.members_.parameters(), self.lr)
+        self.fused_ = widepack.fuse(self.model, x[: self.batch_size], n=self.folds).train()
+        optimizer = torch.optim.AdamW(self.fused_.parameters(), self.lr)
         for rows in self.batches():
-            logits = self.members_.each(x[rows])  # [folds, batch, classes]
+            logits = self.fused_.each(x[rows])  # [folds, batch, classes]
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[rows].flatten())
             optimizer.zero_grad()
             (self.folds * loss).backward()  # the sum of the members' losses
             optimizer.step()
-        self.members_.eval()
+        self.members_ = self.fused_.eval()
         self.oof_proba_ = self.probabilities(x)[self.fold_of_row_, torch.arange(len(x))].numpy()
         return self
 
@@ -77,7 +77,7 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     def persist(self, artifact: str, **options: Any) -> BaggedPredictor:
         """Writes the artifact, and predicts with it from here on. options: those of `Fused.save`."""
         check_is_fitted(self)
-        self.members_.save(artifact, **options)
+        self.fused_.save(artifact, **options)
         self.members_ = widepack.load(artifact)
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,94 +15,118 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import widepack
 
-lightning = pytest.importorskip("pytorch_lightning")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [
     # Lightning makes the leaves of its trees with a class that torch 2.13 deprecates.
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
+    # On machines with more cores or a GPU, Lightning advises to use them.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
 ]
 RUNS = 3
 OPTIONS: dict[str, Any] = {"inputs": ["x=float32[B,8]"], "targets": ("cpu",), "pt2": False}
 
 
-class Classifier(lightning.LightningModule):  # type: ignore[misc]  # Any, if it is not installed
-    """A network, and weights of the classes, which only the loss reads."""
+@pytest.fixture(scope="module")
+def lightning() -> Any:
+    return pytest.importorskip("pytorch_lightning")  # here, since it takes seconds
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
-        self.loss = nn.CrossEntropyLoss(torch.rand(3) + 0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = 2 * self.net(x)
-        return out
+@pytest.fixture(scope="module")
+def classifier(lightning: Any) -> Any:
+    class Classifier(lightning.LightningModule):  # type: ignore[misc]  # of type Any
+        """A network, and weights of the classes, which only the loss reads."""
 
-    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        loss: Tensor = self.loss(self(batch[0]), batch[1])
-        return loss
+        def __init__(self, width: int = 16) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            norm = nn.BatchNorm1d(width)
+            self.net = nn.Sequential(nn.Linear(8, width), norm, nn.ReLU(), nn.Linear(width, 3))
+            self.loss = nn.CrossEntropyLoss(torch.rand(3) + 0.5)
 
-    def validation_step(self, batch: list[Tensor], _: int) -> None:
-        self.log("val_loss", float(self.current_epoch))  # so the best weights are not the last
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = 2 * self.net(x)
+            return out
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), 0.05)
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            loss: Tensor = self.loss(self(batch[0]), batch[1])
+            return loss
+
+        def validation_step(self, batch: list[Tensor], _: int) -> None:
+            self.log("val_loss", float(self.current_epoch))  # so the best weights are not the last
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 0.05)
+
+    return Classifier
 
 
 @pytest.fixture
-def callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def train(
+    lightning: Any, classifier: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[Any, str]]]:
+    """Yields a function that trains one run.
+
+    It returns the module after the last epoch, and the path of the best checkpoint.
+    """
     monkeypatch.syspath_prepend(EXAMPLES)
-    yield importlib.import_module("lightning_artifact").EnsembleArtifact
+    callback = importlib.import_module("lightning_artifact").EnsembleArtifact
+
+    def train_run(run: int, seed: int, checkpoints: bool = True, **options: Any) -> tuple[Any, str]:
+        torch.manual_seed(seed)
+        x = torch.randn(64, 8)
+        loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=16)
+        best = lightning.callbacks.ModelCheckpoint(tmp_path / f"seed{seed}", monitor="val_loss")
+        ensemble = callback(str(tmp_path / "ens.wide"), run=run, runs=RUNS, **{**OPTIONS, **options})
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            callbacks=[ensemble, best] if checkpoints else [ensemble],
+            enable_checkpointing=checkpoints,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_epochs=2,
+        )
+        module = classifier()
+        trainer.fit(module, loader, loader)
+        return module, best.best_model_path
+
+    yield train_run
     del sys.modules["lightning_artifact"]
 
 
-def train(callback: Any, folder: Path, run: int, seed: int, **options: Any) -> tuple[Any, str]:
-    """Trains one run. Returns its module after the last epoch, and the path of its best checkpoint."""
-    torch.manual_seed(seed)
-    x = torch.randn(64, 8)
-    loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=16)
-    best = lightning.callbacks.ModelCheckpoint(folder / f"seed{seed}", monitor="val_loss")
-    ensemble = callback(str(folder / "ens.wide"), run=run, runs=RUNS, **{**OPTIONS, **options})
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        callbacks=[ensemble, best],
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
-        max_epochs=2,
-    )
-    module = Classifier()
-    trainer.fit(module, loader, loader)
-    return module, best.best_model_path
-
-
-def in_float64(path: str, x: Tensor) -> Tensor:
+def in_float64(classifier: Any, path: str, x: Tensor) -> Tensor:
     with torch.no_grad():
-        out: Tensor = Classifier.load_from_checkpoint(path).double().eval()(x.double())
+        out: Tensor = classifier.load_from_checkpoint(path).double().eval()(x.double())
     return out
 
 
-def test_the_last_run_writes_the_best_weights_of_all(callback: Any, tmp_path: Path) -> None:
+def test_the_last_run_writes_the_best_weights_of_all(train: Any, classifier: Any, tmp_path: Path) -> None:
     runs = []
     for i in range(RUNS):
         assert not (tmp_path / "ens.wide").exists()
-        runs.append(train(callback, tmp_path, i, seed=i))
+        runs.append(train(i, seed=i))
     ens = widepack.load(tmp_path / "ens.wide")
     assert list(ens.members) == ["run0", "run1", "run2"]
     x = torch.randn(5, 8)
-    truth = torch.stack([in_float64(path, x) for _, path in runs])
+    truth = torch.stack([in_float64(classifier, path, x) for _, path in runs])
     torch.testing.assert_close(ens(x).double(), truth, rtol=1e-5, atol=1e-5)
     for i, (module, _) in enumerate(runs):
         assert not torch.allclose(ens(x)[i], module.eval()(x), atol=0.1)  # the last epoch moved the weights
 
-    _, again = train(callback, tmp_path, 1, seed=9)
-    truth[1] = in_float64(again, x)
-    torch.testing.assert_close(widepack.load(tmp_path / "ens.wide")(x).double(), truth, rtol=1e-5, atol=1e-5)
+    _, again = train(1, seed=9)
+    truth[1] = in_float64(classifier, again, x)
+    ens = widepack.load(tmp_path / "ens.wide")
+    torch.testing.assert_close(ens(x).double(), truth, rtol=1e-5, atol=1e-5)
 
 
-def test_the_first_run_finds_a_wrong_option(callback: Any, tmp_path: Path) -> None:
-    with pytest.raises(widepack.CaptureError, match="x"):
-        train(callback, tmp_path, 0, seed=0, inputs=["x=float32[B,7]"])
+def test_the_first_run_finds_a_wrong_option(train: Any) -> None:
+    with pytest.raises(widepack.CaptureError, match="Classifier fails on the example"):
+        train(0, seed=0, inputs=["x=float32[B,7]"])
+
+
+def test_a_run_without_checkpoint_or_number_is_refused(train: Any) -> None:
+    with pytest.raises(RuntimeError, match="run1 has no checkpoint: give the Trainer a ModelCheckpoint"):
+        train(1, seed=0, checkpoints=False)
     with pytest.raises(ValueError, match="run=3, but 3 runs have the numbers 0 to 2"):
-        callback("ens.wide", run=3, runs=3)
+        train(3, seed=0)
