@@ -60,7 +60,7 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             optimizer.zero_grad()
             (self.folds * loss).backward()  # the sum of the members' losses
             optimizer.step()
-        self.members_ = self.fused_.eval()
+        self.members_: Any = self.fused_.eval()
         self.oof_proba_ = self.probabilities(x)[self.fold_of_row_, torch.arange(len(x))].numpy()
         return self
 
@@ -86,10 +86,11 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         with torch.inference_mode():
             return torch.cat([self.members_(part).softmax(-1) for part in x.split(4096)], 1)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Any) -> Any:
         """Returns the mean of the members' probabilities, [rows, classes]."""
         check_is_fitted(self)
         return self.probabilities(to_tensor(X)).mean(0).numpy()
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Any) -> Any:
+        """Returns the most probable class of each row."""
         return self.classes_[self.predict_proba(X).argmax(1)]

@@ -35,7 +35,7 @@ class TwoClasses(nn.Module):
 
 def member_of(net: NeuralNet) -> nn.Module:
     """Returns a net's module, followed by what skorch applies to its output for the net's criterion."""
-    last = nn.Identity()
+    last: nn.Module = nn.Identity()
     if isinstance(net.criterion_, nn.CrossEntropyLoss):
         last = nn.Softmax(-1)
     elif isinstance(net.criterion_, nn.BCEWithLogitsLoss):

@@ -72,7 +72,7 @@ def train(
     monkeypatch.syspath_prepend(EXAMPLES)
     callback = importlib.import_module("lightning_artifact").EnsembleArtifact
 
-    def train_run(run: int, seed: int, checkpoints: bool = True, **options: Any) -> tuple[Any, str]:
+    def train_run(run: int, seed: int, settings: Any = None, **options: Any) -> tuple[Any, str]:
         torch.manual_seed(seed)
         x = torch.randn(64, 8)
         loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=16)
@@ -80,12 +80,12 @@ def train(
         ensemble = callback(str(tmp_path / "ens.wide"), run=run, runs=RUNS, **{**OPTIONS, **options})
         trainer = lightning.Trainer(
             accelerator="cpu",
-            callbacks=[ensemble, best] if checkpoints else [ensemble],
-            enable_checkpointing=checkpoints,
+            callbacks=[ensemble, best],
             enable_model_summary=False,
             enable_progress_bar=False,
             logger=False,
             max_epochs=2,
+            **(settings or {}),
         )
         module = classifier()
         trainer.fit(module, loader, loader)
@@ -125,8 +125,10 @@ def test_the_first_run_finds_a_wrong_option(train: Any) -> None:
         train(0, seed=0, inputs=["x=float32[B,7]"])
 
 
-def test_a_run_without_checkpoint_or_number_is_refused(train: Any) -> None:
+def test_runs_without_a_checkpoint(train: Any, tmp_path: Path) -> None:
+    train(0, seed=0, settings={"fast_dev_run": True})
+    assert not (tmp_path / "ens.wide.runs").exists()
     with pytest.raises(RuntimeError, match="run1 has no checkpoint: give the Trainer a ModelCheckpoint"):
-        train(1, seed=0, checkpoints=False)
+        train(1, seed=0, settings={"limit_train_batches": 0})
     with pytest.raises(ValueError, match="run=3, but 3 runs have the numbers 0 to 2"):
         train(3, seed=0)
