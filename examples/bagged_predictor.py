@@ -25,6 +25,7 @@ import widepack
 
 
 def to_tensor(X: Any) -> Tensor:
+    """Returns the rows of a table of numbers as a tensor, [rows, columns]."""
     return torch.as_tensor(np.asarray(X), dtype=torch.get_default_dtype())
 
 

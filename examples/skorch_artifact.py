@@ -44,7 +44,10 @@ def member_of(net: NeuralNet) -> nn.Module:
 
 
 def write_artifact(nets: Sequence[NeuralNet], artifact: str, X: Any, **options: Any) -> widepack.BuildReport:
-    """Writes an artifact of fitted nets. X: rows to compare them on. options: those of `Fused.save`."""
+    """Writes an artifact of fitted nets, and compares each with its member before.
+
+    X: an array of rows of their inputs. options: those of `Fused.save`.
+    """
     rows, members = X[:64], []
     for i, net in enumerate(nets):
         if not isinstance(net, NeuralNet):
@@ -53,7 +56,8 @@ def write_artifact(nets: Sequence[NeuralNet], artifact: str, X: Any, **options: 
         members.append(member_of(net))
         with torch.no_grad():
             answer = members[i](torch.as_tensor(rows)).numpy()
-        if not np.allclose(answer, net.predict_proba(rows), rtol=1e-4, atol=1e-6):
+        own = net.predict_proba(rows)
+        if answer.shape != own.shape or not np.allclose(answer, own, rtol=1e-4, atol=1e-6):
             raise ValueError(f"net {i}: its predict_proba is not that of its criterion; extend member_of")
     return widepack.fuse(members, torch.as_tensor(rows)).save(artifact, **options)
 

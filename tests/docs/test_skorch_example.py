@@ -118,9 +118,17 @@ def test_what_is_no_fitted_net_is_refused(example: ModuleType, tmp_path: Path) -
     X, y = rows_and_labels()
     out = tmp_path / "nets.wide"
     net = classifier(criterion=nn.CrossEntropyLoss)
+    fitted = classifier(criterion=nn.CrossEntropyLoss).fit(X, y)
     with pytest.raises(TypeError, match="net 1 is a Pipeline"):
-        example.write_artifact([net.fit(X, y), make_pipeline(StandardScaler(), net)], str(out), X)
+        example.write_artifact([fitted, make_pipeline(StandardScaler(), net)], str(out), X)
     odd = classifier(criterion=nn.CrossEntropyLoss, predict_nonlinearity=torch.sigmoid).fit(X, y)
     with pytest.raises(ValueError, match="net 0: .*predict_proba"):
         example.write_artifact([odd], str(out), X)
+    odd = skorch.NeuralNetBinaryClassifier(
+        Table, module__outputs=1, module__last=nn.Sigmoid(), criterion=nn.BCELoss, verbose=0, max_epochs=1
+    ).fit(X, (y > 0).astype("float32"))
+    with pytest.raises(ValueError, match="net 0: .*predict_proba"):
+        example.write_artifact([odd], str(out), X)
+    with pytest.raises(skorch.exceptions.NotInitializedError):
+        example.write_artifact([net], str(out), X)
     assert not out.exists()
