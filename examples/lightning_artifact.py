@@ -15,6 +15,7 @@ ModelCheckpoint saved.
 from __future__ import annotations
 
 import copy
+import fcntl
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,11 @@ class EnsembleArtifact(Callback):
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if not best:
             raise RuntimeError(f"{self.file.stem} has no checkpoint: give the Trainer a ModelCheckpoint")
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        part = shutil.copyfile(best, self.file.with_suffix(".part"))
-        part.replace(self.file)  # other runs see whole files only
-        there = [file for file in self.files if file.exists()]
         module = copy.deepcopy(pl_module).cpu()
         options = {"model": lambda: copy.deepcopy(module), "force": True, **self.options}
-        widepack.build(there, self.artifact, dry_run=len(there) < len(self.files), **options)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.with_name("lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # runs of other processes that end now wait
+            shutil.copyfile(best, self.file.with_suffix(".part")).replace(self.file)
+            there = [file for file in self.files if file.exists()]
+            widepack.build(there, self.artifact, dry_run=len(there) < len(self.files), **options)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,15 +64,18 @@ def classifier(lightning: Any) -> Any:
 
 
 @pytest.fixture
-def train(
-    lightning: Any, classifier: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[Any, str]]]:
-    """Yields a function that trains one run.
+def callback(lightning: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("lightning_artifact").EnsembleArtifact
+    del sys.modules["lightning_artifact"]
+
+
+@pytest.fixture
+def train(lightning: Any, classifier: Any, callback: Any, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
+    """Returns a function that trains one run.
 
     It returns the module after the last epoch, and the path of the best checkpoint.
     """
-    monkeypatch.syspath_prepend(EXAMPLES)
-    callback = importlib.import_module("lightning_artifact").EnsembleArtifact
 
     def train_run(run: int, seed: int, settings: Any = None, **options: Any) -> tuple[Any, str]:
         torch.manual_seed(seed)
@@ -91,8 +96,7 @@ def train(
         trainer.fit(module, loader, loader)
         return module, best.best_model_path
 
-    yield train_run
-    del sys.modules["lightning_artifact"]
+    return train_run
 
 
 def in_float64(classifier: Any, path: str, x: Tensor) -> Tensor:
@@ -132,3 +136,23 @@ def test_runs_without_a_checkpoint(train: Any, tmp_path: Path) -> None:
         train(1, seed=0, settings={"limit_train_batches": 0})
     with pytest.raises(ValueError, match="run=3, but 3 runs have the numbers 0 to 2"):
         train(3, seed=0)
+
+
+def test_runs_that_end_at_once_wait_for_each_other(callback: Any, classifier: Any, tmp_path: Path) -> None:
+    def end(run: int) -> None:
+        trainer = SimpleNamespace(
+            fast_dev_run=False,
+            is_global_zero=True,
+            checkpoint_callback=SimpleNamespace(best_model_path=str(tmp_path / f"{run}.ckpt")),
+        )
+        callback(str(tmp_path / "ens.wide"), run=run, runs=2, **OPTIONS).on_fit_end(trainer, modules[run])
+
+    modules = [classifier() for _ in range(2)]
+    for i, module in enumerate(modules):
+        torch.save({"state_dict": module.state_dict()}, tmp_path / f"{i}.ckpt")
+        end(i)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(end, range(2)))  # raises what a run raises
+    x = torch.randn(5, 8)
+    truth = torch.stack([m.eval().double()(x.double()) for m in modules]).detach()
+    torch.testing.assert_close(widepack.load(tmp_path / "ens.wide")(x).double(), truth, rtol=1e-5, atol=1e-5)
