@@ -13,6 +13,7 @@ from ..capture.export import clone
 from ..errors import UsageError
 from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
+from ..system.memory import keep_freed
 from .fresh_copies import members_of
 from .module import Fused
 from .programs import call_of
@@ -76,6 +77,7 @@ def fuse(
         >>> y = fused(torch.randn(64, 16))  # [8, 64, ...]
         >>> models = fused.unfuse()
     """
+    keep_freed()
     dropout_on = is_on(dropout)
     if isinstance(share, str):
         raise UsageError(f"share is a text; give a list of names, share=[{share!r}]")

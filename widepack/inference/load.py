@@ -29,6 +29,7 @@ from ..spec.dtypes import find_dtype
 from ..spec.names import numbers_of, path_of
 from ..system.autocast import plain_modes
 from ..system.gate import Gate
+from ..system.memory import keep_freed
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
@@ -114,6 +115,8 @@ def load(
         limit=limit,
         memory=memory,
     )
+    if options.device.type == "cpu" and memory != "least":
+        keep_freed()
     opening = _Opening(options, verify, members, find_dtype(dtype), gate)
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]

@@ -14,6 +14,7 @@ from widepack_artifacts.manifest import Member as MemberCheckpoint
 
 from ..errors import UsageError
 from ..spec.names import checkpoint_of
+from ..system.memory import give_back
 from .entry import WideEntry
 from .entry_access import EntryAccess
 from .member import Member
@@ -222,11 +223,13 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
         Calls, `member`, `state`, `state_dict` and `swap` raise `UsageError` afterwards. Members and tensors
         that were returned before stay valid. The mapped files stay open as long as one of these exists.
+        Freed memory returns to the system.
         """
         self._artifact.close()
         self._cascades.clear()
         for entry in self._entries.values():
             entry.forget()
+        give_back()
 
 
 RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")})

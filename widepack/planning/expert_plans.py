@@ -20,7 +20,7 @@ from ..ir.encoding import map_arguments
 from ..ir.fake_values import Fakes, replay
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value
 from ..kernels.experts import OF_ONE_MEMBER
-from ..primitives.indexing import gathered
+from ..primitives.index_values import gathered
 from ..registry.registry import REGISTRY
 from ..registry.writer import Writer
 from .plan import NodeChoice

@@ -19,6 +19,8 @@ other libraries.
 | `experts.py` | Products of rows with the matrices of experts that the network selects for each row |
 | `fft.py` | Fourier transforms, and views between real and complex numbers |
 | `histogram.py` | Histograms: histc |
+| `index_rows.py` | Reading and adding whole rows at positions that all members share |
+| `index_values.py` | What the strategies of indices have in common |
 | `index_writes.py` | Writing at indices: `x[i, j] = v` and the index_* ops |
 | `indexing.py` | Reading at indices: `x[i, :, j]` and index_select |
 | `joining.py` | Joining tensors: cat, stack and the ops named after directions |
@@ -66,6 +68,7 @@ from . import embedding as embedding
 from . import experts as experts  # before linear: `experts` is the first strategy of each op
 from . import fft as fft
 from . import histogram as histogram
+from . import index_rows as index_rows  # before indexing: its strategies are the first of each op
 from . import index_writes as index_writes
 from . import indexing as indexing
 from . import joining as joining

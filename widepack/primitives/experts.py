@@ -30,7 +30,7 @@ from ..kernels.experts import FEW, OF_ONE_MEMBER
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
-from .indexing import member_numbers
+from .index_values import member_numbers
 
 NUMBERS = 4096
 """The least count of numbers in an expert's matrix for which `experts` is used."""

@@ -10,6 +10,8 @@
 | `where` | a mask that differs between members, values that do not depend on the position | `where` |
 | `members` | whole-number indices | the members' numbers are one more index tensor |
 
+index_rows.py has the strategy that comes before these: one index for all members, whole rows that are added.
+
 The op refuses an index out of range. Every strategy refuses it too, because it checks against the member's
 dim.
 """
@@ -30,7 +32,7 @@ from ..registry.samples import (
     samples,
 )
 from ..registry.writer import Writer, put_shared, rank
-from .indexing import adjacent, has_dims, is_mask, member_numbers, spread
+from .index_values import adjacent, has_dims, is_mask, member_numbers, spread
 
 
 def _unique(draw: Draw, high: int, *shape: int) -> torch.Tensor:
@@ -53,6 +55,8 @@ def _puts(draw: Draw) -> list[Sample]:
         call(x, [_unique(draw, B, 2), None, _unique(draw, 6, 2)], draw.normal(2, 4)),
         call(x, [None, draw.ints(0, 4, 3, 2)], draw.normal(3, 2, 6), True),
         call(x, [draw.ints(-B, B, 3)], draw.normal(1), True),
+        call(x, [draw.ints(-B, B, 3)], draw.normal(3, 4, 6), True),
+        call(draw.normal(B, 4, 24), [None, draw.ints(-4, 4, 3, 2)], draw.normal(B, 3, 2, 24), True),
         call(x, [None, mask], draw.normal(3, 6)),
         call(x, [mask_of_member], draw.normal()),
         call(x, [mask_of_member], draw.normal(6)),

@@ -9,6 +9,8 @@
 | `shared` | all indices Shared, side by side | one more None in front |
 | `members` | whole-number indices, side by side | the members' numbers are one more index tensor |
 
+index_rows.py has the strategies that come before these: one index for all members, whole rows.
+
 The op refuses an index out of range. Every strategy refuses it too, because it checks against the member's
 dim.
 """
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..ir.values import GatheredMatrices, Shared, Stacked, Value, WideValue
+from ..ir.values import Shared, Stacked, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import (
     B,
@@ -29,6 +31,7 @@ from ..registry.samples import (
     samples,
 )
 from ..registry.writer import Writer, put_shared, rank
+from .index_values import adjacent, gathered, has_dims, is_mask, member_numbers, spread
 
 
 @samples("index_select")
@@ -64,6 +67,7 @@ def _indices(draw: Draw) -> list[Sample]:
         call(x, [None, ids(4), ids(6, 2)]),
         call(x, [ids(B)]),
         call(x, [None, ids(4)]),
+        call(draw.normal(B, 4, 24), [None, ids(4, 2, 3)]),
         call(x, [ids(B, 2), None, ids(6, 2)]),
         call(x, [None, ids(4, 2), None, ids(3, 2)]),
         call(x, [None, ids(4, 2), None]),
@@ -71,38 +75,6 @@ def _indices(draw: Draw) -> list[Sample]:
         call(x, [None, mask, ids(6, 3)]),
         call(x, [ids(B, 2).to(torch.int32)]),
     ]
-
-
-def is_mask(i: WideValue | None) -> bool:
-    """Whether an index is a mask."""
-    return i is not None and i.value.dtype in (torch.bool, torch.uint8)  # type: ignore[union-attr]
-
-
-def adjacent(indices: list[Any]) -> bool:
-    """Whether the indices have no None between them."""
-    at = [i for i, v in enumerate(indices) if v is not None]
-    return at == list(range(at[0], at[-1] + 1))
-
-
-def member_numbers(w: Writer, indices: list[Any], top: int) -> list[Any]:
-    """Returns the members' numbers `[N, 1, ...]`, then the indices without None.
-
-    All of them have rank `top`, the member axis not counted.
-    """
-    present = [i for i in indices if i is not None]
-    first: Value = present[0].value
-    numbers = w.call("arange", w.members, dtype=torch.int64, device=first.fake.device)
-    for _ in range(top):
-        numbers = w.call("unsqueeze", numbers, -1)
-    return [numbers, *(w.align(i, top) if isinstance(i, Stacked) else i.value for i in present)]
-
-
-def gathered(x: WideValue, at: int, index: WideValue) -> GatheredMatrices | None:
-    """Returns the parts of matrices that whole numbers select from `[E, P, Q]`; None for other reads."""
-    if at != 0 or rank(x) != 3 or index.value.dtype not in (torch.int32, torch.int64):  # type: ignore[union-attr]
-        return None
-    both = isinstance(x, (Shared, Stacked)) and isinstance(index, (Shared, Stacked))
-    return GatheredMatrices(x, index) if both else None  # type: ignore[arg-type]
 
 
 def _parted(w: Writer, x: WideValue, indices: list[Any]) -> bool:
@@ -156,40 +128,9 @@ def index_by_member(w: Writer, x: WideValue, indices: list[Any]) -> WideValue:
     return Stacked(w.call("permute", y, order))
 
 
-def has_dims(w: Writer, x: WideValue, dim: int, index: WideValue, *_: Any, **__: Any) -> bool:
-    """Whether the member's x has dims."""
-    return rank(x) > 0
-
-
-def spread(w: Writer, index: WideValue, dim: int, like: Value) -> Value:
-    """Expands indices `[N, K]` to `[N, ..., K, ...]`, as gather and scatter take them.
-
-    K lies along the member's dim `dim`. The other dims have the sizes of `like`.
-    """
-    value = w.align(Stacked(w.stack(index)), 1)
-    for d in range(1, like.ndim):
-        if d != dim + 1:
-            value = w.call("unsqueeze", value, d)
-    value = w.call("_to_copy", value, dtype=torch.int64) if value.dtype != torch.int64 else value
-    sizes = [s if s is not None else w.call("sym_size.int", like, d) for d, s in enumerate(like.sizes)]
-    return w.call("expand", value, [*sizes[: dim + 1], -1, *sizes[dim + 2 :]])
-
-
 @strategy("index_select", "gather", family="index", when=has_dims)
 def select_by_member(w: Writer, x: WideValue, dim: int, index: WideValue) -> WideValue:
     """a gather along the dim"""
     base = w.stack(x)
     y = w.call("gather", base, 1 + dim % rank(x), spread(w, index, dim % rank(x), base))
     return Stacked(y, gathered=gathered(x, dim % rank(x), index) if rank(index) == 1 else None)
-
-
-@strategy(
-    "index_select",
-    "index_select",
-    family="index",
-    when=lambda w, x, dim, index: isinstance(index, Shared) and rank(x) > 0,
-)
-def index_select(w: Writer, x: Stacked, dim: int, index: Shared) -> WideValue:
-    """for Shared indices: moves the dim by one, for the member axis"""
-    y = w.call("index_select", x.value, 1 + dim % x.rank, index.value)
-    return Stacked(y, gathered=gathered(x, dim % x.rank, index) if rank(index) == 1 else None)
