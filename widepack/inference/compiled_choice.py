@@ -59,8 +59,13 @@ class CompiledChoice:
             stored: The program of the artifact.
             compiled: The program on its backend.
             eager: The program on `eager`.
-            inputs: The inputs of one call.
+            inputs: The inputs of one call. If the program refuses them, for example an index out of range,
+                nothing is noted.
         """
+        try:
+            eager.run(*inputs)
+        except (IndexError, RuntimeError, ValueError):
+            return
         current = torch.get_num_threads()
         try:
             for threads in sorted({1, current}):

@@ -45,14 +45,20 @@ def index_select(w: Writer, x: Stacked, dim: int, index: Shared) -> WideValue:
 def _indexed_dim(x: WideValue, indices: list[Any]) -> int | None:
     """Returns the member's dim that one Shared index of whole numbers reads rows along; None for others."""
     present = [d for d, i in enumerate(indices) if i is not None]
-    if len(present) != 1 or not isinstance(x, Stacked):
+    if len(present) != 1 or not isinstance(x, (Shared, Stacked)):
         return None
     (dim,) = present
     index = indices[dim]
     if not isinstance(index, Shared) or index.value.dtype not in _WHOLE or not rank(index):
         return None
-    row = [known(s) for s in x.value.fake.shape[2 + dim :]]
+    row = [known(s) for s in _sizes(x)[dim + 1 :]]
     return dim if row and math.prod(s or 1 for s in row) >= ROW else None
+
+
+def _sizes(x: Shared | Stacked) -> list[Any]:
+    """Returns the member's sizes of a value, for conditions: without nodes."""
+    sizes = list(x.value.fake.shape)
+    return sizes[1:] if isinstance(x, Stacked) else sizes
 
 
 def _flat_index(w: Writer, x: WideValue, dim: int, index: Shared) -> Value:
@@ -65,7 +71,7 @@ def _flat_index(w: Writer, x: WideValue, dim: int, index: Shared) -> Value:
 
 
 def _reads_rows(w: Writer, x: WideValue, indices: list[Any]) -> bool:
-    return _indexed_dim(x, indices) is not None
+    return isinstance(x, Stacked) and _indexed_dim(x, indices) is not None
 
 
 @strategy("index.Tensor", "rows", family="index", when=_reads_rows)
@@ -87,7 +93,7 @@ def _adds_rows(
         return False
     if not x.value.dtype.is_floating_point:  # type: ignore[union-attr]
         return False
-    whole = x.value.fake.shape[1:]  # type: ignore[union-attr]
+    whole = _sizes(x)  # type: ignore[arg-type]
     expected = [*whole[:dim], *indices[dim].value.fake.shape, *whole[dim + 1 :]]
     found = values.value.fake.shape[1:]
     return len(found) == len(expected) and all(
@@ -97,11 +103,11 @@ def _adds_rows(
 
 @strategy("index_put", "rows", family="index", when=_adds_rows)
 def add_rows(
-    w: Writer, x: Stacked, indices: list[Any], values: Stacked, accumulate: bool = False
+    w: Writer, x: WideValue, indices: list[Any], values: Stacked, accumulate: bool = False
 ) -> WideValue:
     """for one Shared index and values that are added: index_add, which adds whole rows"""
     (dim,) = (d for d, i in enumerate(indices) if i is not None)
     index, source = indices[dim], values.value
     if rank(index) > 1:
         source = w.call("flatten.using_ints", source, 1 + dim, dim + rank(index))
-    return Stacked(w.call("index_add", x.value, 1 + dim, _flat_index(w, x, dim, index), source))
+    return Stacked(w.call("index_add", w.own(x), 1 + dim, _flat_index(w, x, dim, index), source))

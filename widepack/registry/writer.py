@@ -101,6 +101,23 @@ class Writer:
             "expand", self.call("unsqueeze", value, 0), [self.members, *(-1 for _ in range(value.ndim))]
         )
 
+    def own(self, x: WideValue) -> Value:
+        """Returns the value with a member axis, in memory that no other value has, for ops that write to it.
+
+        A Shared value is copied for each member. Without the copy torch's compiler adds the numbers of all
+        members into the memory of one.
+
+        Args:
+            x: A `Shared` or `Stacked` value.
+
+        Returns:
+            The value `[N, ...]`.
+        """
+        value = self.stack(x)
+        if isinstance(x, Stacked):
+            return value
+        return self.call("clone", value, memory_format=torch.contiguous_format)
+
     def align(self, x: Stacked, rank: int, at: int = 1) -> Value:
         """Adds dims of size 1 until the member's rank is `rank`: `[N, *s] -> [N, 1, ..., *s]`.
 
