@@ -119,7 +119,7 @@ class PerMemberScheduler:
 
     def _scheduled(self, group: dict[str, Any]) -> list[str]:
         """Returns the names of a group's options that schedulers may change."""
-        return [k for k in (*self.optimizer.member_options, "betas") if k in group]
+        return [k for k in (*self.optimizer.member_options, *self.optimizer.pair_options) if k in group]
 
     def _member_options(self, i: int) -> _MemberOptions:
         """Returns member i's options as an optimizer."""
