@@ -172,6 +172,7 @@ class FusedEntry(MemberPrograms):
         program = replace(program, weights=weights)
         super().__init__([program], kinds.__getitem__, captured.states, captured.sizes, [0] * count)
         self.captured, self.kinds, self.constants = captured, dict(kinds), dict(constants)
+        self.first_names = dict(first_names)
         self.count, self.device, self.strategies = count, device, strategies
         self.carried = [(s.input, s.output, s.name) for s in captured.states]
         self.input_count = len(captured.inputs) - len(self.carried)  # the states are the last inputs
@@ -311,9 +312,22 @@ class FusedEntry(MemberPrograms):
         """Returns the same entry on the CPU."""
         if self.device == CPU:
             return self
-        first_names = {s.source: s.source for s in self.programs[0].weights}
-        constants = {n: v.cpu() for n, v in self.constants.items()}
-        return FusedEntry(self.captured, self.kinds, first_names, constants, self.count, CPU, self.strategies)
+        return self._with({n: v.cpu() for n, v in self.constants.items()}, self.count, CPU)
+
+    def with_members(self, members: Sequence[int]) -> FusedEntry:
+        """Returns the entry of some of the members. Nothing is captured again.
+
+        Args:
+            members: The numbers of the members.
+        """
+        rows = list(members)
+        constants = {n: v[rows] if self.kinds[n] == "stacked" else v for n, v in self.constants.items()}
+        return self._with(constants, len(rows), self.device)
+
+    def _with(self, constants: Mapping[str, torch.Tensor], count: int, device: torch.device) -> FusedEntry:
+        return FusedEntry(
+            self.captured, self.kinds, self.first_names, constants, count, device, self.strategies
+        )
 
     def forget(self) -> None:
         """Drops what was computed from weights."""

@@ -8,6 +8,7 @@
 | `member_wise.py` | Their base: options of N numbers, state dicts, frozen members |
 | `rates.py` | `PerMember`, one number for each member |
 | `schedulers.py` | `PerMemberScheduler`: a scheduler of torch for each member |
+| `removal.py` | Removes members from optimizers and schedulers, for `Fused.remove` |
 | `clipping.py` | `clip_grad_norm_`: clips by each member's own norm |
 """
 
