@@ -119,13 +119,18 @@ def test_each_member_moves_by_its_own_options(name: str, options: dict[str, Any]
 def test_one_number_for_all_members_equals_torch(
     name: str, options: dict[str, Any], dtype: torch.dtype, foreach: bool
 ) -> None:
-    """Bit for bit as torch's loop over parameters; torch's kernels of many parameters round otherwise."""
+    """Bit for bit as torch's loop over parameters (`foreach=False`).
+
+    torch's kernels of many parameters round otherwise than its loop. For ASGD the rate differs by the rounding
+    of float32.
+    """
     ours, torchs = parameters(dtype), parameters(dtype)
     steps(getattr(widepack.optim, name)(ours, **options), ours, None, STEPS)
     steps(getattr(torch.optim, name)(torchs, foreach=foreach, **options), torchs, None, STEPS)
     for a, b in zip(ours, torchs):
         if foreach:
-            torch.testing.assert_close(a, b, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+            bound = max(BOUNDS[dtype], 1e-7 if name == "ASGD" else 0.0)
+            torch.testing.assert_close(a, b, rtol=bound, atol=bound)
         else:
             assert torch.equal(a, b)
 

@@ -18,6 +18,7 @@ def keep_rows(tensor: torch.Tensor, rows: Sequence[int]) -> None:
         rows: The numbers of the rows that stay.
     """
     kept = list(rows)
+    torch.clear_autocast_cache()  # it has copies of the weights in another dtype
     with torch.inference_mode(False), torch.no_grad():
         values = tensor.detach()[kept]
         tensor[:0].zero_()  # counts as a write
