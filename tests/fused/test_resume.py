@@ -12,7 +12,6 @@ import pytest
 import resumable
 import torch
 from fusing import draw
-from torch import nn
 
 import widepack
 
@@ -30,11 +29,17 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [["removed"], pytest.param(["images", "rows", "steps", "frozen"], marks=pytest.mark.slow)],
+    ids="-".join,
+)
 def test_the_next_steps_in_a_fresh_process_equal_those_of_a_run_that_was_not_interrupted(
-    tmp_path: Path,
+    names: list[str], tmp_path: Path
 ) -> None:
     uninterrupted = {}
-    for name, run in resumable.RUNS.items():
+    for name in names:
+        run = resumable.RUNS[name]
         with torch.random.fork_rng(devices=[]):
             training = resumable.Training(run, seed=1)
             training.train(0, FIRST)
@@ -43,7 +48,7 @@ def test_the_next_steps_in_a_fresh_process_equal_those_of_a_run_that_was_not_int
             uninterrupted[name] = training.state()
     helpers = Path(resumable.__file__)
     path = os.pathsep.join([*sys.path, str(helpers.parent)])
-    arguments = [str(tmp_path), str(FIRST), str(LAST), str(torch.get_num_threads())]
+    arguments = [str(tmp_path), str(FIRST), str(LAST), str(torch.get_num_threads()), *names]
     subprocess.run(
         [sys.executable, str(helpers), *arguments], check=True, env={**os.environ, "PYTHONPATH": path}
     )
@@ -55,8 +60,14 @@ def test_the_next_steps_in_a_fresh_process_equal_those_of_a_run_that_was_not_int
         assert not same(before["fused"], resumed["fused"]) and not same(before["random"], resumed["random"])
 
 
-@pytest.mark.parametrize("validate", [True, False])
-@pytest.mark.parametrize("model", [resumable.Images, resumable.Steps])
+@pytest.mark.parametrize(
+    ("model", "validate"),
+    [
+        (resumable.Images, True),
+        pytest.param(resumable.Images, False, marks=pytest.mark.slow),
+        pytest.param(resumable.Steps, True, marks=pytest.mark.slow),
+    ],
+)
 def test_making_and_comparing_programs_draws_no_numbers(model: Any, validate: bool) -> None:
     """A program that is made after the random state was restored must not change it."""
     models = [model() for _ in range(2)]
@@ -73,5 +84,5 @@ def test_making_and_comparing_programs_draws_no_numbers(model: Any, validate: bo
         first = fused(x)  # the first call makes the program
         after = torch.get_rng_state()
         torch.set_rng_state(before)
-        assert torch.equal(fused(x), first) or any(isinstance(m, nn.BatchNorm2d) for m in models[0].modules())
+        torch.testing.assert_close(fused(x), first)  # by the statistics of the batch, which are the same
         assert torch.equal(torch.get_rng_state(), after) and not torch.equal(after, before)

@@ -1,12 +1,13 @@
 """Runs of training that a test interrupts, and continues in a fresh process.
 
-Each has dropout, and most have a batch norm. `python resumable.py FOLDER` continues all of them.
+Each has dropout, and most have a batch norm. `python resumable.py FOLDER FIRST LAST THREADS NAME...`
+continues runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class Run:
         dtype: The members' dtype.
         removed: The members that are removed after the first step.
         frozen: The members that are frozen after the first step.
+        validate: Whether programs are compared when they are made.
     """
 
     model: Callable[[], nn.Module]
@@ -80,6 +82,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     removed: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
+    validate: bool = False
 
 
 def _one_cycle(o: Any) -> Any:
@@ -91,7 +94,7 @@ def _plateau(o: Any) -> Any:
 
 
 RUNS = {
-    "images": Run(Images, (5, 2, 6, 6), lambda p: widepack.optim.AdamW(p, lr=LR), _one_cycle),
+    "images": Run(Images, (5, 2, 6, 6), lambda p: widepack.optim.AdamW(p, lr=LR), _one_cycle, validate=True),
     "rows": Run(
         Rows,
         (6, 4),
@@ -130,7 +133,7 @@ class Training:
         self.run = run
         torch.manual_seed(seed)
         models = [run.model().to(run.dtype) for _ in range(N)]
-        self.fused = widepack.fuse(models, self.inputs(0)[0]).train()
+        self.fused = widepack.fuse(models, self.inputs(0)[0], validate=run.validate).train()
         self.optimizer = run.optimizer(self.fused.parameters())
         self.scheduler = run.scheduler(self.optimizer)
 
@@ -179,10 +182,10 @@ class Training:
         torch.set_rng_state(state["random"])
 
 
-def resume(folder: Path, first: int, last: int) -> None:
+def resume(folder: Path, first: int, last: int, names: Sequence[str]) -> None:
     """Continues each run from its file, and writes its state at the end."""
-    for name, run in RUNS.items():
-        training = Training(run, seed=99)  # other weights, which the state replaces
+    for name in names:
+        training = Training(RUNS[name], seed=99)  # other weights, which the state replaces
         training.load(torch.load(folder / f"{name}.pt", weights_only=True))
         training.train(first, last)
         torch.save(training.state(), folder / f"{name}.resumed.pt")
@@ -190,4 +193,4 @@ def resume(folder: Path, first: int, last: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[4]))
-    resume(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    resume(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])

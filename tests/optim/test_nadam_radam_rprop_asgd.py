@@ -121,8 +121,8 @@ def test_one_number_for_all_members_equals_torch(
 ) -> None:
     """Bit for bit as torch's loop over parameters (`foreach=False`).
 
-    torch's kernels of many parameters round otherwise than its loop. For ASGD the rate differs by the rounding
-    of float32.
+    torch's kernels of many parameters round otherwise than its loop. For ASGD the rate differs by the
+    rounding of float32.
     """
     ours, torchs = parameters(dtype), parameters(dtype)
     steps(getattr(widepack.optim, name)(ours, **options), ours, None, STEPS)

@@ -129,7 +129,8 @@ class MemberWise(torch.optim.Optimizer):
         self._tensors = {}
         for group in self.param_groups:
             for key, value in self.defaults.items():
-                group.setdefault(key, value)
+                if key != "differentiable":  # torch adds it to the defaults; these optimizers do not have it
+                    group.setdefault(key, value)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
