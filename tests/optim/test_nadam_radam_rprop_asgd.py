@@ -177,7 +177,8 @@ def test_a_run_continues_from_a_file_bit_for_bit(k: int, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_torch_state_of_one_number_continues_with_a_number_for_each_member(name: str) -> None:
-    options: dict[str, Any] = {"NAdam": {"betas": BETAS}, "ASGD": {"t0": [2.0, 8.0, 20.0]}}.get(name, {})
+    changed: dict[str, dict[str, Any]] = {"NAdam": {"betas": BETAS}, "ASGD": {"t0": [2.0, 8.0, 20.0]}}
+    options = changed.get(name, {})
     torchs, ours = parameters(), parameters()
     other = getattr(torch.optim, name)(torchs)
     steps(other, torchs, None, 4)
@@ -267,5 +268,5 @@ def test_messages() -> None:
         (lambda: ASGD([weight], lr=LR, alpha=[1.0, 2.0]), "lr has 3 numbers, alpha has 2 numbers"),
     ):
         with pytest.raises(UsageError) as found:
-            make()  # type: ignore[no-untyped-call]
+            make()
         assert words in str(found.value) and "\n" not in str(found.value)

@@ -73,11 +73,11 @@ class ASGD(MemberWise):
         else:
             average.copy_(p)
         state["eta"] = step_count(lr / ((1 + lambd * lr * step) ** group["alpha"]))
-        state["mu"] = step_count(_averaged(step, group["t0"]))
+        t0 = group["t0"]
+        shares = PerMember(_share(step, t) for t in t0) if isinstance(t0, PerMember) else _share(step, t0)
+        state["mu"] = step_count(shares)
 
 
-def _averaged(step: float, start: float | PerMember) -> float | PerMember:
-    """Returns the new value's share in the average of the values since a step."""
-    if isinstance(start, PerMember):
-        return PerMember(_averaged(step, t) for t in start)  # type: ignore[arg-type]
+def _share(step: float, start: float) -> float:
+    """Returns the share of a new value in the average of the values since a step."""
     return 1 / max(1, step - start)

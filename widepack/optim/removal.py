@@ -25,7 +25,8 @@ def optimizers_of(
     Raises:
         UsageError: A value is not an optimizer.
     """
-    given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    given = [o for o in given if o is not None]
     for value in given:
         if not isinstance(value, torch.optim.Optimizer):
             raise UsageError(
