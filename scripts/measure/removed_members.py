@@ -4,7 +4,8 @@
     taskset -c 0 python scripts/measure/removed_members.py [-o bench/results/removed-members-cpu.json]
 
 N=8 members, one thread, AdamW of `widepack.optim` with a rate for each member. A step is a forward pass, a
-backward pass and the optimizer's step.
+backward pass and the optimizer's step. Times are of the processor, so that other load on the machine counts
+little.
 
 | figure | what it is |
 |---|---|
@@ -78,18 +79,18 @@ def step(fused: widepack.Fused, optimizer: torch.optim.Optimizer, x: Tensor) -> 
 
 
 def timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def program_seconds(make: Callable[[], nn.Module], x: Tensor, validate: bool) -> dict[str, float]:
     """Measures the first steps of a fused module, and of what is left after one member was removed."""
-    start = time.perf_counter()
+    start = time.process_time()
     fused = widepack.fuse([make().train() for _ in range(MEMBERS)], x, validate=validate)
     optimizer = optimizer_of(fused)
     step(fused, optimizer, x)
-    fuse_s = time.perf_counter() - start
+    fuse_s = time.process_time() - start
     remove_s = timed(lambda: fused.remove(3, optimizer=optimizer))
     return {"fuse_s": fuse_s, "remove_s": remove_s, "first_step_s": timed(lambda: step(fused, optimizer, x))}
 
@@ -106,8 +107,8 @@ def step_ratios(make: Callable[[], nn.Module], x: Tensor, seconds: float) -> dic
         for _ in range(3):
             step(module, optimizers[k], x)
     rounds: list[dict[int, float]] = []
-    end = time.perf_counter() + seconds
-    while len(rounds) < 20 or time.perf_counter() < end:
+    end = time.process_time() + seconds
+    while len(rounds) < 20 or time.process_time() < end:
         times = {k: timed(lambda k=k: step(modules[k], optimizers[k], x)) for k in modules}  # type: ignore[misc]
         rounds.append(times)
     return {
