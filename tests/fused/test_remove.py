@@ -289,6 +289,10 @@ def test_messages() -> None:
     four.param_groups[0]["params"].append(fused.conv1.weight)
     state = {n: v.clone() for n, v in fused.state_dict().items()}
     wrong: Any = 1
+    mine = widepack.optim.SGD(fused.parameters(), lr=LR[:3])
+    stale = PerMemberScheduler(mine, half_after)
+    stale.keep([0, 1])
+    foreign = torch.optim.SGD(other.parameters())
     for call, words in (
         (lambda: fused.remove(3), "there is no member 3; there are 3, counted from 0"),
         (lambda: fused.remove(0, 0), "remove: the members are [0, 0]; give each of them once"),
@@ -304,6 +308,8 @@ def test_messages() -> None:
             "remove: optimizer is int; give an optimizer of widepack.optim",
         ),
         (lambda: fused.remove(0, scheduler=1), "remove: scheduler is int; give a PerMemberScheduler"),
+        (lambda: fused.remove(0, scheduler=stale), "the PerMemberScheduler has 2 members, and the fused"),
+        (lambda: fused.remove(0, optimizer=foreign), "SGD has no parameter of this fused module"),
         (lambda: fused.remove(0, optimizer=adafactor), "of Adafactor cannot be separated by members"),
         (lambda: fused.remove(0, optimizer=lbfgs), "of LBFGS cannot be separated by members"),
         (lambda: fused.remove(0, optimizer=both), "lr of SGD is for other parameters too"),

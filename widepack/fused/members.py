@@ -149,7 +149,7 @@ class FusedMembers(nn.Module):
 
         A removed member costs nothing more. The parameters stay the same objects and have fewer rows, so an
         optimizer over them continues. The members that stay are counted from 0 again. The next call in each
-        mode makes a program for them, without a new capture.
+        mode makes a program for them, without a new capture. Call `backward` before members are removed.
 
         Args:
             *members: The numbers of the members.
@@ -185,12 +185,14 @@ class FusedMembers(nn.Module):
         optimizers = removal.optimizers_of(optimizer, schedulers)
         for o in optimizers:
             removal.check_optimizer(o, parameters, len(self))
+        for s in schedulers:
+            removal.check_scheduler(s, len(self))
         removed = [self.member(i) for i in numbers]
         if numbers:
             for o in optimizers:
-                removal.remove_from_optimizer(o, parameters, kept)
+                removal.remove_from_optimizer(o, parameters, len(self), kept)
             for s in schedulers:
-                removal.remove_from_scheduler(s, kept)
+                removal.remove_from_scheduler(s, len(self), kept)
             for t in tensors:
                 keep_rows(t, kept)
             removal.mark_removed(parameters)

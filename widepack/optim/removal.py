@@ -25,7 +25,7 @@ def optimizers_of(
     Raises:
         UsageError: A value is not an optimizer.
     """
-    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     given = [o for o in given if o is not None]
     for value in given:
         if not isinstance(value, torch.optim.Optimizer):
@@ -59,9 +59,15 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Collection[Ten
         count: The number of members, N.
 
     Raises:
-        UsageError: An option or a state cannot be separated by members.
+        UsageError: An option or a state cannot be separated by members, or the optimizer has no parameter of
+            the module.
     """
     who, own = type(optimizer).__name__, set(map(id, parameters))
+    if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            f"remove: {who} has no parameter of this fused module; give the optimizer that was made of "
+            "fused.parameters()"
+        )
     for group in optimizer.param_groups:
         foreign = [p for p in group["params"] if id(p) not in own]
         if len(foreign) == len(group["params"]):
@@ -83,36 +89,48 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Collection[Ten
                     )
 
 
+def check_scheduler(scheduler: Any, count: int) -> None:
+    """Raises UsageError if a PerMemberScheduler has another number of members."""
+    if isinstance(scheduler, PerMemberScheduler) and len(scheduler.schedulers) != count:
+        raise UsageError(
+            f"remove: the PerMemberScheduler has {len(scheduler.schedulers)} members, and the fused module "
+            f"has {count}; give the scheduler of this module's optimizer"
+        )
+
+
 def remove_from_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: Collection[Tensor], kept: Sequence[int]
+    optimizer: torch.optim.Optimizer, parameters: Collection[Tensor], count: int, kept: Sequence[int]
 ) -> None:
     """Keeps the given members of an optimizer, which `check_optimizer` has checked.
 
     Args:
         optimizer: The optimizer.
         parameters: The parameters of the module, before their rows are removed.
+        count: The number of members, N.
         kept: The numbers of the members that stay.
     """
     own = set(map(id, parameters))
     for group in optimizer.param_groups:
         if own.isdisjoint(map(id, group["params"])):
             continue
-        group.update({k: _kept(v, kept) for k, v in group.items() if k not in ("params", "param_names")})
+        group.update(
+            {k: _kept(v, count, kept) for k, v in group.items() if k not in ("params", "param_names")}
+        )
         for p in group["params"]:
             if id(p) in own and p in optimizer.state:
                 state = optimizer.state[p]
                 state.update({k: v[list(kept)] for k, v in state.items() if _has_rows(optimizer, k, v, p)})
-    optimizer.defaults.update({k: _kept(v, kept) for k, v in optimizer.defaults.items()})
+    optimizer.defaults.update({k: _kept(v, count, kept) for k, v in optimizer.defaults.items()})
 
 
-def remove_from_scheduler(scheduler: Any, kept: Sequence[int]) -> None:
+def remove_from_scheduler(scheduler: Any, count: int, kept: Sequence[int]) -> None:
     """Keeps the given members of a scheduler. A scheduler of torch may have rates of N members."""
     if isinstance(scheduler, PerMemberScheduler):
         scheduler.keep(kept)
         return
     state = scheduler.state_dict()
     if any(True for _ in _per_member(state)):
-        scheduler.load_state_dict(_kept(state, kept))
+        scheduler.load_state_dict(_kept(state, count, kept))
 
 
 def mark_removed(parameters: Iterable[Tensor]) -> None:
@@ -134,13 +152,13 @@ def _per_member(option: Any) -> Iterable[PerMember]:
             yield from _per_member(part)
 
 
-def _kept(option: Any, kept: Sequence[int]) -> Any:
-    """Returns an option or a state in which each `PerMember` has only the numbers of these members."""
+def _kept(option: Any, count: int, kept: Sequence[int]) -> Any:
+    """Returns an option or a state in which each `PerMember` of N numbers has only those of some members."""
     if isinstance(option, PerMember):
-        return PerMember(option[i] for i in kept)
+        return PerMember(option[i] for i in kept) if len(option) == count else option
     if type(option) in (list, tuple):
-        return type(option)(_kept(part, kept) for part in option)
-    return {k: _kept(v, kept) for k, v in option.items()} if type(option) is dict else option
+        return type(option)(_kept(part, count, kept) for part in option)
+    return {k: _kept(v, count, kept) for k, v in option.items()} if type(option) is dict else option
 
 
 def _is_number(value: Any) -> bool:
