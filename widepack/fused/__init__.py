@@ -18,11 +18,12 @@ captured from one member, and that autograd can differentiate.
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
-| `members.py` | Defines the part of `Fused` that is about single members: modules, copies, frozen members |
+| `members.py` | Defines the part of `Fused` about single members: modules, copies, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
 | `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
 | `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
 | `recipe.py` | Keeps what a fused module was made of, apart from weights |
+| `removed_rows.py` | Removes members' rows from a parameter or buffer, which stays the same object |
 | `same_members.py` | Checks that live modules can be members of one fused module |
 | `sample_dtypes.py` | Converts the sample of a fused module to the CPU and to the dtypes |
 | `save.py` | Builds an artifact of live members: an ordinary build of their state dicts, verified |

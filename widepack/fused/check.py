@@ -64,9 +64,9 @@ def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
     if resting is None or wide_resting is None:
         return
     if not any(runner.stacked) or all(runner.stacked):
-        _check_answers(fused, entry, runner, resting, wide_resting, members_draw)
+        _check_answers(fused, entry, runner, resting, wide_resting, members_draw or entry.capture_compared)
     sources = _subject(fused, entry, resting, members_draw).sources[: entry.input_count]
-    if members_draw:
+    if members_draw and not entry.capture_compared:
         check_draws(fused, entry, program, sources, gradients=runner.gradients)
     if runner.gradients:
         check_gradients(fused, entry, runner, resting, sources, members_draw)
@@ -140,9 +140,9 @@ def _fits(entry: FusedEntry) -> Callable[[Mapping[str, int]], bool]:
     return fitting(entry.bounds, [g.expr for g in entry.captured.guards])
 
 
-def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, members_draw: bool) -> Subject:
-    """Returns the subject of a comparison: the member program at rest, and the members' modules unless they
-    draw.
+def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_modules: bool) -> Subject:
+    """Returns the subject of a comparison: the member program at rest, and the members' modules if these are
+    compared.
     """
     weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
 
@@ -158,7 +158,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, members_dr
         sizes=entry.sizes,
         batch=entry.batch,
         weights=lambda i: {n: v[i] if entry.kinds[n] == "stacked" else v for n, v in weights.items()},
-        module=None if members_draw else lambda i: fused.member(i, CPU),
+        module=None if without_modules else lambda i: fused.member(i, CPU),
         bind=lambda leaves: sample_with(fused, leaves),
         fits=_fits(entry),
         numbers=tree.numbers(entry.captured.returned),
@@ -174,10 +174,13 @@ def _check_answers(
     runner: Runner,
     resting: Program,
     wide_resting: Program,
-    members_draw: bool,
+    without_modules: bool,
 ) -> None:
-    """Runs both comparisons of a build on the member program and the wide program, both at rest."""
-    subject = _subject(fused, entry, resting, members_draw)
+    """Runs both comparisons of a build on the member program and the wide program, both at rest.
+
+    `without_modules`: runs the second only, because the members' modules draw or were compared already.
+    """
+    subject = _subject(fused, entry, resting, without_modules)
     weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
     pattern = "each" if any(runner.stacked) else "shared"
     answers = ReferenceAnswers(

@@ -1,8 +1,9 @@
-"""Defines the part of `Fused` that is about single members: modules, copies, frozen members."""
+"""Defines the part of `Fused` that is about single members: modules, copies, frozen and removed members."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
+from ..optim import removal
 from .programs import FusedEntry
 from .recipe import FusedRecipe
+from .removed_rows import keep_rows
 from .stacked_parameters import mark_parameters, member_module, slot_of
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ class FusedMembers(nn.Module):
     _entries: dict[Any, FusedEntry]  # by modes, dtypes and device
     _slots: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
     _frozen: tuple[int, ...] = ()  # the numbers of the frozen members
+    _originals: tuple[int, ...] | None = None  # the members' numbers at the start, if some were removed
 
     def __len__(self) -> int:
         return len(self._recipe.skeletons)
@@ -127,6 +131,82 @@ class FusedMembers(nn.Module):
                     value = self.tensor_of(weight.name)
                     value[to].copy_(value[source])
         return self
+
+    # ---------------------------------------------------------------- removed members
+
+    @property
+    def original_numbers(self) -> tuple[int, ...]:
+        """The numbers that the members had when they were fused: `(0, 2)` after `remove(1)` of three."""
+        return tuple(range(len(self))) if self._originals is None else self._originals
+
+    def remove(
+        self,
+        *members: int,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        scheduler: Any = None,
+    ) -> list[nn.Module]:
+        """Removes members from the module and returns them, while the others train on.
+
+        A removed member costs nothing more. The parameters stay the same objects and have fewer rows, so an
+        optimizer over them continues. The members that stay are counted from 0 again. The next call in each
+        mode makes a program for them, without a new capture. Call `backward` before members are removed.
+
+        Args:
+            *members: The numbers of the members.
+            optimizer: The optimizer over the module's parameters, or a list of them: of `widepack.optim`, or
+                one of `torch.optim` that works number by number. It loses the members' rows of its states,
+                and their numbers of its options.
+            scheduler: The optimizer's scheduler, or a list of them: a `PerMemberScheduler`, or one of torch.
+
+        Returns:
+            The members as modules of the original class, in the order of the call.
+
+        Raises:
+            UsageError: No such member exists; none would be left; all members are passes of one model; or
+                the optimizer's state cannot be separated by members. Nothing has changed.
+
+        Example:
+            >>> (finished,) = fused.remove(2, optimizer=optimizer, scheduler=scheduler)
+        """
+        numbers = [self._number(i) for i in members]
+        if self._recipe.one_model:
+            raise UsageError("the members are passes of one model: fuse it again with a smaller n")
+        if len(set(numbers)) != len(numbers):
+            raise UsageError(f"remove: the members are {list(members)}; give each of them once")
+        kept = [i for i in range(len(self)) if i not in numbers]
+        if not kept:
+            raise UsageError(
+                f"remove: no member would be left of {len(self)}; take the last ones with fused.unfuse()"
+            )
+        own = [w for w in self._recipe.weights if w.kind == "stacked"]
+        tensors = [self.tensor_of(w.name) for w in own]
+        parameters = [t for t in tensors if isinstance(t, nn.Parameter)]
+        schedulers = removal.schedulers_of(scheduler)
+        optimizers = removal.optimizers_of(optimizer, schedulers)
+        for o in optimizers:
+            removal.check_optimizer(o, parameters, len(self))
+        for s in schedulers:
+            removal.check_scheduler(s, len(self))
+        removed = [self.member(i) for i in numbers]
+        if numbers:
+            for o in optimizers:
+                removal.remove_from_optimizer(o, parameters, len(self), kept)
+            for s in schedulers:
+                removal.remove_from_scheduler(s, len(self), kept)
+            for t in tensors:
+                keep_rows(t, kept)
+            removal.mark_removed(parameters)
+            self._keep(kept)
+        return removed
+
+    def _keep(self, kept: Sequence[int]) -> None:
+        """Keeps the recipe, the programs and the marks of some members, whose tensors have their rows."""
+        frozen = {n for n, i in enumerate(kept) if i in self._frozen}
+        skeletons = [self._recipe.skeletons[i] for i in kept]
+        self.__dict__["_originals"] = tuple(self.original_numbers[i] for i in kept)
+        self.__dict__["_recipe"] = replace(self._recipe, skeletons=skeletons)
+        self.__dict__["_entries"] = {key: e.with_members(kept) for key, e in self._entries.items()}
+        self._set_frozen(frozen)
 
     # ---------------------------------------------------------------- frozen members
 

@@ -154,6 +154,10 @@ class FusedEntry(MemberPrograms):
         count: The number of members, N.
         device: The device of the fused module.
         strategies: The strategies that the user named.
+
+    Attributes:
+        capture_compared: Whether the capture was compared with these members' modules, when there were more
+        members.
     """
 
     entry = "forward"
@@ -173,6 +177,7 @@ class FusedEntry(MemberPrograms):
         program = replace(program, weights=weights)
         super().__init__([program], kinds.__getitem__, captured.states, captured.sizes, [0] * count)
         self.captured, self.kinds, self.constants = captured, dict(kinds), dict(constants)
+        self.first_names, self.capture_compared = dict(first_names), False
         self.count, self.device, self.strategies = count, device, strategies
         self.carried = [(s.input, s.output, s.name) for s in captured.states]
         self.input_count = len(captured.inputs) - len(self.carried)  # the states are the last inputs
@@ -325,9 +330,28 @@ class FusedEntry(MemberPrograms):
         """Returns the same entry on the CPU."""
         if self.device == CPU:
             return self
-        first_names = {s.source: s.source for s in self.programs[0].weights}
         constants = {n: v.cpu() for n, v in self.constants.items()}
-        return FusedEntry(self.captured, self.kinds, first_names, constants, self.count, CPU, self.strategies)
+        return FusedEntry(
+            self.captured, self.kinds, self.first_names, constants, self.count, CPU, self.strategies
+        )
+
+    def with_members(self, members: Sequence[int]) -> FusedEntry:
+        """Returns the entry of some of the members. The capture and what was computed from it stay.
+
+        Args:
+            members: The numbers of the members.
+        """
+        other, rows = copy.copy(self), list(members)
+        other.count, other.signatures = len(rows), (0,) * len(rows)
+        other.constants = {n: v[rows] if self.kinds[n] == "stacked" else v for n, v in self.constants.items()}
+        other.binder = Binder(self._manifest_entry(), other.count, self.device, model="fused")
+        other.capture_compared = self.capture_compared or any(r.checked for r in self.runners)
+        other.clear()
+        return other
+
+    def clear(self) -> None:
+        """Drops the plans and the wide programs, which are for another number of members."""
+        self._plans, self._runners = {}, {}
 
     def forget(self) -> None:
         """Drops what was computed from weights."""

@@ -13,14 +13,24 @@ from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate, plain_numbers
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
 _MAX_CACHED_RATES = 64
-_EXAMPLES = {"betas": "(0.9, 0.999)"}  # one value for all members, in messages
+_EXAMPLES = {
+    "betas": "(0.9, 0.999)",
+    "etas": "(0.5, 1.2)",
+    "step_sizes": "(1e-6, 50)",
+}  # of one value, in messages
 
 
 class MemberWise(torch.optim.Optimizer):
     """Base of the optimizers: options for each member, and the checks of parameters against them."""
 
     member_options: tuple[str, ...] = ("lr", "initial_lr", "weight_decay")
-    """The options that may be N numbers, beside `betas`, whose two parts may be."""
+    """The options that may be N numbers."""
+    pair_options: tuple[str, ...] = ("betas",)
+    """The options that are a pair. Each part may be N numbers."""
+    step_states: tuple[str, ...] = ("step",)
+    """The states that depend on the number of steps alone: one number, or `[N]`. They have torch's dtype of
+    such states, whatever the parameter's dtype is. They change for frozen members too.
+    """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         self._tensors: dict[Any, Tensor] = {}
@@ -51,8 +61,9 @@ class MemberWise(torch.optim.Optimizer):
         for key in self.member_options:
             if key in group:
                 group[key] = parse_rate(group[key], f"{who}: {key}")
-        if "betas" in group:
-            group["betas"] = _parse_betas(group["betas"], who)
+        for key in self.pair_options:
+            if key in group:
+                group[key] = _parse_pair(key, group[key], who)
         self._check_options(group, who)
 
     def _check_options(self, group: Mapping[str, Any], who: str) -> None:
@@ -61,7 +72,7 @@ class MemberWise(torch.optim.Optimizer):
     def _check_members(self, group: Mapping[str, Any]) -> None:
         """Raises UsageError if an option of N numbers does not fit a parameter of the group."""
         named = [(k, group[k]) for k in self.member_options if k in group]
-        named += [("betas", b) for b in group.get("betas", ())]
+        named += [(k, part) for k in self.pair_options for part in group.get(k, ())]
         options = [(k, v) for k, v in named if isinstance(v, PerMember)]
         if len({len(v) for _, v in options}) > 1:
             lengths = ", ".join(f"{k} has {len(v)} numbers" for k, v in options)
@@ -103,13 +114,23 @@ class MemberWise(torch.optim.Optimizer):
         except UsageError:
             self.param_groups = before
             raise
+        self._restore_step_states(state_dict)
+
+    def _restore_step_states(self, state_dict: Mapping[str, Any]) -> None:
+        """Gives the step states the dtypes that they were saved with. torch loads them in the parameter's."""
+        numbers = [k for g in state_dict["param_groups"] for k in g["params"]]
+        own = [p for g in self.param_groups for p in g["params"]]
+        for k, p in zip(numbers, own):
+            for name in set(self.step_states[1:]) & set(state_dict["state"].get(k, ())):
+                self.state[p][name] = torch.as_tensor(state_dict["state"][k][name]).detach().clone()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._tensors = {}
         for group in self.param_groups:
             for key, value in self.defaults.items():
-                group.setdefault(key, value)
+                if key != "differentiable":  # torch adds it to the defaults; these optimizers do not have it
+                    group.setdefault(key, value)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -138,7 +159,7 @@ class MemberWise(torch.optim.Optimizer):
                         "set sparse=False in its layer"
                     )
                 grad = -p.grad if group["maximize"] else p.grad
-                kept = _rows_of_frozen(p, self.state[p])
+                kept = self._rows_of_frozen(p)
                 self._update(p, grad, self.state[p], group)
                 for tensor, rows, values in kept:
                     tensor[rows] = values
@@ -146,6 +167,17 @@ class MemberWise(torch.optim.Optimizer):
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         raise NotImplementedError
+
+    def _rows_of_frozen(self, p: Tensor) -> list[tuple[Tensor, list[int], Tensor]]:
+        """Returns what a step must not change: the frozen members' rows of a parameter and of its state."""
+        rows = list(getattr(p, FROZEN, ()))
+        if not rows:
+            return []
+        states = [v for k, v in self.state[p].items() if k not in self.step_states]
+        tensors = [p, *(v for v in states if isinstance(v, Tensor) and v.shape == p.shape)]
+        return [(t, rows, t[rows].clone()) for t in tensors]
+
+    # ---------------------------------------------------------------- arithmetic of the updates
 
     def _rate(self, rate: PerMember, like: Tensor) -> Tensor:
         """Returns a rate as a tensor `[N, 1, ..., 1]`, from a cache."""
@@ -173,6 +205,30 @@ class MemberWise(torch.optim.Optimizer):
         else:
             p.add_(by, alpha=-rate * factor)
 
+    def _move_by_quotient(self, p: Tensor, x: Tensor, y: Tensor, rate: float | PerMember) -> None:
+        """Computes `p -= rate * x / y` in place."""
+        if isinstance(rate, PerMember):
+            self._move(p, x / y, rate)
+        else:
+            p.addcdiv_(x, y, value=-rate)
+
+    def _decayed(self, p: Tensor, grad: Tensor, group: Mapping[str, Any], decoupled: bool) -> Tensor:
+        """Applies the weight decay to a parameter in place, or returns the gradient with it."""
+        decay = group["weight_decay"]
+        if not nonzero(decay):
+            return grad
+        if not decoupled:
+            return self._plus(grad, p, decay)
+        p.mul_(self._factor(1 - group["lr"] * decay, p))
+        return grad
+
+    def _average(self, average: Tensor, x: Tensor, kept: float | PerMember) -> None:
+        """Computes `average = kept * average + (1 - kept) * x` in place."""
+        if isinstance(kept, PerMember):
+            self._move(average, average - x, 1 - kept)
+        else:
+            average.lerp_(x, 1 - kept)
+
     def _average_square(self, average: Tensor, x: Tensor, kept: float | PerMember) -> None:
         """Computes `average = kept * average + (1 - kept) * x * x` in place."""
         average.mul_(self._factor(kept, average))
@@ -192,23 +248,37 @@ def has_member_axis(p: Tensor, members: int) -> bool:
     return not getattr(p, ONE_FOR_ALL, False) and p.ndim > 0 and p.shape[0] == members
 
 
-def _parse_betas(betas: Any, who: str) -> tuple[Any, Any]:
-    """Returns two averages' decay rates, each one number or one for each member. Raises UsageError."""
-    betas = plain_numbers(betas)
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+def _parse_pair(key: str, pair: Any, who: str) -> tuple[Any, Any]:
+    """Returns an option of two parts, each one number or one for each member. Raises UsageError."""
+    pair = plain_numbers(pair)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UsageError(
-            f"{who}: betas are {betas!r}; give a pair whose parts are a number, or one for each member"
+            f"{who}: {key} are {pair!r}; give a pair whose parts are a number, or one for each member"
         )
-    parsed = (parse_rate(betas[0], f"{who}: betas[0]"), parse_rate(betas[1], f"{who}: betas[1]"))
-    if not all(b < 1 for part in parsed for b in (part if isinstance(part, PerMember) else [part])):
-        raise UsageError(f"{who}: betas are {betas}; each must be at least 0 and below 1")
+    parsed = (parse_rate(pair[0], f"{who}: {key}[0]"), parse_rate(pair[1], f"{who}: {key}[1]"))
+    below_one = all(b < 1 for part in parsed for b in (part if isinstance(part, PerMember) else [part]))
+    if key == "betas" and not below_one:
+        raise UsageError(f"{who}: betas are {pair}; each must be at least 0 and below 1")
     return parsed
 
 
-def step_count() -> Tensor:
-    """Returns the number of steps at the start, as torch's optimizers store it."""
+def step_count(start: float | PerMember = 0.0) -> Tensor:
+    """Returns a step state as torch's optimizers store it: `[]`, or `[N]` for one number for each member."""
     double = torch.get_default_dtype() == torch.float64
-    return torch.tensor(0.0, dtype=torch.float64 if double else torch.float32)
+    values = list(start) if isinstance(start, PerMember) else start
+    return torch.tensor(values, dtype=torch.float64 if double else torch.float32)
+
+
+def numbers_of(count: Tensor) -> float | PerMember:
+    """Returns the numbers of a step state."""
+    return PerMember(count.tolist()) if count.ndim else float(count)
+
+
+def real_views(p: Tensor, *others: Tensor | None) -> list[Any]:
+    """Returns a parameter and its states as real tensors: a complex number as two."""
+    if not p.is_complex():
+        return [p, *others]
+    return [None if t is None else torch.view_as_real(t) for t in (p, *others)]
 
 
 def _plain(option: Any) -> Any:
@@ -216,12 +286,3 @@ def _plain(option: Any) -> Any:
     if isinstance(option, PerMember):
         return list(option)
     return tuple(_plain(part) for part in option) if isinstance(option, tuple) else option
-
-
-def _rows_of_frozen(p: Tensor, state: Mapping[str, Any]) -> list[tuple[Tensor, list[int], Tensor]]:
-    """Returns what a step must not change: the frozen members' rows of a parameter and of its state."""
-    rows = list(getattr(p, FROZEN, ()))
-    if not rows:
-        return []
-    tensors = [p, *(v for v in state.values() if isinstance(v, Tensor) and v.shape == p.shape)]
-    return [(t, rows, t[rows].clone()) for t in tensors]

@@ -144,29 +144,19 @@ class Adam(MemberWise):
             state.update({name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names})
         state["step"] += 1
         step, (beta1, beta2) = float(state["step"]), group["betas"]
-        lr, decay = group["lr"], group["weight_decay"]
-        if nonzero(decay) and self.decoupled:
-            p.mul_(self._factor(1 - lr * decay, p))
-        elif nonzero(decay):
-            grad = self._plus(grad, p, decay)
+        grad = self._decayed(p, grad, group, self.decoupled)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         most = state["max_exp_avg_sq"] if group["amsgrad"] else None
         if p.is_complex():
             p, grad, mean, square = (torch.view_as_real(t) for t in (p, grad, mean, square))
             most = None if most is None else torch.view_as_real(most)
-        if isinstance(beta1, PerMember):
-            self._move(mean, mean - grad, 1 - beta1)
-        else:
-            mean.lerp_(grad, 1 - beta1)
+        self._average(mean, grad, beta1)
         self._average_square(square, grad, beta2)
         if most is not None:
             square = torch.maximum(most, square, out=most)
         root = square.sqrt() / self._factor((1 - beta2**step) ** 0.5, square)
         root.add_(self._factor(group["eps"], root))
-        if isinstance(lr, PerMember) or isinstance(beta1, PerMember):
-            self._move(p, mean / root, lr / (1 - beta1**step))
-        else:
-            p.addcdiv_(mean, root, value=-lr / (1 - beta1**step))
+        self._move_by_quotient(p, mean, root, group["lr"] / (1 - beta1**step))
 
 
 class AdamW(Adam):

@@ -96,6 +96,9 @@ class PerMember:
     def __rtruediv__(self, other: Any) -> PerMember:
         return self._with(other, lambda a, b: b / a)
 
+    def __rpow__(self, other: Any) -> PerMember:
+        return self._with(other, lambda a, b: b**a)
+
     __radd__ = __add__
     __rmul__ = __mul__
 

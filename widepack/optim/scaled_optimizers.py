@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .member_wise import MemberWise, Params, nonzero, step_count
+from .member_wise import MemberWise, Params, nonzero, real_views, step_count
 from .rates import PerMember
-
-
-def _real(p: Tensor, *others: Tensor | None) -> list[Any]:
-    """Returns tensors as real ones: a complex number as two."""
-    if not p.is_complex():
-        return [p, *others]
-    return [None if t is None else torch.view_as_real(t) for t in (p, *others)]
 
 
 class RMSprop(MemberWise):
@@ -73,16 +66,13 @@ class RMSprop(MemberWise):
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
         kept = (state.get(name) for name in ("square_avg", "momentum_buffer", "grad_avg"))
-        p, grad, square, buffer, mean = _real(p, grad, *kept)
+        p, grad, square, buffer, mean = real_views(p, grad, *kept)
         alpha = group["alpha"]
         self._average_square(square, grad, alpha)
         if mean is None:
             size = square.sqrt()
         else:
-            if isinstance(alpha, PerMember):
-                self._move(mean, mean - grad, 1 - alpha)
-            else:
-                mean.lerp_(grad, 1 - alpha)
+            self._average(mean, grad, alpha)
             size = square.addcmul(mean, mean, value=-1).sqrt_()
         size.add_(self._factor(group["eps"], size))
         if buffer is None:
@@ -141,7 +131,7 @@ class Adagrad(MemberWise):
         state["step"] += 1
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
-        p, grad, total = _real(p, grad, state["sum"])
+        p, grad, total = real_views(p, grad, state["sum"])
         total.addcmul_(grad, grad)
         size = total.sqrt()
         size.add_(self._factor(group["eps"], size))
@@ -197,11 +187,8 @@ class Adamax(MemberWise):
         step, (beta1, beta2) = float(state["step"]), group["betas"]
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
-        p, grad, mean, most = _real(p, grad, state["exp_avg"], state["exp_inf"])
-        if isinstance(beta1, PerMember):
-            self._move(mean, mean - grad, 1 - beta1)
-        else:
-            mean.lerp_(grad, 1 - beta1)
+        p, grad, mean, most = real_views(p, grad, state["exp_avg"], state["exp_inf"])
+        self._average(mean, grad, beta1)
         most.mul_(self._factor(beta2, most))
         torch.maximum(most, grad.abs().add_(self._factor(group["eps"], most)), out=most)
         self._move(p, mean / most, group["lr"] / (1 - beta1**step))

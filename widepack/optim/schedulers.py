@@ -77,8 +77,14 @@ class PerMemberScheduler:
                 member, or one number for all. Default: none.
 
         Raises:
-            UsageError: There are not N numbers.
+            UsageError: There are not N numbers, or the optimizer has another number of members.
         """
+        if not self._groups():
+            raise UsageError(
+                f"PerMemberScheduler: it has {self._count} members, and no group of the optimizer has as "
+                "many. Give the scheduler to the call that removes members: "
+                "fused.remove(i, optimizer=optimizer, scheduler=scheduler)"
+            )
         values = self._metrics(metrics)
         for i, (options, scheduler) in enumerate(zip(self._options, self.schedulers)):
             self._read(options, i)
@@ -112,6 +118,24 @@ class PerMemberScheduler:
         for scheduler, state in zip(self.schedulers, states):
             scheduler.load_state_dict(state)
 
+    def keep(self, members: Sequence[int]) -> None:
+        """Keeps the schedulers of some members only. `Fused.remove` calls it.
+
+        Args:
+            members: The numbers of the members that stay, in order.
+
+        Raises:
+            UsageError: No such member exists, or none is given.
+        """
+        if not members or not all(0 <= i < self._count for i in members):
+            raise UsageError(
+                f"PerMemberScheduler.keep: members are {list(members)}; give numbers from 0 to "
+                f"{self._count - 1}"
+            )
+        self._options = [self._options[i] for i in members]
+        self.schedulers = [self.schedulers[i] for i in members]
+        self._count = len(self.schedulers)
+
     def _groups(self) -> list[dict[str, Any]]:
         """Returns the groups whose weights all have a member axis."""
         groups = self.optimizer.param_groups
@@ -119,7 +143,7 @@ class PerMemberScheduler:
 
     def _scheduled(self, group: dict[str, Any]) -> list[str]:
         """Returns the names of a group's options that schedulers may change."""
-        return [k for k in (*self.optimizer.member_options, "betas") if k in group]
+        return [k for k in (*self.optimizer.member_options, *self.optimizer.pair_options) if k in group]
 
     def _member_options(self, i: int) -> _MemberOptions:
         """Returns member i's options as an optimizer."""
