@@ -32,6 +32,7 @@ from ..system.gate import Gate
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .int8_request import check_artifact, check_loaded, check_options, int8_request
 from .merged_weights import MEMORY
 from .model import WideModel
 from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
@@ -63,6 +64,8 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
     memory: str = "auto",
+    weights: str | None = None,
+    max_error: float | None = None,
     gate: Gate | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
@@ -71,12 +74,13 @@ def load(
         path, device: The artifact's folder, and one device.
         dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
             `widepack.load` takes them.
-        cache, progress, limit, allow_ops, memory: The same.
+        cache, progress, limit, allow_ops, memory, weights, max_error: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
-        ArtifactError, UsageError: As `widepack.load`.
+        ArtifactError, UsageError, VerificationError: As `widepack.load`.
     """
+    int8 = int8_request(weights, max_error)
     _check_choices(verify, backend, compile, cache, simplify)
     if memory not in MEMORY:
         raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
@@ -101,11 +105,23 @@ def load(
         limit=limit,
         allow_ops=allow_ops,
         memory=memory,
+        weights=weights,
+        max_error=max_error,
     )
     extra = ops.allow(allow_ops)
-    path = path_of(path)
+    path, place = path_of(path), on_device(device)
+    if int8 is not None:
+        check_options(
+            device=place,
+            backend=backend,
+            compile=compile,
+            strategies=strategies,
+            prologue=prologue,
+            verify=verify,
+        )
+        backend = "eager"
     options = LoadOptions(
-        device=on_device(device),
+        device=place,
         prologue=prologue,
         strategies="auto" if strategies is None and not simplify else strategies,
         simplify=simplify,
@@ -113,6 +129,7 @@ def load(
         backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
         limit=limit,
         memory=memory,
+        int8=int8,
     )
     opening = _Opening(options, verify, members, find_dtype(dtype), gate)
     with plain_modes(), guarded(str(path)):
@@ -121,6 +138,8 @@ def load(
         with artifact.limits.one_load(warmup):
             if warmup:
                 model.warmup()
+                if int8 is not None:
+                    check_loaded(model.has_int8)
     return model
 
 
@@ -155,6 +174,8 @@ class _Opening:
         entries = manifest.entries.values()
         chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
+        if self.options.int8 is not None:
+            check_artifact(manifest, cast)
         artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
         wides = [w for e in entries for w in e.wide if w.device == device.type]
         reader.preload(w.file for w in wides if artifact.serves(w))

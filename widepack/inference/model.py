@@ -22,6 +22,7 @@ from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
     from .cascade import Cascade, CascadeAnswer, CascadeSettings
+    from ..verification.weight_error import WeightError
     from .swap import SwapReport
 
 
@@ -110,6 +111,26 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
         programs = [e.programs for e in self._entries.values()]
         return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
+
+    # ---------------------------------------------------------------- int8 weights
+
+    @property
+    def has_int8(self) -> dict[str, bool]:
+        """Whether programs that are bound read int8 weights, for each entry."""
+        return {name: entry.has_int8 for name, entry in self._entries.items()}
+
+    @property
+    def weight_errors(self) -> tuple[WeightError, ...]:
+        """What int8 weights change in the answers to the probe's inputs, for each member and output.
+
+        It is measured now, so after a swap it is of the new member. It is of the patterns that are bound:
+        `shared`, and `each` after its first call. Without `load(weights="int8")` it is empty.
+
+        Example:
+            >>> ens = widepack.load("ens.wide", weights="int8", max_error=0.05)
+            >>> print(max(e.largest for e in ens.weight_errors))
+        """
+        return tuple(row for entry in self._entries.values() for row in entry.weight_errors)
 
     # ---------------------------------------------------------------- selection
 

@@ -116,6 +116,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         "widepack.pack_convolutions",
         "widepack.pack_linear",
         "widepack.pack_lstm",
+        "widepack.int8_scales",
+        "widepack.int8_weight",
     },
     # Comparisons of numbers, accumulation in order, and scattered writes.
     "sort": _aten(
@@ -213,6 +215,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     # Products of all members in one call.
     "grouped linear": frozenset(
         {"widepack.linear", "widepack.streamed_linear", "widepack.expert_linear", "widepack.expert_mm"}
+        | {"widepack.int8_linear"}
     ),
     # Products with a base and thin factors.
     "factored": frozenset({"widepack.delta_linear", "widepack.factored_weight"}),

@@ -171,6 +171,10 @@ def _delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, *args: A
     return 2 * x.shape[0] * x.shape[1] * base.numel() + 2 * x.shape[1] * (left.numel() + right.numel())
 
 
+def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:
+    return 2 * out_val.numel() * x.shape[-1]
+
+
 def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False, *, out_val: Tensor) -> Any:
     """Each row of x [*, I] times the matrix of one expert, of I inputs and O outputs."""
     return 2 * math.prod(x.shape) * out_val.shape[-1]
@@ -196,6 +200,7 @@ _OWN: dict[str, FlopFormula] = {
     "aten.bilinear": _bilinear,
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
+    "widepack.int8_linear": _int8_linear,
     "widepack.expert_linear": _expert_linear,
     "widepack.expert_mm": _expert_linear,
     "aten._grouped_mm": _grouped,
