@@ -8,8 +8,8 @@ core. The int8 model, the same model again, and the float32 model under each str
 one interleaved race (`widepack_bench.measure.race`). `ratio` is the time of the fastest float32 model divided
 by that of the int8 model, with its 95% interval. `noise` is the int8 model against itself. `error` has the
 largest error of the int8 weights on the probe over all members (`weight_errors`), and the largest one of the
-inputs that are timed, in the same measure. `int8` says whether these calls run over int8 weights: calls of many
-rows run the float32 program. `bytes` are those of the linear layers' weights in both forms.
+inputs that are timed, in the same measure. `int8` says whether these calls run over int8 weights: calls of
+many rows run the float32 program. `bytes` are those of the linear layers' weights in both forms.
 
 `kernel` rows call the ops alone, for numbers of rows and sizes of weights that no plan chooses. They are what
 the two limits in widepack/inference/int8_programs.py come from.
@@ -117,9 +117,7 @@ def model_row(name: str, members: int, rows: int, seconds: float, folder: Path) 
         },
         "bytes": {
             "float32": sum(w.bytes(members) for w in layers),
-            "int8": sum(
-                members * (w.of(0)[1] * (w.of(0)[0] + 8) + 4 * w.of(0)[0]) for w in layers
-            ),
+            "int8": sum(members * (w.of(0)[1] * (w.of(0)[0] + 8) + 4 * w.of(0)[0]) for w in layers),
         },
     }
 

@@ -25,7 +25,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.save(nn.Linear(512, 512).state_dict(), folder / f"m{i}.pt")
     files = [folder / f"m{i}.pt" for i in range(2)]
     options = {"pt2": False, "targets": ("cpu",), "race": False}
-    build(files, folder / "e.wide", model=lambda: nn.Linear(512, 512), inputs=["input=float32[B,512]"], **options)
+    build(
+        files,
+        folder / "e.wide",
+        model=lambda: nn.Linear(512, 512),
+        inputs=["input=float32[B,512]"],
+        **options,
+    )
     return folder / "e.wide"
 
 

@@ -16,7 +16,6 @@ import widepack
 from widepack import UsageError, VerificationError, build, load
 from widepack.inference.int8_programs import ROWS
 from widepack.inference.model import WideModel
-from widepack.verification import probe as probes
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
@@ -51,7 +50,13 @@ def saved(folder: Path, seed: int) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds four members of `Net`. `m77.pt`, in the same folder, is a fifth."""
     folder = tmp_path_factory.mktemp("int8")
-    build([saved(folder, i) for i in range(N)], folder / "e.wide", model=Net, inputs=["x=float32[B,32]"], **QUICK)
+    build(
+        [saved(folder, i) for i in range(N)],
+        folder / "e.wide",
+        model=Net,
+        inputs=["x=float32[B,32]"],
+        **QUICK,
+    )
     saved(folder, 77)
     return folder
 
@@ -111,7 +116,13 @@ def test_a_layer_is_within_half_a_scale_for_each_weight(tmp_path: Path) -> None:
     for i, module in enumerate(modules):
         torch.save(module.state_dict(), tmp_path / f"m{i}.pt")
     files = [tmp_path / f"m{i}.pt" for i in range(N)]
-    build(files, tmp_path / "e.wide", model=lambda: nn.Linear(WIDTH, WIDTH), inputs=["input=float32[B,256]"], **QUICK)
+    build(
+        files,
+        tmp_path / "e.wide",
+        model=lambda: nn.Linear(WIDTH, WIDTH),
+        inputs=["input=float32[B,256]"],
+        **QUICK,
+    )
     ens = load(tmp_path / "e.wide", weights="int8")
     for seed in range(5):
         x = drawn(3, WIDTH, seed=seed)
@@ -129,7 +140,7 @@ def test_batches_of_many_rows_run_the_float_weights(folder: Path, ens: WideModel
     few, many = drawn(ROWS, 32), drawn(ROWS + 1, 32)
     assert torch.equal(ens(many)["y"], plain(many)["y"])
     assert not torch.equal(ens(few)["y"], plain(few)["y"])
-    assert [p.batch for p in ens.plans()][0] == (1, ROWS)
+    assert ens.plans()[0].batch == (1, ROWS)
     strategies = ens.plan.strategies()
     assert strategies["int8"] == 1  # `a` and `out` have few weights
 

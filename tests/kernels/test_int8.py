@@ -61,7 +61,7 @@ def test_numbers_are_at_most_half_a_scale_away(seed: int, size: float) -> None:
     assert bool((q == q.round()).all())
     assert bool(((weight.double() - q * scales.unsqueeze(2)).abs() <= scales.unsqueeze(2) * 0.5000001).all())
     largest = weight.abs().amax(2).double()
-    assert bool((scales * 127 >= largest).all())
+    assert bool((scales * 127 >= largest * (1 - EPS)).all())  # the scale is rounded to float32
     normal = largest > 1e-35  # below, the scales are denormal numbers, which are few
     assert bool((scales * 126.99 <= largest)[normal].all())
 

@@ -17,19 +17,19 @@ from widepack.runtime.executable import Executable
 from widepack_artifacts.opset import allowed
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
-N, O, I = 3, 8, 16
+N, OUT, IN = 3, 8, 16
 X, W, B = Ref("x"), Ref("w"), Ref("b")
-TURNED = node("t", "transpose.int", W, 1, 2, out=f"float32[{N},{I},{O}]")
-ADDED = node("u", "unsqueeze", B, 1, out=f"float32[{N},1,{O}]")
-Y = f"float32[{N},s0,{O}]"
+TURNED = node("t", "transpose.int", W, 1, 2, out=f"float32[{N},{IN},{OUT}]")
+ADDED = node("u", "unsqueeze", B, 1, out=f"float32[{N},1,{OUT}]")
+Y = f"float32[{N},s0,{OUT}]"
 
 
 def wide(*nodes: Node, outputs: tuple[str, ...] = ("y",)) -> Program:
-    """Returns a wide program of x [N, B, I], w [N, O, I], b [N, O] and v [N, I, O]."""
-    types = {"w": f"float32[{O},{I}]", "b": f"float32[{O}]", "v": f"float32[{I},{O}]"}
+    """Returns a wide program of x [N, B, IN], w [N, O, I], b [N, O] and v [N, I, O]."""
+    types = {"w": f"float32[{OUT},{IN}]", "b": f"float32[{OUT}]", "v": f"float32[{IN},{OUT}]"}
     return Program(
         tuple(Slot(n, n, "stacked", t) for n, t in types.items()),
-        (Slot("x", "x", "stacked", f"float32[B,{I}]"),),
+        (Slot("x", "x", "stacked", f"float32[B,{IN}]"),),
         nodes,
         tuple(Output(Ref(o), "stacked") for o in outputs),
         N,
@@ -38,12 +38,12 @@ def wide(*nodes: Node, outputs: tuple[str, ...] = ("y",)) -> Program:
 
 def values() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"w": (N, O, I), "b": (N, O), "v": (N, I, O)}
+    shapes = {"w": (N, OUT, IN), "b": (N, OUT), "v": (N, IN, OUT)}
     return {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
 
 
 def answers(program: Program, **others: Tensor) -> list[Any]:
-    x = torch.randn(N, 2, I, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(N, 2, IN, generator=torch.Generator().manual_seed(1))
     return Executable(program, {**values(), **others}, CPU).run(x)
 
 
@@ -62,8 +62,8 @@ PRODUCTS = {
         node("y", "baddbmm", Ref("a"), X, Ref("t"), out=Y),
     ),
     "a computed weight": (
-        node("m", "mul.Scalar", W, 2.0, out=f"float32[{N},{O},{I}]"),
-        node("t", "transpose.int", Ref("m"), 1, 2, out=f"float32[{N},{I},{O}]"),
+        node("m", "mul.Scalar", W, 2.0, out=f"float32[{N},{OUT},{IN}]"),
+        node("t", "transpose.int", Ref("m"), 1, 2, out=f"float32[{N},{IN},{OUT}]"),
         node("y", "bmm", X, Ref("t"), out=Y),
     ),
 }
@@ -84,7 +84,7 @@ def test_a_product_with_a_weight_gets_int8_weights(name: str) -> None:
 
 def test_numbers_that_int8_represents_give_the_same_answers() -> None:
     generator = torch.Generator().manual_seed(2)
-    w = torch.randint(-127, 128, (N, O, I), generator=generator).float()
+    w = torch.randint(-127, 128, (N, OUT, IN), generator=generator).float()
     w[..., 0] = 127
     before = wide(*PRODUCTS["with a bias"])
     (found,), (exact,) = answers(Int8Program(before, 1).program, w=w), answers(before, w=w)
@@ -93,13 +93,13 @@ def test_numbers_that_int8_represents_give_the_same_answers() -> None:
 
 KEPT = {
     "an input on the right": (
-        node("q", "transpose.int", X, 1, 2, out=f"float32[{N},{I},s0]"),
+        node("q", "transpose.int", X, 1, 2, out=f"float32[{N},{IN},s0]"),
         node("y", "bmm", X, Ref("q"), out=f"float32[{N},s0,s0]"),
     ),
     "a factor": (TURNED, ADDED, node("y", "baddbmm", Ref("u"), X, Ref("t"), out=Y, alpha=2.0)),
     "weights alone": (
         TURNED,
-        node("y", "bmm", W, Ref("t"), out=f"float32[{N},{O},{O}]"),
+        node("y", "bmm", W, Ref("t"), out=f"float32[{N},{OUT},{OUT}]"),
     ),
 }
 
@@ -114,15 +114,15 @@ def test_other_products_stay(name: str) -> None:
 
 def test_layers_of_few_weights_stay() -> None:
     before = wide(*PRODUCTS["bmm"])
-    assert Int8Program(before, N * O * I).layers == ("y",)
-    assert Int8Program(before, N * O * I + 1).program is before
+    assert Int8Program(before, N * OUT * IN).layers == ("y",)
+    assert Int8Program(before, N * OUT * IN + 1).program is before
 
 
 def test_a_weight_of_two_layers_is_quantized_once() -> None:
     program = wide(
         TURNED,
         node("y", "bmm", X, Ref("t"), out=Y),
-        node("r", "mul.Scalar", X, 2.0, out=f"float32[{N},s0,{I}]"),
+        node("r", "mul.Scalar", X, 2.0, out=f"float32[{N},s0,{IN}]"),
         node("z", "bmm", Ref("r"), Ref("t"), out=Y),
         outputs=("y", "z"),
     )

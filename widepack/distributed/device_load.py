@@ -110,8 +110,8 @@ def load(
             member's whole weights when a call first has so many rows that this is faster, if memory for N
             models is available. `least` never does, and `most` does at load, so that no call waits for it.
             With `weights="int8"` it says in the same way when the programs of large batches are bound.
-        weights: `"int8"` runs calls of few rows over int8 weights, with one scale for each row of a weight, on
-            a CPU. The files do not change. Answers differ from the members' by more than rounding:
+        weights: `"int8"` runs calls of few rows over int8 weights, with one scale for each row of a weight,
+            on a CPU. The files do not change. Answers differ from the members' by more than rounding:
             `weight_errors` says by how much. Default: the weights as they are stored.
         max_error: With `weights="int8"`: the largest error of an answer to the probe's inputs, as a part of
             the answer's rms. A larger one is refused. Default: any.

@@ -50,8 +50,8 @@ def load(
             another rank binds a program or checks a swap, so do not make it too short.
         device: Where this process's members run. With the backend `nccl` it is a CUDA device, one for each
             process. Default: the CPU.
-        **options: The options of `widepack.load`, except `weights` and `max_error`. `members` names the members
-            of all ranks together.
+        **options: The options of `widepack.load`, except `weights` and `max_error`. `members` names the
+            members of all ranks together.
 
     Returns:
         A `RankModel`.

@@ -211,11 +211,6 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
                 self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
 
     @property
-    def has_int8(self) -> bool:
-        """Whether a bound program reads int8 weights."""
-        return any(bound.int8 for _, bound in self.programs.bound())
-
-    @property
     def weight_errors(self) -> tuple[WeightError, ...]:
         """What int8 weights change in the answers to the probe's inputs, for each member and output.
 

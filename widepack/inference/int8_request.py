@@ -11,6 +11,7 @@ from widepack_artifacts.manifest import Manifest
 
 from ..errors import UsageError
 from .cast import Cast
+from .model import WideModel
 from .open_artifact import Int8Weights
 
 INT8 = "int8"
@@ -80,17 +81,14 @@ def check_artifact(manifest: Manifest, cast: Cast | None) -> None:
     dtypes = {cast.table.get(w.dtype, w.dtype) if cast else w.dtype for w in manifest.weights}
     if "float32" not in dtypes:
         raise UsageError(
-            f"weights='int8' quantizes float32 weights, and those of this load are {', '.join(sorted(dtypes))};"
-            " load with dtype='fp32'"
+            "weights='int8' quantizes float32 weights, and those of this load are "
+            f"{', '.join(sorted(dtypes))}; load with dtype='fp32'"
         )
 
 
-def check_loaded(entries: dict[str, bool]) -> None:
-    """Refuses a load in which no layer has int8 weights. entries: whether each entry has such layers.
-
-    Raises: UsageError.
-    """
-    if not any(entries.values()):
+def check_loaded(model: WideModel) -> None:
+    """Refuses a model in which no program that is bound reads int8 weights. Raises: UsageError."""
+    if not any(b.int8 for name in model.entries for _, b in model.entry(name).programs.bound()):
         raise UsageError(
             "weights='int8': no linear layer of this artifact would be faster with int8 weights: the layers"
             " have few weights, or the smallest batch has many rows for each member. Load without weights"

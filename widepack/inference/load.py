@@ -139,7 +139,7 @@ def load(
             if warmup:
                 model.warmup()
                 if int8 is not None:
-                    check_loaded(model.has_int8)
+                    check_loaded(model)
     return model
 
 

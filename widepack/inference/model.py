@@ -21,8 +21,8 @@ from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
-    from .cascade import Cascade, CascadeAnswer, CascadeSettings
     from ..verification.weight_error import WeightError
+    from .cascade import Cascade, CascadeAnswer, CascadeSettings
     from .swap import SwapReport
 
 
@@ -113,11 +113,6 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
 
     # ---------------------------------------------------------------- int8 weights
-
-    @property
-    def has_int8(self) -> dict[str, bool]:
-        """Whether programs that are bound read int8 weights, for each entry."""
-        return {name: entry.has_int8 for name, entry in self._entries.items()}
 
     @property
     def weight_errors(self) -> tuple[WeightError, ...]:

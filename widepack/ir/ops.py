@@ -1,8 +1,8 @@
 """Finds ops by name and answers questions about them from their schemas.
 
 `aten.linear.default` is `torch.ops.aten.linear.default`, `operator.mul` is Python's. Only names of the
-format's allow-list, names that a service adds with `allow_ops`, and the ops of int8 weights, which no file may
-contain, are looked up: a name from a file reaches `getattr` only after that check.
+format's allow-list, names that a service adds with `allow_ops`, and the ops of int8 weights, which no file
+may contain, are looked up: a name from a file reaches `getattr` only after that check.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _places(members: int, rows: int, inputs: int) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # the cache serves calls outside of inference mode too
         of_members = torch.arange(members * inputs, dtype=dtype).view(members, 1, inputs)
         starts = torch.arange(0, members * rows * inputs, inputs, dtype=dtype)
-        return of_members.expand(members, rows, inputs).reshape(-1), starts
+        return of_members.expand(members, rows, inputs).reshape(-1).contiguous(), starts
 
 
 def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,7 +87,8 @@ def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None)
         y = x.new_zeros((members, rows, outputs))
     else:
         places, starts = _places(members, rows, inputs)
-        numbers = x.expand(members, -1, -1).reshape(-1)
+        # A reshape may be a view with gaps, which the kernel would read past its end.
+        numbers = x.expand(members, -1, -1).reshape(-1).contiguous()
         y = _bags(weight, places, starts, False, 0, False, numbers).view(members, rows, outputs)
     steps = scales.unsqueeze(1)
     return y.mul_(steps) if bias is None else torch.addcmul(bias.unsqueeze(1), y, steps)

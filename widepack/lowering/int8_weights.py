@@ -3,8 +3,8 @@
     bmm(x, transpose(W, 1, 2))                     ->  int8_linear(x, int8(W), scales(W), None)
     baddbmm(unsqueeze(b, 1), x, transpose(W, 1, 2))  ->  int8_linear(x, int8(W), scales(W), b)
 
-W is a float32 value `[N, O, I]` that depends on weights alone. It is quantized once, when the program is bound
-(`runtime/prologue.py`). Products inside of loops, and products with few weights, stay as they are.
+W is a float32 value `[N, O, I]` that depends on weights alone. It is quantized once, when the program is
+bound (`runtime/prologue.py`). Products inside of loops, and products with few weights, stay as they are.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class Int8Program:
     def _quantize(self, product: _Product) -> Iterator[Node]:
         """Yields the nodes that quantize a weight, and keeps their values."""
         node, (members, inputs, outputs) = product.node, product.sizes
-        turned = self._node(
-            node, _TURN, product.weight, 1, 2, out=f"float32[{members},{outputs},{inputs}]"
-        )
+        turned = self._node(node, _TURN, product.weight, 1, 2, out=f"float32[{members},{outputs},{inputs}]")
         scales = self._node(node, int8.SCALES, Ref(turned.name), out=f"float32[{members},{outputs}]")
         table = f"uint8[{members * inputs},{outputs + int8.TAIL}]"
         weight = self._node(node, int8.WEIGHT, Ref(turned.name), Ref(scales.name), out=table)

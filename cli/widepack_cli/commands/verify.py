@@ -96,8 +96,8 @@ def command(
         )
     if weights and model is not None:
         raise click.UsageError(
-            "--weights cannot be used with --model: the answers of int8 weights are not those of your modules;"
-            " leave out one of the two"
+            "--weights cannot be used with --model: the answers of int8 weights are not those of your "
+            "modules; leave out one of the two"
         )
     if sort == "natural":
         from ..shared.member_paths import expand, in_order
