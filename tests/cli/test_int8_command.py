@@ -24,13 +24,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(2):
         torch.save(nn.Linear(512, 512).state_dict(), folder / f"m{i}.pt")
     files = [folder / f"m{i}.pt" for i in range(2)]
-    options = {"pt2": False, "targets": ("cpu",), "race": False}
     build(
         files,
         folder / "e.wide",
         model=lambda: nn.Linear(512, 512),
         inputs=["input=float32[B,512]"],
-        **options,
+        pt2=False,
+        targets=("cpu",),
+        race=False,
     )
     return folder / "e.wide"
 

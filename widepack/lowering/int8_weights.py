@@ -90,10 +90,11 @@ class Int8Program:
         rows, matrix = (self._types.get(v.name) for v in (x, weight))
         if rows is None or matrix is None or (len(rows), len(matrix)) != (3, 3) or x.name in early:
             return None
-        if matrix[0] != members or rows[0] != members or not all(isinstance(s, int) for s in matrix):
+        sizes = tuple(s for s in matrix if isinstance(s, int))
+        if len(sizes) != 3 or matrix[0] != members or rows[0] != members:
             return None
         added = given.get("self") if node.op == "aten.baddbmm.default" else None
-        return _Product(node, x, weight, added, matrix)
+        return _Product(node, x, weight, added, sizes)
 
     def _replaced(self, product: _Product) -> Iterator[Node]:
         """Yields the nodes of the product with int8 weights."""
@@ -155,7 +156,7 @@ class Int8Program:
         """Returns the rows of a member that a layer reads, on average over the int8 weights."""
         values = replay(self.program, Fakes(sizes, static=True))
         layers = [n for n in self.program.nodes if n.op == int8.LINEAR]
-        counts = [values[n.args[1].name].numel() for n in layers]
+        counts = [int(values[n.args[1].name].numel()) for n in layers]
         rows = [int(values[n.name].shape[1]) for n in layers]
         return sum(c * r for c, r in zip(counts, rows)) / max(1, sum(counts))
 
