@@ -44,13 +44,7 @@ def int8_request(weights: Any, max_error: Any) -> Int8Weights | None:
 
 
 def check_options(
-    *,
-    device: torch.device,
-    backend: str,
-    compile: str | None,
-    strategies: Any,
-    prologue: bool,
-    verify: str,
+    device: torch.device, backend: str, compile: str | None, strategies: Any, prologue: bool, verify: str
 ) -> None:
     """Refuses options that int8 weights exclude. Raises: UsageError."""
     refused = {

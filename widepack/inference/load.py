@@ -111,14 +111,7 @@ def load(
     extra = ops.allow(allow_ops)
     path, place = path_of(path), on_device(device)
     if int8 is not None:
-        check_options(
-            device=place,
-            backend=backend,
-            compile=compile,
-            strategies=strategies,
-            prologue=prologue,
-            verify=verify,
-        )
+        check_options(place, backend, compile, strategies, prologue, verify)
         backend = "eager"
     options = LoadOptions(
         device=place,

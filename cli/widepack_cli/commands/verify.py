@@ -193,18 +193,8 @@ def checks(
         )
         if errors := ens.weight_errors:
             yield "weights", f"{weights}; {max(errors, key=lambda row: row.largest)}"
-        parts = parts_of(manifest) if dtype is None else []
-        for part in parts:
-            some = widepack.load(
-                artifact, device=device, members=list(part), expect=ens.manifest.digest, warmup=False
-            )
-            for name in entries:
-                some.entry(name).probe()
-        if parts:
-            yield (
-                "parts",
-                f"{plural(len(parts), 'part')} of the members on {device}, against the same answers",
-            )
+        if dtype is None:
+            yield from _parts(artifact, ens.manifest, entries, device)
     yield from _factors(ens)
     if checkpoints or base is not None:
         from ..shared.given_members import given_members, same_weights
@@ -223,6 +213,23 @@ def checks(
                 "answers",
                 f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if which else ''}",
             )
+
+
+def _parts(
+    artifact: Path, manifest: Manifest, entries: Sequence[str], device: str
+) -> Iterator[tuple[str, str]]:
+    """Runs the probe of each part of the members that has programs of its own. Raises: ArtifactError."""
+    import widepack
+
+    parts = parts_of(manifest)
+    for part in parts:
+        some = widepack.load(
+            artifact, device=device, members=list(part), expect=manifest.digest, warmup=False
+        )
+        for name in entries:
+            some.entry(name).probe()
+    if parts:
+        yield "parts", f"{plural(len(parts), 'part')} of the members on {device}, against the same answers"
 
 
 def _factors(ens: Any) -> Iterator[tuple[str, str]]:
