@@ -96,7 +96,7 @@ def model_row(name: str, members: int, rows: int, seconds: float, folder: Path) 
     x = torch.randn(members, *((rows, DIM) if "{rows}" not in spec else (1, rows, DIM)))
     ens = widepack.load(path, weights="int8", warmup=False)
     ens.warmup(("each",))
-    floats = {s: widepack.load(path, strategies=None if s == "auto" else s) for s in strategies}
+    floats = {s: widepack.load(path, strategies=None if s == "auto" else ["wide", s]) for s in strategies}
     answer = ens.each(x)
     truth = torch.stack([member(x[i]) for i, member in enumerate(floats["auto"])])
     found = race(

@@ -6,8 +6,8 @@
     x: [N, R, I], or [1, R, I] for all members   bias: [N, O] or none
 
 An int8 number is `q = round(w / scale)`, from -127 to 127, where `scale` is the largest `|w|` of the row
-divided by 127. So `|w - q * scale|` is at most half of the scale. A row that has NaN or inf gets the scale
-NaN, and its output is NaN.
+divided by 127. So `|w - q * scale|` is at most half of the scale, apart from the rounding of `w / scale`
+(1e-5 of the scale). A row that has NaN or inf gets the scale NaN, and its output is NaN.
 
 `int8_linear` computes `(x @ q^T) * scale + bias` in float32. A member's product is a sum of rows of `q^T`,
 each times a number of x. torch's `embedding_bag` of 8-bit rows computes such sums for all members in one
@@ -41,7 +41,7 @@ _bags = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 
 
 def _int8_scales(weight: Tensor) -> Tensor:
-    largest = weight.abs().amax(2)
+    largest = torch.maximum(weight.amax(2), -weight.amin(2)).abs()  # a fifth of the time of weight.abs()
     scales = largest / _MOST
     # The quotient may be rounded down, for denormal numbers by much: then 127 scales would not reach.
     short = scales * _MOST < largest
@@ -56,10 +56,10 @@ def _fake_scales(weight: Tensor) -> Tensor:
 def _int8_weight(weight: Tensor, scales: Tensor) -> Tensor:
     members, outputs, inputs = weight.shape
     table = torch.empty((members, inputs, outputs + TAIL), dtype=torch.uint8)
-    for member, (numbers, steps) in enumerate(zip(weight, scales.double())):  # one at a time: less memory
+    for member, (numbers, steps) in enumerate(zip(weight, scales)):  # one at a time: less memory
         steps = torch.where(steps > 0, steps, 1.0).unsqueeze(1)  # a row of zeros, or of NaN
         q = (numbers / steps).round_().nan_to_num_(0.0).clamp_(-_MOST, _MOST)
-        table[member, :, :outputs] = q.add_(_SHIFT).t().to(torch.uint8)
+        table[member, :, :outputs] = q.add_(_SHIFT).to(torch.uint8).t()
     # Each row ends with what torch multiplies its bytes by, and then adds to them.
     table[:, :, outputs:] = torch.tensor([1.0, -float(_SHIFT)]).view(torch.uint8)
     return table.view(members * inputs, outputs + TAIL)
