@@ -135,6 +135,50 @@ def test_a_layer_is_within_half_a_scale_for_each_weight(tmp_path: Path) -> None:
             assert float((found.double() - exact).abs().max()) > 1e-4
 
 
+class Step(nn.Module):
+    """One step of a decoder: attention to a cache of keys and values, then two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:  # [B, 1, WIDTH], [B, T, WIDTH]
+        every = torch.cat([cache, x], 1)
+        query, key, value = (
+            layer(rows).unflatten(-1, (4, -1)).transpose(1, 2)
+            for layer, rows in ((self.query, x), (self.key, every), (self.value, every))
+        )
+        h = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        h = self.norm(x + self.out(h))
+        y: Tensor = h + self.down(nn.functional.gelu(self.up(h)))
+        return y
+
+
+def test_a_step_of_a_decoder(tmp_path: Path) -> None:
+    """Its layers read different numbers of rows; all of them together decide."""
+    modules = []
+    for i in range(N):
+        torch.manual_seed(i)
+        modules.append(Step().eval())
+        torch.save(modules[-1].state_dict(), tmp_path / f"m{i}.pt")
+    files = [tmp_path / f"m{i}.pt" for i in range(N)]
+    inputs = ["x=float32[B,1,256]", "cache=float32[B,3,256]"]
+    build(files, tmp_path / "e.wide", model=Step, inputs=inputs, **QUICK)
+    ens, plain = load(tmp_path / "e.wide", weights="int8"), load(tmp_path / "e.wide")
+    assert ens.plan.strategies()["int8"] == 6
+    x, cache = drawn(N, 1, 1, WIDTH), drawn(N, 1, 3, WIDTH)
+    found = ens.each(x, cache)
+    assert not torch.equal(found, plain.each(x, cache))
+    declared = max(e.largest for e in ens.weight_errors)
+    assert 1e-4 < declared < 0.1
+    for module, own, a, b in zip(modules, found, x, cache):
+        with torch.no_grad():
+            exact = module.double()(a.double(), b.double())
+        assert 1e-4 < error(own, exact) < 2 * declared
+
+
 def test_batches_of_many_rows_run_the_float_weights(folder: Path, ens: WideModel) -> None:
     plain = load(folder / "e.wide")
     few, many = drawn(ROWS, 32), drawn(ROWS + 1, 32)
