@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from support import fresh, must
 from torch import Tensor, nn
 
 import widepack
 from widepack import UsageError, VerificationError, build, load
-from widepack.inference.int8_programs import ROWS
+from widepack.inference.int8_programs import LEAST, ROWS
 from widepack.inference.model import WideModel
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
@@ -267,7 +269,32 @@ def test_a_swap_over_the_limit_is_undone(folder: Path, tmp_path: Path) -> None:
     assert ens.weight_errors == errors
 
 
-# -------------------------------------------------------------------- other loads
+# -------------------------------------------------------------------- other calls and loads
+
+
+def test_figures_routes_and_cascades(folder: Path, ens: WideModel) -> None:
+    x, plain = drawn(3, 32), load(folder / "e.wide")
+    torch.testing.assert_close(ens.mean(x, output="y"), ens(x)["y"].mean(0))
+    assert torch.equal(ens.route(x, member=[2, 0, 2])["y"], plain.route(x, member=[2, 0, 2])["y"])
+    found = ens.cascade(x, first=1, until=0.99, output="y").mean
+    exact = plain.cascade(x, first=1, until=0.99, output="y").mean
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.01)
+
+
+def test_calls_from_several_threads(ens: WideModel) -> None:
+    inputs = [drawn(1 + seed % ROWS, 32, seed=seed) for seed in range(24)]
+    alone = [ens(x)["y"] for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda x: ens(x)["y"], inputs))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together))
+
+
+def test_the_page_has_the_limits() -> None:
+    page = (ROOT / "docs" / "how-to" / "load-in-another-dtype.md").read_text(encoding="utf-8")
+    limits = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
+    assert f"Calls of up to {ROWS} rows" in page
+    assert f"{LEAST:,}" in page
+    assert f"{LEAST:,}" in limits
 
 
 def test_some_members_in_another_order(folder: Path, ens: WideModel) -> None:
