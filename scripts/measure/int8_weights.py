@@ -6,7 +6,8 @@
 Each row is one model, N members and R rows for each member (pattern `each`), on one thread, pinned to one
 core. The int8 model, the same model again, and the float32 model under each strategy of linear layers run in
 one interleaved race (`widepack_bench.measure.race`). `ratio` is the time of the fastest float32 model divided
-by that of the int8 model, with its 95% interval. `noise` is the int8 model against itself. `error` has the
+by that of the int8 model, with its 95% interval. `ratio_as_built` is that of the artifact's own float32 plan
+(`auto`), which calls of many rows run with int8 weights too. `noise` is the int8 model against itself. `error` has the
 largest error of the int8 weights on the probe over all members (`weight_errors`), and the largest one of the
 inputs that are timed, in the same measure. `int8` says whether these calls run over int8 weights: calls of
 many rows run the float32 program. `bytes` are those of the linear layers' weights in both forms.
@@ -92,11 +93,15 @@ def error_of(found: Tensor, truth: Tensor) -> float:
 def model_row(name: str, members: int, rows: int, seconds: float, folder: Path) -> dict[str, Any]:
     """Returns the row of a model."""
     make, spec, strategies = MODELS[name]
-    path = built(folder / f"{len(list(folder.iterdir()))}", make, members, spec.format(rows=rows))
+    here = folder / f"{rows if '{rows}' in spec else 'any'}"
+    path = here / "e.wide" if here.exists() else built(here, make, members, spec.format(rows=rows))
     x = torch.randn(members, *((rows, DIM) if "{rows}" not in spec else (1, rows, DIM)))
     ens = widepack.load(path, weights="int8", warmup=False)
     ens.warmup(("each",))
-    floats = {s: widepack.load(path, strategies=None if s == "auto" else ["wide", s]) for s in strategies}
+    floats = {
+        s: widepack.load(path, strategies=None if s == "auto" else ["wide", s], warmup=False)
+        for s in strategies
+    }
     answer = ens.each(x)
     truth = torch.stack([member(x[i]) for i, member in enumerate(floats["auto"])])
     found = race(
@@ -112,6 +117,7 @@ def model_row(name: str, members: int, rows: int, seconds: float, folder: Path) 
         "rows": rows,
         "int8": chosen.int8,
         **figures(found),
+        "ratio_as_built": found.ratio("auto").to_json(),
         "error": {
             "probe": max((e.largest for e in ens.weight_errors), default=0.0),
             "timed": error_of(answer, truth),
@@ -167,10 +173,9 @@ def rows_of(only: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Yields all rows. only: the first letters of the models to measure."""
     for name in MODELS:
         for members in MEMBERS:
-            for rows in ROWS:
-                if name.startswith(only):
-                    with tempfile.TemporaryDirectory() as folder:
-                        yield model_row(name, members, rows, seconds, Path(folder))
+            with tempfile.TemporaryDirectory() as folder:
+                for rows in ROWS if name.startswith(only) else ():
+                    yield model_row(name, members, rows, seconds, Path(folder))
     for shape in KERNELS:
         if "kernel".startswith(only):
             yield kernel_row(shape, seconds)

@@ -19,7 +19,8 @@ Only loaded programs use these ops, and only on a CPU. No file may contain them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,6 @@ OPS = frozenset({SCALES, WEIGHT, LINEAR})
 
 _MOST = 127  # the largest int8 number that is used
 _SHIFT = 128  # numbers are stored as unsigned bytes, larger by this
-_bags = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 
 
 def _int8_scales(weight: Tensor) -> Tensor:
@@ -70,6 +70,12 @@ def _fake_weight(weight: Tensor, scales: Tensor) -> Tensor:
     return weight.new_empty((members * inputs, outputs + TAIL), dtype=torch.uint8)
 
 
+@cache
+def _bags() -> Any:
+    """Returns torch's op for sums of 8-bit rows. It is looked up when it is first needed."""
+    return torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
+
+
 @lru_cache(maxsize=32)
 def _places(members: int, rows: int, inputs: int) -> tuple[Tensor, Tensor]:
     """Returns the rows of the table that each sum takes, and where each sum's rows begin."""
@@ -89,7 +95,7 @@ def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None)
         places, starts = _places(members, rows, inputs)
         # A reshape may be a view with gaps, which the kernel would read past its end.
         numbers = x.expand(members, -1, -1).reshape(-1).contiguous()
-        y = _bags(weight, places, starts, False, 0, False, numbers).view(members, rows, outputs)
+        y = _bags()(weight, places, starts, False, 0, False, numbers).view(members, rows, outputs)
     steps = scales.unsqueeze(1)
     return y.mul_(steps) if bias is None else torch.addcmul(bias.unsqueeze(1), y, steps)
 
