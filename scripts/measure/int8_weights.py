@@ -5,12 +5,16 @@
 
 Each row is one model, N members and R rows for each member (pattern `each`), on one thread, pinned to one
 core. The int8 model, the same model again, and the float32 model under each strategy of linear layers run in
-one interleaved race (`widepack_bench.measure.race`). `ratio` is the time of the fastest float32 model divided
-by that of the int8 model, with its 95% interval. `ratio_as_built` is that of the artifact's own float32 plan
-(`auto`), which calls of many rows run with int8 weights too. `noise` is the int8 model against itself. `error` has the
-largest error of the int8 weights on the probe over all members (`weight_errors`), and the largest one of the
-inputs that are timed, in the same measure. `int8` says whether these calls run over int8 weights: calls of
-many rows run the float32 program. `bytes` are those of the linear layers' weights in both forms.
+one interleaved race (`widepack_bench.measure.race`).
+
+| figure | what it is |
+|---|---|
+| `ratio` | the time of the fastest float32 model divided by that of the int8 model, with its 95% interval |
+| `ratio_as_built` | the same of the artifact's own float32 plan (`auto`) |
+| `noise` | the int8 model against itself |
+| `int8` | whether these calls run over int8 weights; calls of many rows run the artifact's own plan |
+| `error` | the largest error over all members: on the probe (`weight_errors`), and on the timed inputs |
+| `bytes` | those of the linear layers' weights in both forms |
 
 `kernel` rows call the ops alone, for numbers of rows and sizes of weights that no plan chooses. They are what
 the two limits in widepack/inference/int8_programs.py come from.
