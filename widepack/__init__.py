@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .selection.select import select as select
     from .tuning.report import TuneReport as TuneReport
     from .tuning.tune import tune as tune
+    from .verification.weight_error import WeightError as WeightError
 
 _WHERE = {
     "build": "building.build",
@@ -67,6 +68,7 @@ _WHERE = {
     "CascadeAnswer": "inference.cascade",
     "Output": "inference.output",
     "SwapReport": "inference.swap",
+    "WeightError": "verification.weight_error",
     "tune": "tuning.tune",
     "TuneReport": "tuning.tune",
     "predict": "prediction.predict",

@@ -22,6 +22,7 @@ from ..spec.member_parts import divided, member_bytes
 from ..spec.names import path_of
 from ..system.gate import Gate
 from ..system.progress import Report
+from .load_arguments import refuse_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,6 +67,8 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
     memory: str = "auto",
+    weights: str | None = None,
+    max_error: float | None = None,
 ) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
@@ -106,6 +109,12 @@ def load(
         memory: For an artifact of fine-tunes that stores a base and low-rank factors. `auto` computes each
             member's whole weights when a call first has so many rows that this is faster, if memory for N
             models is available. `least` never does, and `most` does at load, so that no call waits for it.
+            With `weights="int8"` it says in the same way when the programs of large batches are bound.
+        weights: `"int8"` runs calls of few rows over int8 weights, with one scale for each row of a weight,
+            on a CPU. The files do not change. Answers differ from the members' by more than rounding:
+            `weight_errors` says by how much. Default: the weights as they are stored.
+        max_error: With `weights="int8"`: the largest error of an answer to the probe's inputs, as a part of
+            the answer's rms. A larger one is refused. Default: any.
 
     Returns:
         A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output
@@ -115,6 +124,7 @@ def load(
         ArtifactError: The folder is no artifact, a file is damaged or does not match the manifest, or a
             program takes more than the limit.
         ProbeError: The answers on this machine are out of bounds. It is an `ArtifactError` too.
+        VerificationError: int8 weights change an answer by more than `max_error`.
         UsageError: An argument is not valid, or there are more devices than members.
 
     Example:
@@ -139,6 +149,8 @@ def load(
         "limit": limit,
         "allow_ops": allow_ops,
         "memory": memory,
+        "weights": weights,
+        "max_error": max_error,
     }
     if isinstance(device, (list, tuple)):
         return load_parts(path, list(device), options)
@@ -151,6 +163,7 @@ def load_parts(
     """Loads the members in parts, one on each device. Raises: as `load`."""
     if not devices:
         raise UsageError("device=[] names no device; give at least one, or leave it out for the CPU")
+    refuse_weights(options)
     path, expect = path_of(path), options.get("expect")
     check_expected(expect)
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from ..errors import UsageError
 from ..system.progress import Report
 
 
@@ -30,3 +31,14 @@ class LoadArguments(TypedDict, total=False):
     limit: float | None
     allow_ops: Sequence[Any]
     memory: str
+    weights: str | None
+    max_error: float | None
+
+
+def refuse_weights(options: LoadArguments) -> None:
+    """Refuses int8 weights for members in several parts. Raises: UsageError."""
+    if options.get("weights") is not None or options.get("max_error") is not None:
+        raise UsageError(
+            "weights and max_error are for a load on one device; leave them out, or load without a list of"
+            " devices and in one process"
+        )

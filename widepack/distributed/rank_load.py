@@ -18,6 +18,7 @@ from ..runtime.admission import guarded
 from ..spec.member_parts import divided, member_bytes
 from ..spec.names import path_of
 from ..system.gate import Gate
+from .load_arguments import refuse_weights
 from .rank_model import RankModel
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def load(
             another rank binds a program or checks a swap, so do not make it too short.
         device: Where this process's members run. With the backend `nccl` it is a CUDA device, one for each
             process. Default: the CPU.
-        **options: The options of `widepack.load`. `members` names the members of all ranks together.
+        **options: The options of `widepack.load`, except `weights` and `max_error`. `members` names the
+            members of all ranks together.
 
     Returns:
         A `RankModel`.
@@ -84,6 +86,7 @@ def load(
         return load_here(path, device=where, gate=gate, **mine), chosen, parts
 
     def loading() -> tuple[Any, Sequence[int], Sequence[range]]:
+        refuse_weights(options)
         check_expected(options.get("expect"))
         with guarded(str(path_of(path))):
             return opened(path, opening, options.get("expect"), ops.allow(options.get("allow_ops", ())))[1]

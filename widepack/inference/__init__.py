@@ -26,6 +26,8 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `gathered_rows.py` | Runs rows of a fleet in one call, each with the factors of its own member |
+| `int8_programs.py` | Makes the programs of a load with int8 weights: `load(weights="int8")` |
+| `int8_request.py` | Checks the options of a load with int8 weights |
 | `load.py` | Loads an artifact on one device and returns a `WideModel` |
 | `load_limits.py` | Limits the memory and the work |
 | `loaded_entry.py` | Defines what every entry of a loaded model can do, wherever its members are |

@@ -20,12 +20,13 @@ from ..runtime.executable import Executable
 @dataclass(frozen=True)
 class StoredProgram:
     """A wide program with its plan. content: the SHA-256 of its file; "" if it was lowered in this
-    process.
+    process. int8: whether it reads int8 weights.
     """
 
     program: Program
     plan: Plan
     content: str = ""
+    int8: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class BoundProgram:
         of the program's file; "" if the program is in no file of the artifact. only: The number of the output
         that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
         list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and tensors in
-        this program, since the loaded members have one shape.
+        this program, since the loaded members have one shape. int8: Whether it reads int8 weights.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class BoundProgram:
         backend: str = "eager",
         content: str = "",
         ragged: Collection[int] = (),
+        int8: bool = False,
     ) -> None:
         self.program = program
+        self.int8 = int8
         self.content = content
         self.plan = plan
         self.backend = backend

@@ -20,6 +20,7 @@ from ..planning.plan import Plan
 from ..spec.entries import FORWARD, PATTERNS
 from ..system.autocast import autocast_off, plain_modes
 from ..system.gate import Runs
+from ..verification.weight_error import WeightError
 from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
@@ -208,6 +209,19 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
             for pattern in PATTERNS:
                 self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
+
+    @property
+    def weight_errors(self) -> tuple[WeightError, ...]:
+        """What int8 weights change in the answers to the probe's inputs, for each member and output.
+
+        It is measured now, for the patterns that are bound: `shared`, and `each` after its first call.
+        Without int8 weights it is empty.
+        """
+        check = self.programs.probe_check
+        with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
+            self.programs.of("shared")
+            bound = [(p, b) for p, b in self.programs.bound() if b.int8 and p in PATTERNS]
+            return tuple(row for p, b in bound for row in check.weight_errors(p, b))
 
     def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
         return self.router.call(args, kwargs, member)

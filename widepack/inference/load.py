@@ -33,6 +33,7 @@ from ..system.memory import keep_freed
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .int8_request import check_artifact, check_loaded, check_options, int8_request
 from .merged_weights import MEMORY
 from .model import WideModel
 from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
@@ -64,6 +65,8 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
     memory: str = "auto",
+    weights: str | None = None,
+    max_error: float | None = None,
     gate: Gate | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
@@ -72,12 +75,13 @@ def load(
         path, device: The artifact's folder, and one device.
         dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
             `widepack.load` takes them.
-        cache, progress, limit, allow_ops, memory: The same.
+        cache, progress, limit, allow_ops, memory, weights, max_error: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
-        ArtifactError, UsageError: As `widepack.load`.
+        ArtifactError, UsageError, VerificationError: As `widepack.load`.
     """
+    int8 = int8_request(weights, max_error)
     _check_choices(verify, backend, compile, cache, simplify)
     if memory not in MEMORY:
         raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
@@ -102,11 +106,16 @@ def load(
         limit=limit,
         allow_ops=allow_ops,
         memory=memory,
+        weights=weights,
+        max_error=max_error,
     )
     extra = ops.allow(allow_ops)
-    path = path_of(path)
+    path, place = path_of(path), on_device(device)
+    if int8 is not None:
+        check_options(place, backend, compile, strategies, prologue, verify)
+        backend = "eager"
     options = LoadOptions(
-        device=on_device(device),
+        device=place,
         prologue=prologue,
         strategies="auto" if strategies is None and not simplify else strategies,
         simplify=simplify,
@@ -114,6 +123,7 @@ def load(
         backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
         limit=limit,
         memory=memory,
+        int8=int8,
     )
     if options.device.type == "cpu" and memory != "least":
         keep_freed()
@@ -124,6 +134,8 @@ def load(
         with artifact.limits.one_load(warmup):
             if warmup:
                 model.warmup()
+                if int8 is not None:
+                    check_loaded(model)
     return model
 
 
@@ -158,6 +170,8 @@ class _Opening:
         entries = manifest.entries.values()
         chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
+        if self.options.int8 is not None:
+            check_artifact(manifest, cast)
         artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
         wides = [w for e in entries for w in e.wide if w.device == device.type]
         reader.preload(w.file for w in wides if artifact.serves(w))

@@ -22,6 +22,7 @@ from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
+    from ..verification.weight_error import WeightError
     from .cascade import Cascade, CascadeAnswer, CascadeSettings
     from .swap import SwapReport
 
@@ -111,6 +112,21 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
         programs = [e.programs for e in self._entries.values()]
         return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
+
+    # ---------------------------------------------------------------- int8 weights
+
+    @property
+    def weight_errors(self) -> tuple[WeightError, ...]:
+        """What int8 weights change in the answers to the probe's inputs, for each member and output.
+
+        It is measured now, so after a swap it is of the new member. It is of the patterns that are bound:
+        `shared`, and `each` after its first call. Without `load(weights="int8")` it is empty.
+
+        Example:
+            >>> ens = widepack.load("ens.wide", weights="int8", max_error=0.05)
+            >>> print(max(e.largest for e in ens.weight_errors))
+        """
+        return tuple(row for entry in self._entries.values() for row in entry.weight_errors)
 
     # ---------------------------------------------------------------- selection
 

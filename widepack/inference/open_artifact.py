@@ -58,6 +58,13 @@ class BackendOptions:
 
 
 @dataclass(frozen=True)
+class Int8Weights:
+    """A request for int8 weights. most: the largest error that they may make; None for any."""
+
+    most: float | None = None
+
+
+@dataclass(frozen=True)
 class LoadOptions:
     """How an artifact is loaded.
 
@@ -71,6 +78,7 @@ class LoadOptions:
         cast: The cast to another dtype; None for the artifact's.
         limit: How many times the usual memory and work a load may take; None for no limit.
         memory: `auto` merges factored weights when a call has many rows, `least` never, `most` at load.
+        int8: What a load with int8 weights may change; None for float weights.
     """
 
     device: torch.device
@@ -82,6 +90,7 @@ class LoadOptions:
     cast: Cast | None = None
     limit: float | None = 1.0
     memory: str = "auto"
+    int8: Int8Weights | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from ..runtime.executable import Executable
 from ..runtime.graph_module import Function
 from ..system import user_cache
 from ..verification import probe as probes
+from ..verification import weight_error
 from ..verification.record import OutputBounds, free_places, read_bounds
+from ..verification.weight_error import WeightError
 from .bound_program import BoundProgram
 from .cast_bounds import CastBounds
 from .entry_inputs import EntryInputs
@@ -99,6 +101,26 @@ class ProbeCheck:
             self._free_places(),
         )
 
+    def weight_errors(self, pattern: str, bound: BoundProgram) -> list[WeightError]:
+        """Measures what the int8 weights of a bound program change in the probe's answers.
+
+        Raises: VerificationError if it is more than the load allows; ProbeError; what the program raises.
+        """
+        artifact, request = self.artifact, self.artifact.options.int8
+        rows = weight_error.measure(
+            self.name,
+            pattern,
+            self.answers(pattern),
+            self.inputs.probe_prefix(pattern),
+            self._at_rest(bound)(*self.inputs.of_probe(pattern)),
+            [o.kind for o in bound.program.outputs],
+            [o.name or str(k) for k, o in enumerate(artifact.manifest.entries[self.name].outputs)],
+            dict(zip(artifact.chosen, artifact.members)),
+            self._free_places(),
+        )
+        weight_error.check(rows, request.most if request is not None else None)
+        return rows
+
     def _free_places(self) -> frozenset[tuple[int, int]]:
         """Returns (member, output) whose NaN and inf may be at other places than in the recorded answers."""
         manifest = self.artifact.manifest
@@ -122,6 +144,11 @@ class ProbeCheck:
         if artifact.probe is None:
             return beyond
         for bound in programs:
+            if bound.int8:
+                with guarded(f"{self.inputs.title(pattern)}: the probe", self.explain):
+                    self.weight_errors(pattern, bound)
+                artifact.check_unchanged()
+                continue
             key = self._cache_key(pattern, bound)
             if not again and not artifact.swapped and user_cache.passed(key):
                 continue

@@ -95,7 +95,7 @@ class ProgramBinder:
             runnable = Runnable(self.artifact.executable(program, weights, workers))
         ragged = [k for k, o in enumerate(self.entry.outputs) if o.kind == "ragged"]
         return BoundProgram(
-            program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged
+            program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged, stored.int8
         )
 
     def _check_merged(self, pattern: str, program: Program) -> None:

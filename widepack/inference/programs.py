@@ -27,6 +27,7 @@ from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
 from .entry_inputs import EntryInputs
+from .int8_programs import above, int8_programs
 from .merged_weights import MOST, SPLIT, has_memory, merged_bytes
 from .open_artifact import OpenArtifact
 from .probe_check import ProbeCheck
@@ -126,6 +127,10 @@ class EntryPrograms:
 
     def _bind_pattern(self, pattern: str) -> list[BoundProgram]:
         """Binds the measured programs of a pattern, or the artifact's if those fail."""
+        if self.artifact.options.int8 is not None:
+            with guarded(self.inputs.title(pattern), self.probe_check.explain):
+                small = int8_programs(self.source, pattern)
+                return self._bind_classes(pattern, [*small, *above(self.source.wide(pattern), small)])
         measured = self.source.measured(pattern)
         try:
             with guarded(self.inputs.title(pattern), self.probe_check.explain):
@@ -147,9 +152,10 @@ class EntryPrograms:
             classes.setdefault(program.plan.batch, []).append(program)
         now: list[_DeferredClass] = []
         later: list[_DeferredClass] = []
+        few = any(program.int8 for program in programs)  # then others are for batches that may never come
         for rows in classes.values():
             size = max(merged_bytes(self.artifact, row.program) for row in rows)
-            (later if size else now).append(_DeferredClass(rows, size))
+            (later if size or (few and not rows[0].int8) else now).append(_DeferredClass(rows, size))
         if later and (not now or self.artifact.options.memory == MOST):
             now, later = [*now, *self._merging_now(pattern, later, bool(now))], []
         self._deferred[pattern] = later

@@ -341,6 +341,9 @@ def _verify(
     tensors = {f"{prefix}.y{k}.{number}": probes.thin(t.cpu(), 1) for k, t in enumerate(member_answers.truth)}
     bounds = e.probe_check.bounds(pattern) or member_answers.bounds
     try:
+        if bound.int8:
+            e.probe_check.weight_errors(pattern, bound)
+            return
         probes.check(tensors, prefix, alone, kinds, bounds, [number])
     except VerificationError as error:
         raise VerificationError(

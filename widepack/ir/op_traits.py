@@ -116,6 +116,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         "widepack.pack_convolutions",
         "widepack.pack_linear",
         "widepack.pack_lstm",
+        "widepack.int8_scales",
+        "widepack.int8_weight",
     },
     # Comparisons of numbers, accumulation in order, and scattered writes.
     "sort": _aten(
@@ -218,6 +220,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
             "widepack.expert_linear",
             "widepack.expert_mm",
             "widepack.member_products",
+            "widepack.int8_linear",
         }
     ),
     # Products with a base and thin factors.

@@ -1,8 +1,8 @@
 """Finds ops by name and answers questions about them from their schemas.
 
 `aten.linear.default` is `torch.ops.aten.linear.default`, `operator.mul` is Python's. Only names of the
-format's allow-list, and names that a service adds with `allow_ops`, are looked up: a name from a file reaches
-`getattr` only after that check.
+format's allow-list, names that a service adds with `allow_ops`, and the ops of int8 weights, which no file
+may contain, are looked up: a name from a file reaches `getattr` only after that check.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from widepack_artifacts.opset import EXTRA, allowed
 from ..errors import ArtifactError, UsageError
 from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
+from ..kernels import int8 as int8
 from ..kernels import masked as masked
 from ..kernels import member_products as member_products
 from ..kernels import packed as packed
@@ -87,7 +88,7 @@ def resolve(name: str) -> Op:
     if name in PYTHON:
         known: Op = PYTHON[name]
         return known
-    if not allowed(name) or name == "loop":
+    if not (allowed(name) or name in int8.OPS) or name == "loop":
         raise ArtifactError(
             f"the op {name!r} is not on the list of allowed "
             f"ops{', or not allowed at this place' if name == 'loop' else ''}"

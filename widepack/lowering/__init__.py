@@ -9,6 +9,7 @@
 | `activation_fusion.py` | Fuses an activation into the layer before it |
 | `differentiable.py` | Makes wide programs that have gradients |
 | `entry_of_part.py` | Shows an entry as lowering sees it if only a part of the members is loaded |
+| `int8_weights.py` | Replaces the weights of linear layers in a wide program by int8 weights |
 | `interpreter.py` | Writes the nodes of a wide program: it runs each node of the member program |
 | `loops.py` | Lowers a loop region to one node |
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |

@@ -175,6 +175,10 @@ def _products(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_val: Tensor
     return 2 * math.prod(out_val.shape) * weight.shape[-1]
 
 
+def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:
+    return 2 * out_val.numel() * x.shape[-1]
+
+
 def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False, *, out_val: Tensor) -> Any:
     """Each row of x [*, I] times the matrix of one expert, of I inputs and O outputs."""
     return 2 * math.prod(x.shape) * out_val.shape[-1]
@@ -201,6 +205,7 @@ _OWN: dict[str, FlopFormula] = {
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
     "widepack.member_products": _products,
+    "widepack.int8_linear": _int8_linear,
     "widepack.expert_linear": _expert_linear,
     "widepack.expert_mm": _expert_linear,
     "aten._grouped_mm": _grouped,

@@ -127,8 +127,8 @@ def convolution(name: str, args: Mapping[str, Any], result: Any) -> Cost:
 
 
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
-    """`widepack::linear`, `streamed_linear`, `member_products`, `expert_linear` and `expert_mm`: the size of
-    the result times the inner size.
+    """`widepack::linear`, `streamed_linear`, `member_products`, `int8_linear`, `expert_linear` and
+    `expert_mm`: the size of the result times the inner size.
     """
     x, out = args.get("x"), first_tensor(result)
     if not isinstance(x, torch.Tensor) or out is None or x.dim() not in (2, 3):

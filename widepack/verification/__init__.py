@@ -30,5 +30,6 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `small_sizes.py` | Finds out on the member itself what torch.export assumes about small sizes |
 | `subject.py` | Describes what a verification runs: the members, their programs and modules |
 | `tolerance.py` | Measures errors of answers against float64, and defines the bound |
+| `weight_error.py` | Measures what int8 weights change in the members' answers |
 | `wide.py` | Runs comparison (b): wide programs against the members' float64 answers |
 """

@@ -115,13 +115,13 @@ def check(
             stored = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
             if (i, k) in anywhere:
-                value, stored = _with_same_places(value, stored)
+                value, stored = with_places_of(value, stored)
             found = _check_output(value, stored, bound, f"output {bound.output or k} of member {i}")
             beyond = beyond or found
     return beyond
 
 
-def _with_same_places(value: Any, stored: tuple[int, torch.Tensor]) -> tuple[Any, tuple[int, torch.Tensor]]:
+def with_places_of(value: Any, stored: tuple[int, torch.Tensor]) -> tuple[Any, tuple[int, torch.Tensor]]:
     """Returns an answer, thinned as the stored one, and the stored one, with NaN where one is not finite."""
     stride, truth = stored
     if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():

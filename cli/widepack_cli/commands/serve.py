@@ -12,7 +12,7 @@ import click
 from widepack.errors import Unavailable, UsageError
 
 from ..shared.failures import Refusal
-from ..shared.options import example
+from ..shared.options import example, weights_options
 
 _PACKAGES = ("starlette", "uvicorn", "orjson", "prometheus_client", "httptools", "uvloop")
 _RPC_PACKAGES = ("grpc", "google.protobuf")
@@ -188,6 +188,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     help="Whether whole weights of a fleet's members are computed: if a call is faster with them (auto), "
     "never (least), or at the load (most).",
 )
+@weights_options
 @click.option(
     "--token-file",
     type=click.Path(),

@@ -22,6 +22,7 @@ from ..shared.options import (
     model_options,
     sort_option,
     stdout_kept,
+    weights_options,
 )
 
 BATCHES = (1, 2, 5)
@@ -33,6 +34,7 @@ BATCHES = (1, 2, 5)
         "widepack verify ens.wide ckpts/*.pt --model net.py:make",
         "widepack verify fleet.wide lora/* --base base.pt",
         "widepack verify ens.wide --device cuda --json",
+        "widepack verify ens.wide --weights int8 --max-error 0.05",
     )
 )
 @ARTIFACT
@@ -63,6 +65,7 @@ BATCHES = (1, 2, 5)
     metavar="DTYPE",
     help="Check the answers of the artifact in another dtype: bf16, fp16, fp32.",
 )
+@weights_options
 @json_option
 def command(
     artifact: Path,
@@ -76,6 +79,8 @@ def command(
     trust_pickle: bool,
     device: str,
     dtype: str | None,
+    weights: str | None,
+    max_error: float | None,
     as_json: bool,
 ) -> None:
     """Check ARTIFACT: its manifest, the size and hash of every file, and its answers on the probe.
@@ -89,6 +94,11 @@ def command(
             "--dtype cannot be used with --model: your modules have the dtype of the build; leave out "
             "one of the two"
         )
+    if weights and model is not None:
+        raise click.UsageError(
+            "--weights cannot be used with --model: the answers of int8 weights are not those of your "
+            "modules; leave out one of the two"
+        )
     if sort == "natural":
         from ..shared.member_paths import expand, in_order
 
@@ -98,7 +108,18 @@ def command(
     try:
         with stdout_kept(as_json):
             for name, found in checks(
-                artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype, base
+                artifact,
+                checkpoints,
+                model,
+                model_args,
+                key,
+                trust_pickle,
+                device,
+                entry,
+                dtype,
+                base,
+                weights,
+                max_error,
             ):
                 passed.append({"check": name, "found": found})
                 if not as_json:
@@ -123,6 +144,8 @@ def checks(
     entry: str = "",
     dtype: str | None = None,
     base: str | None = None,
+    weights: str | None = None,
+    max_error: float | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yields name and result of each passed check. Raises: WidepackError at the first check that fails."""
     from widepack_artifacts.reader import Reader, opened
@@ -148,8 +171,17 @@ def checks(
     yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
     import widepack
 
-    probed = "sizes" if manifest.probe else "off"
-    ens = widepack.load(artifact, device=device, dtype=dtype, verify=probed, warmup=False, memory="most")
+    probed = "sizes" if manifest.probe or weights else "off"  # int8 weights say by themselves what is missing
+    ens = widepack.load(
+        artifact,
+        device=device,
+        dtype=dtype,
+        verify=probed,
+        warmup=weights is not None,
+        memory="most",
+        weights=weights,
+        max_error=max_error,
+    )
     if manifest.probe:
         for name in entries:
             ens.entry(name).probe()
@@ -159,18 +191,10 @@ def checks(
             f"{device}{f' in {dtype}' if dtype else ''}{which}, patterns shared and each, "
             "against the float64 answers recorded at build",
         )
-        parts = parts_of(manifest) if dtype is None else []
-        for part in parts:
-            some = widepack.load(
-                artifact, device=device, members=list(part), expect=ens.manifest.digest, warmup=False
-            )
-            for name in entries:
-                some.entry(name).probe()
-        if parts:
-            yield (
-                "parts",
-                f"{plural(len(parts), 'part')} of the members on {device}, against the same answers",
-            )
+        if errors := ens.weight_errors:
+            yield "weights", f"{weights}; {max(errors, key=lambda row: row.largest)}"
+        if dtype is None:
+            yield from _parts(artifact, ens.manifest, entries, device)
     yield from _factors(ens)
     if checkpoints or base is not None:
         from ..shared.given_members import given_members, same_weights
@@ -189,6 +213,23 @@ def checks(
                 "answers",
                 f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if which else ''}",
             )
+
+
+def _parts(
+    artifact: Path, manifest: Manifest, entries: Sequence[str], device: str
+) -> Iterator[tuple[str, str]]:
+    """Runs the probe of each part of the members that has programs of its own. Raises: ArtifactError."""
+    import widepack
+
+    parts = parts_of(manifest)
+    for part in parts:
+        some = widepack.load(
+            artifact, device=device, members=list(part), expect=manifest.digest, warmup=False
+        )
+        for name in entries:
+            some.entry(name).probe()
+    if parts:
+        yield "parts", f"{plural(len(parts), 'part')} of the members on {device}, against the same answers"
 
 
 def _factors(ens: Any) -> Iterator[tuple[str, str]]:

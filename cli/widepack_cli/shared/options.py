@@ -46,6 +46,21 @@ def model_options(f: F) -> F:
     )(f)
 
 
+def weights_options(f: F) -> F:
+    """`--weights` and `--max-error`."""
+    f = click.option(
+        "--max-error",
+        metavar="X",
+        type=float,
+        help="With --weights: refuse errors above this part of the answer's rms, for example 0.02.",
+    )(f)
+    return click.option(
+        "--weights",
+        type=click.Choice(["int8"]),
+        help="Run calls of few rows over int8 weights, on a CPU. Their error is measured on the probe.",
+    )(f)
+
+
 def sort_option(f: F) -> F:
     """`--sort`: the order of the checkpoints."""
     return click.option(

@@ -35,6 +35,8 @@ def loaded(settings: Settings, path: str) -> WideModel:
         backend=settings.backend,
         dtype=settings.dtype,
         memory=settings.memory,
+        weights=settings.weights,
+        max_error=settings.max_error,
         threads=settings.threads,
     )
 

@@ -10,6 +10,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `attention.py` | attention on a CPU |
 | `convolutions.py` | torch's convolutions |
 | `fourier.py` | the ops behind Fourier transforms |
+| `int8.py` | widepack's ops over int8 weights |
 | `linalg.py` | solvers that read pivots |
 | `lookups.py` | bags of embeddings, segments, CTC |
 | `norms.py` | batch, group and weight normalization |
