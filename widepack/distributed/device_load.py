@@ -66,6 +66,7 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
     memory: str = "auto",
+    graph: bool | str = False,
 ) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
@@ -106,6 +107,10 @@ def load(
         memory: For an artifact of fine-tunes that stores a base and low-rank factors. `auto` computes each
             member's whole weights when a call first has so many rows that this is faster, if memory for N
             models is available. `least` never does, and `most` does at load, so that no call waits for it.
+        graph: True runs calls by CUDA graphs: a graph is captured at the first call of a batch size, and then
+            replayed, so that the host starts one graph and not each kernel. Calls for which no graph is, and
+            programs that no graph can run, run without one: see `WideModel.graph_use`. `auto` does so only on
+            CUDA, and only where a graph is measured to be faster. False does not.
 
     Returns:
         A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output
@@ -139,6 +144,7 @@ def load(
         "limit": limit,
         "allow_ops": allow_ops,
         "memory": memory,
+        "graph": graph,
     }
     if isinstance(device, (list, tuple)):
         return load_parts(path, list(device), options)

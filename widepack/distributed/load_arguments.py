@@ -30,3 +30,4 @@ class LoadArguments(TypedDict, total=False):
     limit: float | None
     allow_ops: Sequence[Any]
     memory: str
+    graph: bool | str

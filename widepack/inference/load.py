@@ -32,6 +32,7 @@ from ..system.gate import Gate
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .graph_pool import GraphPool, graph_pool
 from .merged_weights import MEMORY
 from .model import WideModel
 from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
@@ -63,6 +64,7 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
     memory: str = "auto",
+    graph: bool | str = False,
     gate: Gate | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
@@ -71,7 +73,7 @@ def load(
         path, device: The artifact's folder, and one device.
         dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
             `widepack.load` takes them.
-        cache, progress, limit, allow_ops, memory: The same.
+        cache, progress, limit, allow_ops, memory, graph: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
@@ -101,6 +103,7 @@ def load(
         limit=limit,
         allow_ops=allow_ops,
         memory=memory,
+        graph=graph,
     )
     extra = ops.allow(allow_ops)
     path = path_of(path)
@@ -114,7 +117,8 @@ def load(
         limit=limit,
         memory=memory,
     )
-    opening = _Opening(options, verify, members, find_dtype(dtype), gate)
+    graphs = graph_pool(graph, options.device)
+    opening = _Opening(options, verify, members, find_dtype(dtype), gate, graphs)
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
@@ -136,6 +140,7 @@ class _Opening:
     members: Sequence[int | str] | None
     dtype: torch.dtype | None
     gate: Gate | None
+    graphs: GraphPool | None
 
     def __call__(self, reader: Reader) -> OpenArtifact:
         if self.verify == "sizes":
@@ -155,7 +160,7 @@ class _Opening:
         entries = manifest.entries.values()
         chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
-        artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
+        artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate, self.graphs)
         wides = [w for e in entries for w in e.wide if w.device == device.type]
         reader.preload(w.file for w in wides if artifact.serves(w))
         reader.preload(name for e in entries for name in e.member)
