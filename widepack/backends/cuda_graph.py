@@ -17,6 +17,9 @@ from ..ir.torch_internals import end_allocation_to_pool
 from .graph_capture import CapturedRun, Run
 
 
+_MODE = "thread_local"
+
+
 class CudaGraphMemory:
     """The memory that the graphs of one model share.
 
@@ -73,17 +76,13 @@ class CudaRecorder:
     def capture(self, run: Run, memory: CudaGraphMemory) -> CapturedRun:
         graph = torch.cuda.CUDAGraph()
         with self._on_side():
-            # Other threads may allocate and copy meanwhile, which the default mode would forbid them.
-            graph.capture_begin(pool=memory.handle, capture_error_mode="thread_local")
             try:
+                # Other threads may allocate and copy meanwhile, which the default mode would forbid them.
+                graph.capture_begin(pool=memory.handle, capture_error_mode=_MODE)
                 outputs = run()
-            except BaseException:
-                self._abandon(graph, memory)
-                raise
-            try:
                 graph.capture_end()
             except BaseException:
-                end_allocation_to_pool(self._device, memory.handle)
+                self._abandon(graph, memory)
                 raise
         return CudaGraph(graph, outputs)
 
@@ -122,7 +121,17 @@ class CudaRecorder:
                 current.wait_stream(side)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, memory: CudaGraphMemory) -> None:
-        """Ends a capture whose run failed."""
-        with contextlib.suppress(RuntimeError):  # the error of the run is the one to report
+        """Ends a capture that failed, so that later work on the device does not see it.
+
+        torch leaves two things behind: memory is still allocated to the pool, and the device's generator of
+        random numbers refuses to draw, until another capture succeeds. So a small one is made.
+        """
+        with contextlib.suppress(RuntimeError):  # the error of the capture is the one to report
             graph.capture_end()
         end_allocation_to_pool(self._device, memory.handle)
+        value = torch.zeros(1, device=self._device)
+        small = torch.cuda.CUDAGraph()
+        with contextlib.suppress(RuntimeError):
+            small.capture_begin(capture_error_mode=_MODE)
+            value.add_(1)
+            small.capture_end()

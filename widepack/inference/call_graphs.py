@@ -92,12 +92,16 @@ class CallGraphs:
         """Runs a call, by a graph if one is for it. Returns: the outputs, in memory of the caller."""
         if self._sizes and not self._pool.recorder.capturing():
             fit = self._fit(values)
-            if fit.bucket is not None and fit.bucket not in self._without:
+            if fit.bucket is not None and self._may_run(fit.bucket):
                 with inference_guard(True), self._pool.in_order():
                     graph = self._graph(fit.bucket, values, fit.rows)
                     if graph is not None:
                         return graph.answer(values, fit.rows)
         return self._bound.executable.run(*values)
+
+    def _may_run(self, bucket: int) -> bool:
+        """Returns whether a bucket has a graph, or may get one. Other calls take no lock."""
+        return bucket in self._graphs or not (self._why_not or bucket in self._without)
 
     def forget(self) -> None:
         """Drops the graphs and their memory. The next calls capture them again."""
