@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,9 @@ from support import Artifacts
 
 import cases
 from widepack import load
-from widepack.backends.graph_capture import GraphRecorder, recorder_for
+from widepack.backends.graph_capture import GraphRecorder
+from widepack.backends.graph_recorders import recorder_for
+from widepack.inference.load import on_device
 from widepack.inference.model import WideModel
 
 
@@ -43,10 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def stand_in(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_in(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         use_stand_in(monkeypatch)
-    yield
 
 
 def graphed(folder: Path, device: str, case: str = "two") -> WideModel:
@@ -54,7 +55,7 @@ def graphed(folder: Path, device: str, case: str = "two") -> WideModel:
 
 
 def recorder(device: str) -> GraphRecorder:
-    found = recorder_for(torch.device(device, torch.cuda.current_device() if device == "cuda" else None))
+    found = recorder_for(on_device(device))
     assert found is not None
     return found
 
@@ -114,6 +115,7 @@ def test_two_models_capture_and_swap_at_once(folder: Path, device: str) -> None:
     place = artifact(folder, "two").parent
     for _ in range(3):
         one, two = graphed(folder, device), graphed(folder, device)
+
         def work(number: int, one: WideModel = one, two: WideModel = two) -> None:
             if number == 0:
                 for k in range(6):

@@ -1,5 +1,5 @@
-"""Members whose calls run by graphs, and checks of these calls on any device: the CPU with a stand-in for graphs
-(`graph_stand_in.py`), and a GPU.
+"""Members whose calls run by graphs, and checks of these calls on any device: the CPU with a stand-in for
+graphs (`graph_stand_in.py`), and a GPU.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def drawn_ids(seed: int, *shape: int, device: str = "cpu") -> Tensor:
 
 
 def check_patterns(ens: WideModel, device: str, sizes: Sequence[int] = SIZES) -> None:
-    """Checks calls of every pattern at many batches. Answers are compared at the end, so that one which a later
-    call overwrote is found.
+    """Checks calls of every pattern at many batches. Answers are compared at the end, so that one which a
+    later call overwrote is found.
     """
     calls: list[tuple[Any, int, tuple[Tensor, ...]]] = []
     for seed, rows in enumerate(sizes):
@@ -245,7 +245,7 @@ def check_threads(ens: WideModel, device: str, threads: int = 8, calls: int = 25
 
 
 def check_swaps(ens: WideModel, folder: Path, device: str) -> None:
-    """Checks that answers after a swap are those of the new member, for a captured batch and for a new one."""
+    """Checks that answers after a swap are those of the new member, for captured batches and a new one."""
     shift = drawn(1, 8, device=device)
     before = {rows: ens(drawn(rows, rows, 6, device=device), shift) for rows in (4, 6)}
     ens.swap(1, folder / "new.pt")
@@ -274,7 +274,9 @@ def check_swaps_during_calls(ens: WideModel, folder: Path, device: str, threads:
                 while not all(answers):
                     stop.wait(0.005)
                 for k in range(12):
-                    ens.swap(k % MEMBERS, folder / ("new.pt" if k // MEMBERS % 2 == 0 else f"{k % MEMBERS}.pt"))
+                    ens.swap(
+                        k % MEMBERS, folder / ("new.pt" if k // MEMBERS % 2 == 0 else f"{k % MEMBERS}.pt")
+                    )
             finally:
                 stop.set()
             return

@@ -1,4 +1,4 @@
-"""A recorder of graphs for CPU tensors that keeps the rules of CUDA graphs (`widepack/backends/graph_capture.py`).
+"""Records graphs of CPU tensors by the rules of CUDA graphs (`widepack/backends/graph_capture.py`).
 
 A capture records every op with the tensors that it read and wrote. A replay runs the ops again over the same
 tensors. What would be wrong on a GPU is wrong or refused here:
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from widepack.backends import graph_capture
+from widepack.backends import graph_recorders
 from widepack.ir.torch_internals import inference_guard
 
 GARBAGE = 0x7F
@@ -185,5 +185,5 @@ def use_stand_in(patch: pytest.MonkeyPatch) -> list[StandInRecorder]:
         made.append(StandInRecorder())
         return made[-1]
 
-    patch.setitem(graph_capture.RECORDERS, "cpu", recorder)
+    patch.setitem(graph_recorders.RECORDERS, "cpu", recorder)
     return made

@@ -12,7 +12,7 @@ from graph_cases import artifact, check_equal, drawn, exact, of_member
 from graph_stand_in import StandInGraph, StandInMemory, StandInRecorder, use_stand_in
 
 from widepack import UsageError, load
-from widepack.inference.graph_limits import BYTES_PER_S, LAUNCH_S, why_slower
+from widepack.inference.graph_limits import BYTES_PER_S, LAUNCH_S, why_no_graph, why_slower
 from widepack.inference.model import WideModel
 
 
@@ -157,6 +157,14 @@ def test_an_error_of_the_program_is_the_calls_error(
     assert made[0].captures == 0
     ens(torch.full((2, example), 19))
     assert ens.graph_use()[0].captured == (2,)
+
+
+def test_a_value_on_another_device_is_no_part_of_a_graph(folder: Path) -> None:
+    ens = load(artifact(folder, "two"))
+    ((_, bound),) = ens.entry("forward").programs.bound()
+    assert why_no_graph(bound) == ""
+    bound.executable.given[0] = bound.executable.given[0].to("meta")
+    assert why_no_graph(bound).endswith("is not on cpu")
 
 
 # ---------------------------------------------------------------- graph="auto"

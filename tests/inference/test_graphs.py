@@ -1,4 +1,6 @@
-"""Tests calls that run by graphs, on the CPU with a stand-in for CUDA graphs: answers, padding, threads, swaps."""
+"""Tests calls that run by graphs, on the CPU with a stand-in for CUDA graphs: answers, padding, threads,
+swaps.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def test_a_model_over_several_devices(folder: Path, made: list[StandInRecorder])
 # ---------------------------------------------------------------- calls without a graph
 
 
-def test_larger_batches_and_other_sizes_run_without_a_graph(folder: Path, made: list[StandInRecorder]) -> None:
+def test_larger_batches_and_other_sizes_run_without_a_graph(
+    folder: Path, made: list[StandInRecorder]
+) -> None:
     ens = graphed(folder, "steps")
     example = ens.manifest.entries["forward"].dims["T"].example
     for rows, steps in ((65, example), (3, example + 1), (3, 1), (200, 2)):

@@ -13,11 +13,23 @@ from typing import Any
 
 import torch
 
-from ..ir.torch_internals import end_allocation_to_pool
+from ..ir.torch_internals import clear_product_workspaces, end_allocation_to_pool
 from .graph_capture import CapturedRun, Run
 
-
 _MODE = "thread_local"
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Lets products of a capture take workspaces of the graph's memory.
+
+    Those of the thread and stream may be used by other work while the graph runs.
+    """
+    clear_product_workspaces()
+    try:
+        yield
+    finally:
+        clear_product_workspaces()
 
 
 class CudaGraphMemory:
@@ -75,7 +87,7 @@ class CudaRecorder:
 
     def capture(self, run: Run, memory: CudaGraphMemory) -> CapturedRun:
         graph = torch.cuda.CUDAGraph()
-        with self._on_side():
+        with self._on_side(), _own_workspaces():
             try:
                 # Other threads may allocate and copy meanwhile, which the default mode would forbid them.
                 graph.capture_begin(pool=memory.handle, capture_error_mode=_MODE)
@@ -92,6 +104,7 @@ class CudaRecorder:
     def seconds(self, run: Run, times: int) -> float:
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
+            run()
             stream.synchronize()
             began = time.perf_counter()
             for _ in range(times):

@@ -1,4 +1,4 @@
-"""Defines the interface to a device's graphs, and names the devices that have them.
+"""Defines the interface to a device's graphs: recorded runs.
 
 A graph is a recorded run: the same kernels over the same memory. To replay it costs the host one launch
 instead of one for each kernel. Its rules, which every `GraphRecorder` keeps:
@@ -18,8 +18,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-import torch
 
 Run = Callable[[], Any]
 
@@ -66,25 +64,9 @@ class GraphRecorder(Protocol):
         ...
 
     def seconds(self, run: Run, times: int) -> float:
-        """Returns the seconds of one run, measured over several, with the time of the device."""
+        """Returns the seconds of one run, measured over several after a first one, with the device's time."""
         ...
 
     def wait(self, memory: Any) -> None:
         """Waits until no block of this memory runs on the device."""
         ...
-
-
-def _cuda(device: torch.device) -> GraphRecorder:
-    from .cuda_graph import CudaRecorder  # only a load on CUDA needs it
-
-    return CudaRecorder(device)
-
-
-RECORDERS: dict[str, Callable[[torch.device], GraphRecorder]] = {"cuda": _cuda}
-"""What makes the recorder of a device, by the kind of device."""
-
-
-def recorder_for(device: torch.device) -> GraphRecorder | None:
-    """Returns a recorder for a device; None for a device without graphs."""
-    make = RECORDERS.get(device.type)
-    return make(device) if make is not None else None

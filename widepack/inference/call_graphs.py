@@ -29,7 +29,7 @@ from .graph_limits import why_no_graph, why_slower
 from .graph_pool import GraphPool
 from .graph_rows import BucketChoice, Fit, buckets, row_dims
 from .graph_use import GraphUse
-from .recorded_call import RecordedCall, StaticInputs, copies, each_tensor
+from .recorded_call import RecordedCall, StaticInputs, copies
 
 GAIN = 0.95
 """The part of the program's time that a graph may take with `graph="auto"`."""

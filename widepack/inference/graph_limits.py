@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Program
+from widepack_artifacts.program import Node, Program, Ref
 
 from ..backends.index_flags import is_flagged
 from ..ir import ops
@@ -21,6 +21,7 @@ LAUNCH_S = 5e-6
 BYTES_PER_S = 4e12
 """More than a GPU of today reads in a second, so that the time of reading is never overestimated."""
 _BACKENDS = ("eager", "compile", "aot")
+_PRODUCTS = ("aten.linear.", "aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.conv")
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -31,6 +32,10 @@ def why_no_graph(bound: BoundProgram) -> str:
     if draws(bound.program):
         return "it draws random numbers, which differ from call to call"
     main, function = bound.executable.main, bound.runnable.function
+    device = bound.executable.device.type
+    for name, value in zip(bound.executable.names, bound.executable.given, strict=True):
+        if any(t.device.type != device for t in _tensors(value)):
+            return f"the value {name}, which depends on weights only, is not on {device}"
     if (node := next(checked_nodes(main), None)) is not None:
         return f"node {node.name} ({node.op}) checks values of its operands on the host"
     for node in _nodes(main.nodes):
@@ -42,14 +47,34 @@ def why_no_graph(bound: BoundProgram) -> str:
 
 
 def why_slower(executable: Executable) -> str:
-    """Returns why a graph cannot be faster than the program, by an estimate; "" if it may be."""
+    """Returns why a graph cannot be faster than the program, by an estimate; "" if it may be.
+
+    Where the device needs longer to read the weights of products than the host to start all kernels, the host
+    waits for the device with a graph too.
+    """
     launches = LAUNCH_S * _kernels(executable.main)
-    reading = _bytes(executable.given) / BYTES_PER_S
+    values = dict(zip(executable.names, executable.given, strict=True))
+    read = {id(t): t.nbytes for t in _factors(executable.main.nodes, values)}
+    reading = sum(read.values()) / BYTES_PER_S
     if launches >= reading:
         return ""
     return (
         f"to read its weights takes {1e6 * reading:.3g} us, and to start its kernels {1e6 * launches:.3g} us"
     )
+
+
+def _factors(nodes: Iterable[Node], values: Mapping[str, object]) -> Iterator[Tensor]:
+    """Yields the weights that products read. A table of which a call reads some rows is none.
+
+    values: of the weights, by name.
+    """
+    for node in nodes:
+        given = [values.get(a.name) if isinstance(a, Ref) else None for a in node.args]
+        if node.body is not None:
+            yield from _factors(node.body.nodes, dict(zip((s.name for s in node.body.inputs), given)))
+        elif node.op.startswith(_PRODUCTS):
+            for value in given:
+                yield from _tensors(value)
 
 
 def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -72,12 +97,10 @@ def _kernels(program: Program) -> int:
     return count
 
 
-def _bytes(values: Iterable[object]) -> int:
-    """Returns the bytes of the tensors in values and in lists of them."""
-    count = 0
-    for value in values:
-        if isinstance(value, Tensor):
-            count += value.nbytes
-        elif isinstance(value, (list, tuple)):
-            count += _bytes(value)
-    return count
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Yields a tensor, or those of a list."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)

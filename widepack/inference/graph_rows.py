@@ -17,7 +17,7 @@ from ..spec.input_spec import DimExpr
 from .entry_inputs import EntryInputs
 
 LARGEST = 64
-"""The largest batch of a graph that is no border of a batch class. Launches are a small part of larger ones."""
+"""The largest batch of a graph. The start of kernels is a small part of larger calls."""
 _ANY_SIZE = 0
 """The bucket of an entry whose inputs have no dim of the batch."""
 
@@ -81,14 +81,14 @@ def row_dims(inputs: EntryInputs, per_member: Sequence[bool]) -> tuple[RowDims |
 def buckets(inputs: EntryInputs, batch: tuple[int, int | None]) -> tuple[int, ...]:
     """Returns the batches of the graphs of one program, smallest first.
 
-    They are the powers of two in its batch class, and the largest batch of the class, as far as the model
-    takes them. batch: the batch class.
+    They are the powers of two in its batch class, and the largest batch of the class, up to `LARGEST` and as
+    far as the model takes them. So at most as many rows are added as a call has. batch: the batch class.
     """
     if not inputs.letter:
         return (_ANY_SIZE,)
     least, most = batch
-    sizes = {1 << i for i in range(LARGEST.bit_length())} | ({most} if most is not None else set())
-    chosen = sorted(s for s in sizes if least <= s and (most is None or s <= most))
+    top = LARGEST if most is None else min(LARGEST, most)
+    chosen = sorted({s for s in (*(1 << i for i in range(top.bit_length())), top) if least <= s <= top})
     return tuple(s for s in chosen if inputs.fits({**inputs.example, inputs.letter: s}))
 
 

@@ -160,7 +160,9 @@ class _Opening:
         entries = manifest.entries.values()
         chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
-        artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate, self.graphs)
+        artifact = OpenArtifact(
+            reader, files, chosen, replace(self.options, cast=cast), self.gate, self.graphs
+        )
         wides = [w for e in entries for w in e.wide if w.device == device.type]
         reader.preload(w.file for w in wides if artifact.serves(w))
         reader.preload(name for e in entries for name in e.member)

@@ -109,6 +109,16 @@ def end_allocation_to_pool(device: torch.device, handle: Any) -> None:
             end(device.index, handle)
 
 
+def clear_product_workspaces() -> None:
+    """Frees the memory that matrix products on CUDA keep for each thread and stream.
+
+    Does nothing in a torch without the private name.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
 def package_loader() -> Any:
     """The class that loads compiled packages without the compiler; None where torch does not have it."""
     return getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)

@@ -193,8 +193,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.Choice(["auto", "on", "off"]),
     default="off",
     show_default=True,
-    help="Whether batches run by CUDA graphs: always where a graph can (on, which needs a GPU), where a graph "
-    "is measured to be faster (auto), or never (off).",
+    help="Whether batches run by CUDA graphs: always where a graph can (on, which needs a GPU), where a "
+    "graph is measured to be faster (auto), or never (off).",
 )
 @click.option(
     "--token-file",
