@@ -61,6 +61,22 @@ class Steps(nn.Module):
         return y.mean(1)
 
 
+class Conv(nn.Module):
+    """Has a convolution that runs packed for all members, so that routed rows run padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x).relu())
+        return y
+
+
+def one() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 class Carried(nn.Module):
     """Has a state that is an input."""
 
@@ -92,14 +108,16 @@ def dropping() -> nn.Module:
 CASES: dict[str, tuple[Callable[[], nn.Module], list[str], dict[str, Any]]] = {
     "two": (
         TwoAnswers,
-        ["x=float32[B,6]", "shift=float32[8]"],
+        ["x=float32[B,6]", "forward:shift=float32[8]"],
         {"entries": ["forward", "encode"]},
     ),
     "centered": (Centered, ["x=float32[B,4]"], {}),
     "steps": (Steps, ["ids=int64[B,T]:0..19"], {}),
-    "carried": (Carried, ["x=float32[B,4]", "h=float32[B,3]"], {"state": ["h"]}),
+    "carried": (Carried, ["x=float32[B,4]", "h=float32[B,3]"], {"state": ["h=1"]}),
     "bags": (Bags, ["ids=int64[B,5]:0..19"], {}),
     "dropping": (dropping, ["input=float32[B,4]"], {"dropout": "on"}),
+    "conv": (Conv, ["x=float32[B,3,8,8]"], {}),
+    "one": (one, ["input=float32[B,4]"], {}),
     "fixed": (Centered, ["x=float32[4,4]"], {}),
 }
 

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from widepack.backends import graph_recorders
 from widepack.ir.torch_internals import inference_guard
+from widepack.system.autocast import autocast_off
 
 GARBAGE = 0x7F
 """The byte that fills memory whose numbers are not valid."""
@@ -40,8 +41,15 @@ _READING = ("tolist", "numpy", "__array__", "item", "__bool__", "__int__", "__fl
 _ONE_CAPTURE = threading.Lock()
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors of a value that have readable memory: prepacked weights have none."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf
+
+
 def _storages(value: Any) -> set[int]:
-    return {t.untyped_storage().data_ptr() for t in pytree.tree_leaves(value) if isinstance(t, Tensor)}
+    return {t.untyped_storage().data_ptr() for t in _tensors(value)}
 
 
 class _RefuseReads(TorchFunctionMode):
@@ -87,8 +95,8 @@ class StandInGraph:
         self._own: dict[int, torch.UntypedStorage] = {}
         for _, args, kwargs, found in record.steps:
             given = _storages((args, kwargs))
-            for t in pytree.tree_leaves(found):
-                if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given:
+            for t in _tensors(found):
+                if t.untyped_storage().data_ptr() not in given:
                     self._own[t.untyped_storage().data_ptr()] = t.untyped_storage()
         self.replays = 0
         self.spoil()
@@ -104,7 +112,7 @@ class StandInGraph:
             if other is not self:
                 other.spoil()
         self.replays += 1
-        with inference_guard(True):
+        with inference_guard(True), autocast_off():  # kernels of a graph know no modes of the caller
             for func, args, kwargs, found in self._steps:
                 self._again(found, func(*args, **kwargs))
 

@@ -44,9 +44,8 @@ def test_a_cpu_has_no_graphs_and_the_error_says_what_they_need(folder: Path) -> 
     for graph in (False, "auto"):
         ens = load(path, graph=graph)  # type: ignore[arg-type]
         check_answers(ens)
-        assert str(ens.graph_use()[0]) == (
-            "shared, batch 1 to any: no graph: the model was loaded without graphs on cpu"
-        )
+        for use in ens.graph_use():
+            assert str(use).endswith(": no graph: the model was loaded without graphs on cpu")
         assert "graph" not in repr(ens)
 
 
@@ -60,16 +59,18 @@ def test_the_text_of_a_model_names_graphs(folder: Path, made: list[StandInRecord
     ens = load(artifact(folder, "two"), graph=True)
     assert repr(ens).endswith("cpu, eager, CUDA graphs)")
     check_answers(ens)
-    (use,) = ens.graph_use()
-    assert str(use) == "shared, batch 1 to any: graphs for batch 1, 2, 4, 8, 16, 32, 64; captured: 4"
+    use = ens.graph_use()[0]
+    most = use.batch[1]
+    assert str(use) == f"shared, batch 1 to {most}: graphs for batch 1, 2, 4, 8, 16, 32, 64; captured: 4"
     assert use.to_json() == {
         "pattern": "shared",
-        "batch": (1, None),
+        "batch": (1, most),
         "sizes": (1, 2, 4, 8, 16, 32, 64),
         "captured": (4,),
         "why_not": "",
         "why_not_padded": "",
         "why_not_sizes": {},
+        "why_not_calls": (),
     }
 
 
@@ -95,7 +96,7 @@ def test_a_capture_that_fails_is_not_repeated_and_is_explained(
     for rows in (7, 2, 16):
         check_answers(ens, rows)
     assert made[0].captures == 2
-    (use,) = ens.graph_use()
+    use = ens.graph_use()[0]
     assert use.captured == (2,), "the graphs of before stay"
     assert "no other graph is captured: the capture failed: RuntimeError" in str(use)
 
@@ -104,7 +105,7 @@ def test_an_op_that_reads_a_number_is_found_by_the_capture(
     folder: Path, made: list[StandInRecorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ens = load(artifact(folder, "two"), graph=True)
-    ((_, bound),) = ens.entry("forward").programs.bound()
+    _, bound = ens.entry("forward").programs.bound()[0]
     run = bound.executable
     call = run.call
 
@@ -113,7 +114,7 @@ def test_an_op_that_reads_a_number_is_found_by_the_capture(
         return call(*values)
 
     run.use(reading)
-    with pytest.warns(UserWarning, match="not permitted when stream is capturing: aten::"):
+    with pytest.warns(UserWarning, match="not permitted when stream is capturing: item"):
         check_answers(ens)
     check_answers(ens)
     assert made[0].captures == 0
@@ -128,7 +129,7 @@ def test_too_little_memory_is_remembered_for_the_batch(
         check_answers(ens, 8)
     check_answers(ens, 8)
     check_answers(ens, 4)
-    (use,) = ens.graph_use()
+    use = ens.graph_use()[0]
     assert use.captured == (4,)
     assert use.why_not_sizes == ((8, "there is too little memory for its graph"),)
     assert made[0].captures == 2
@@ -161,7 +162,7 @@ def test_an_error_of_the_program_is_the_calls_error(
 
 def test_a_value_on_another_device_is_no_part_of_a_graph(folder: Path) -> None:
     ens = load(artifact(folder, "two"))
-    ((_, bound),) = ens.entry("forward").programs.bound()
+    _, bound = ens.entry("forward").programs.bound()[0]
     assert why_no_graph(bound) == ""
     bound.executable.given[0] = bound.executable.given[0].to("meta")
     assert why_no_graph(bound).endswith("is not on cpu")
@@ -177,7 +178,7 @@ def test_auto_keeps_the_graphs_that_are_faster(folder: Path, made: list[StandInR
     made[0].times = [2e-3, 2.05e-3]
     check_answers(ens, 8)
     check_answers(ens, 8)
-    (use,) = ens.graph_use()
+    use = ens.graph_use()[0]
     assert use.captured == (4,)
     assert use.why_not_sizes == ((8, "the graph takes 2e+03 us, the program 2.05e+03 us"),)
     assert made[0].captures == 2
@@ -187,7 +188,7 @@ def test_auto_captures_nothing_for_weights_that_take_longer_to_read(
     folder: Path, made: list[StandInRecorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ens = load(artifact(folder, "two"))
-    ((_, bound),) = ens.entry("forward").programs.bound()
+    _, bound = ens.entry("forward").programs.bound()[0]
     assert why_slower(bound.executable) == "", "a small network starts kernels longer than it reads"
     monkeypatch.setattr("widepack.inference.graph_limits.BYTES_PER_S", BYTES_PER_S / 1e9)
     assert why_slower(bound.executable).startswith("to read its weights takes")

@@ -27,7 +27,7 @@ from .bound_program import BoundProgram
 from .entry_inputs import EntryInputs
 from .graph_limits import why_no_graph, why_slower
 from .graph_pool import GraphPool
-from .graph_rows import BucketChoice, Fit, buckets, row_dims
+from .graph_rows import LARGEST, BucketChoice, Fit, buckets, row_dims
 from .graph_use import GraphUse
 from .recorded_call import RecordedCall, StaticInputs, copies
 
@@ -35,6 +35,8 @@ GAIN = 0.95
 """The part of the program's time that a graph may take with `graph="auto"`."""
 SEEN = 256
 """How many shapes of calls are remembered."""
+REASONS = 4
+"""How many reasons of calls without a graph are remembered."""
 
 
 class CallGraphs:
@@ -62,17 +64,18 @@ class CallGraphs:
         per_member = inputs.per_member(pattern)
         self._dims, self._why_not_padded = row_dims(inputs, per_member)
         self._why_not = why_no_graph(bound)
+        self._explain(self._why_not)
         if pool.measured and not self._why_not:
             self._why_not = why_slower(bound.executable)
         self._sizes = () if self._why_not else buckets(inputs, bound.plan.batch)
         if not self._sizes and not self._why_not:
-            self._why_not = "the model takes none of the batches of graphs"
+            self._why_not = f"its batches are none of those of graphs, which are up to {LARGEST}"
         self._choice = BucketChoice(inputs, per_member, self._sizes, self._dims is not None)
         self._fits: dict[Any, Fit] = {}
         self._graphs: dict[int, RecordedCall] = {}
         self._without: dict[int, str] = {}
+        self._reasons: dict[str, None] = {}
         self._captured_from: tuple[Executable, int] | None = None
-        self._explain(self._why_not)
 
     @property
     def use(self) -> GraphUse:
@@ -86,6 +89,7 @@ class CallGraphs:
                 self._why_not,
                 self._why_not_padded,
                 tuple(sorted(self._without.items())),
+                tuple(self._reasons),
             )
 
     def run(self, *values: Tensor) -> list[Any]:
@@ -119,6 +123,8 @@ class CallGraphs:
             if len(self._fits) >= SEEN:
                 self._fits.clear()
             self._fits[key] = fit
+            if fit.why_not and len(self._reasons) < REASONS:
+                self._reasons[fit.why_not] = None
         return fit
 
     # ---------------------------------------------------------------- captures, with the lock held

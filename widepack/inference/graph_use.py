@@ -18,6 +18,7 @@ class GraphUse:
         why_not: Why no graph is captured any more; "" if graphs may be.
         why_not_padded: Why smaller batches are not padded to the next size; "" if they are.
         why_not_sizes: For batches without a graph the reason.
+        why_not_calls: Why calls ran without a graph: the first few reasons.
 
     Example:
         >>> for use in ens.graph_use():
@@ -31,6 +32,7 @@ class GraphUse:
     why_not: str = ""
     why_not_padded: str = ""
     why_not_sizes: tuple[tuple[int, str], ...] = ()
+    why_not_calls: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         most = "any" if self.batch[1] is None else self.batch[1]
@@ -45,6 +47,7 @@ class GraphUse:
         if self.why_not_padded and self.sizes != (0,):
             lines.append(f"other batches run without a graph: {self.why_not_padded}")
         lines += [f"batch {size} runs without a graph: {why}" for size, why in self.why_not_sizes]
+        lines += [f"a call ran without a graph: {why}" for why in self.why_not_calls]
         return "\n  ".join(lines)
 
     def to_json(self) -> dict[str, Any]:
