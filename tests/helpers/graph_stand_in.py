@@ -105,7 +105,7 @@ class StandInGraph:
     def spoil(self) -> None:
         """Fills the memory of the graph with garbage: nothing has run, or another graph has."""
         for storage in self._own.values():
-            storage.fill_(GARBAGE)
+            storage.fill_(GARBAGE)  # type: ignore[attr-defined]
 
     def replay(self) -> None:
         for other in list(self._memory.graphs):

@@ -42,7 +42,7 @@ def test_a_cpu_has_no_graphs_and_the_error_says_what_they_need(folder: Path) -> 
         "a GPU.\nLoad with device='cuda', or leave graph out; graph='auto' uses graphs on CUDA only."
     )
     for graph in (False, "auto"):
-        ens = load(path, graph=graph)  # type: ignore[arg-type]
+        ens = load(path, graph=graph)
         check_answers(ens)
         for use in ens.graph_use():
             assert str(use).endswith(": no graph: the model was loaded without graphs on cpu")

@@ -70,7 +70,7 @@ class CudaRecorder:
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
             if memory.last is None:
-                memory.last = torch.cuda.Event()
+                memory.last = torch.cuda.Event()  # type: ignore[no-untyped-call]
             else:
                 stream.wait_event(memory.last)
             try:
