@@ -61,6 +61,18 @@ class Steps(nn.Module):
         return y.mean(1)
 
 
+class FromOne(nn.Module):
+    """Takes numbers from 1 on: a row of zeros is no input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        y: Tensor = self.words(ids - 1)
+        return y
+
+
 class Conv(nn.Module):
     """Has a convolution that runs packed for all members, so that routed rows run padded."""
 
@@ -116,6 +128,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str], dict[str, Any]]] = {
     "carried": (Carried, ["x=float32[B,4]", "h=float32[B,3]"], {"state": ["h=1"]}),
     "bags": (Bags, ["ids=int64[B,5]:0..19"], {}),
     "dropping": (dropping, ["input=float32[B,4]"], {"dropout": "on"}),
+    "from_one": (FromOne, ["ids=int64[B,2]:1..20"], {}),
     "conv": (Conv, ["x=float32[B,3,8,8]"], {}),
     "one": (one, ["input=float32[B,4]"], {}),
     "fixed": (Centered, ["x=float32[4,4]"], {}),

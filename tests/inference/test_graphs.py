@@ -95,6 +95,13 @@ def test_a_row_of_nan_changes_no_bit_of_another_row_or_padding(
     assert made[0].captures == 1
 
 
+def test_padding_repeats_a_row_of_the_call(folder: Path, made: list[StandInRecorder]) -> None:
+    ens = graphed(folder, "from_one")
+    ids = drawn_ids(0, 3, 2) + 1
+    check_equal(ens(ids)[1], exact("from_one", ens, 1, ids))
+    assert made[0].captures == 1
+
+
 def test_answers_may_be_written_into_and_inputs_do_not_change(
     folder: Path, made: list[StandInRecorder]
 ) -> None:
