@@ -32,7 +32,7 @@ class Settings:
         timeout: Seconds for which a request may wait.
         receive_timeout: Seconds in which the head of a request must arrive, and after it its body.
         inline: Seconds of a batch up to which it runs on the thread of the event loop.
-        threads, device, backend, dtype, memory, weights, max_error: As `widepack.load` takes them.
+        threads, device, backend, dtype, memory, weights, max_error, graph: As `widepack.load` takes them.
         token_file: The file of the token that every request needs; None for no token.
         admin_token_file: The file of the token for swaps; None forbids them.
         swap_from: The only folder from which swaps read checkpoints.
@@ -62,6 +62,7 @@ class Settings:
     memory: str = "auto"
     weights: str | None = None
     max_error: float | None = None
+    graph: bool | str = False
     token_file: str | None = None
     admin_token_file: str | None = None
     swap_from: str | None = None

@@ -9,6 +9,8 @@ Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
 | `aot` | an AOTInductor package from the local cache | once, by `widepack compile` or `compile="now"` |
 | `onnxruntime` | an ONNX Runtime session | never (writes an ONNX file once, into the cache) |
 
+A graph is no backend: it records what one of these runs on a GPU (`graph_capture.py`).
+
 `auto` is the backend that the plan names, if it can run here; else a compiled program of the cache that was
 measured to be faster (`inference/compiled_choice.py`); else `eager`.
 """

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..inference.entry import WideEntry
+from ..inference.graph_use import GraphUse
 from ..inference.member import Member
 from ..inference.model import WideModel
 from ..inference.part_reduction import PartReduction, Sums
@@ -63,6 +64,17 @@ class DeviceEntry(SplitEntry):
             The plans, the smallest batch class first.
         """
         return self._entries[0].plans(pattern)
+
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        """Returns which calls of the first part run by CUDA graphs, and why others do not.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            One `GraphUse` for each batch class, the smallest first.
+        """
+        return self._entries[0].graph_use(pattern)
 
     def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
         for entry in self._entries:

@@ -69,6 +69,7 @@ def load(
     memory: str = "auto",
     weights: str | None = None,
     max_error: float | None = None,
+    graph: bool | str = False,
 ) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
@@ -115,6 +116,10 @@ def load(
             `weight_errors` says by how much. Default: the weights as they are stored.
         max_error: With `weights="int8"`: the largest error of an answer to the probe's inputs, as a part of
             the answer's rms. A larger one is refused. Default: any.
+        graph: True runs calls by CUDA graphs: a graph is captured at the first call of a batch size, and then
+            replayed, so that the host starts one graph and not each kernel. Calls for which no graph is, and
+            programs that no graph can run, run without one: see `WideModel.graph_use`. `auto` does so only on
+            CUDA, and only where a graph is measured to be faster. False does not.
 
     Returns:
         A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output
@@ -151,6 +156,7 @@ def load(
         "memory": memory,
         "weights": weights,
         "max_error": max_error,
+        "graph": graph,
     }
     if isinstance(device, (list, tuple)):
         return load_parts(path, list(device), options)

@@ -33,6 +33,7 @@ class LoadArguments(TypedDict, total=False):
     memory: str
     weights: str | None
     max_error: float | None
+    graph: bool | str
 
 
 def refuse_weights(options: LoadArguments) -> None:

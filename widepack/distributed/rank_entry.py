@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..inference.entry import WideEntry
+from ..inference.graph_use import GraphUse
 from ..inference.member import Member
 from ..inference.model import WideModel
 from ..inference.part_reduction import PartReduction, Sums
@@ -72,6 +73,17 @@ class RankEntry(SplitEntry):
             The plans, the smallest batch class first.
         """
         return self._here.plans(pattern)
+
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        """Returns which calls of this rank's part run by CUDA graphs, and why others do not.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            One `GraphUse` for each batch class, the smallest first.
+        """
+        return self._here.graph_use(pattern)
 
     def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
         self._here.warmup(patterns)

@@ -15,6 +15,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
 | `bound_program.py` | Defines wide programs before and after they are bound to weights |
 | `call_check.py` | Checks the tensors of a call before anything runs |
+| `call_graphs.py` | Runs the calls of a bound program by graphs: captured at first, then replayed |
 | `cascade.py` | Runs few members on all rows, and more members only on rows of which these are not sure |
 | `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
@@ -26,6 +27,10 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `gathered_rows.py` | Runs rows of a fleet in one call, each with the factors of its own member |
+| `graph_limits.py` | Finds the programs that no graph can run, or makes no faster |
+| `graph_pool.py` | Defines what the graphs of one loaded model share: one memory and one lock |
+| `graph_rows.py` | Finds the batches that graphs run, and how a smaller batch is padded to one |
+| `graph_use.py` | Defines what a loaded model says of its graphs: `ens.graph_use()` |
 | `int8_programs.py` | Makes the programs of a load with int8 weights: `load(weights="int8")` |
 | `int8_request.py` | Checks the options of a load with int8 weights |
 | `load.py` | Loads an artifact on one device and returns a `WideModel` |
@@ -50,6 +55,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `program_binder.py` | Binds wide programs to weights and to a backend |
 | `program_source.py` | Finds the wide programs of an entry: in the user's cache, in the artifact |
 | `programs.py` | Keeps the wide programs of one entry of a loaded artifact: found, bound |
+| `recorded_call.py` | Defines a captured graph with the memory of its inputs and answers |
 | `reduced_answer.py` | Reduces the answer of a call to the requested figures |
 | `reductions.py` | Defines the reductions over members that a loaded model has, and each of its entries |
 | `routed_members.py` | Binds members for routing: functions of their own rows over views of weights |

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 from widepack_artifacts.program import Program, Ref
 from widepack_artifacts.tree import Tree
@@ -15,6 +16,7 @@ from ..backends import BoundFunction
 from ..ir.edit import uses
 from ..planning.plan import Plan
 from ..runtime.executable import Executable
+from .graph_use import GraphUse
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,23 @@ class Runnable:
     function: BoundFunction | None = None
 
 
+class Graphs(Protocol):
+    """Runs a bound program, by graphs where it has them."""
+
+    @property
+    def use(self) -> GraphUse:
+        """Which calls run by a graph."""
+        ...
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """Runs the program on inputs. Returns: the values of its outputs."""
+        ...
+
+    def forget(self) -> None:
+        """Drops the graphs. The next calls capture them again."""
+        ...
+
+
 class BoundProgram:
     """A wide program that is ready to run.
 
@@ -71,8 +90,11 @@ class BoundProgram:
         of the program's file; "" if the program is in no file of the artifact. only: The number of the output
         that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
         list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and tensors in
-        this program, since the loaded members have one shape. int8: Whether it reads int8 weights.
+        this program, since the loaded members have one shape. int8: Whether it reads int8 weights. graphs: What
+        runs it by graphs; None for a program without graphs.
     """
+
+    graphs: Graphs | None = None
 
     def __init__(
         self,
@@ -118,7 +140,14 @@ class BoundProgram:
     def become(self, runnable: Runnable) -> None:
         """Replaces what runs, from the next call on."""
         self.runnable = runnable
-        self.run = runnable.executable.run
+        if self.graphs is None:
+            self.run = runnable.executable.run
+        else:
+            self.graphs.forget()
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Runs the program by graphs from the next call on. graphs: of this program."""
+        self.graphs, self.run = graphs, graphs.run
 
     @property
     def executable(self) -> Executable:

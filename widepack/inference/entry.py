@@ -26,6 +26,7 @@ from .binder import Binder
 from .bound_program import BoundProgram
 from .call_check import key_of
 from .each import each_if_tensor
+from .graph_use import GraphUse
 from .input_names import EACH, REDUCE
 from .loaded_entry import LoadedEntry
 from .member import Member
@@ -73,6 +74,9 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
         return [b.plan for b in self.programs.of(pattern)]
+
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        return self.programs.graph_use(pattern)
 
     @property
     def backend(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from ..errors import UsageError
 from ..planning.plan import Plan
 from ..spec.entries import FORWARD
+from .graph_use import GraphUse
 from .loaded_entry import LoadedEntry
 from .named_inputs import NamedInputs
 from .reductions import Reductions
@@ -54,6 +55,23 @@ class EntryAccess(Reductions, Routes, NamedInputs, Generic[E]):
             The plans, the smallest batch class first.
         """
         return self._forward().plans(pattern)
+
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        """Returns which calls run by CUDA graphs, and why others do not: one `GraphUse` for each batch class.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            The uses, the smallest batch class first.
+
+        Raises:
+            UsageError: The model was closed.
+
+        Example:
+            >>> print(ens.graph_use()[0])
+        """
+        return self._forward().graph_use(pattern)
 
     def _describe(self, members: Sequence[str]) -> str:
         """Returns the model in words, for `repr`."""

@@ -33,6 +33,7 @@ from ..system.memory import keep_freed
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .graph_pool import GraphPool, graph_pool
 from .int8_request import check_artifact, check_loaded, check_options, int8_request
 from .merged_weights import MEMORY
 from .model import WideModel
@@ -67,6 +68,7 @@ def load(
     memory: str = "auto",
     weights: str | None = None,
     max_error: float | None = None,
+    graph: bool | str = False,
     gate: Gate | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
@@ -75,7 +77,7 @@ def load(
         path, device: The artifact's folder, and one device.
         dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
             `widepack.load` takes them.
-        cache, progress, limit, allow_ops, memory, weights, max_error: The same.
+        cache, progress, limit, allow_ops, memory, weights, max_error, graph: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
@@ -108,6 +110,7 @@ def load(
         memory=memory,
         weights=weights,
         max_error=max_error,
+        graph=graph,
     )
     extra = ops.allow(allow_ops)
     path, place = path_of(path), on_device(device)
@@ -127,7 +130,8 @@ def load(
     )
     if options.device.type == "cpu" and memory != "least":
         keep_freed()
-    opening = _Opening(options, verify, members, find_dtype(dtype), gate)
+    graphs = graph_pool(graph, options.device)
+    opening = _Opening(options, verify, members, find_dtype(dtype), gate, graphs)
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
@@ -151,6 +155,7 @@ class _Opening:
     members: Sequence[int | str] | None
     dtype: torch.dtype | None
     gate: Gate | None
+    graphs: GraphPool | None
 
     def __call__(self, reader: Reader) -> OpenArtifact:
         if self.verify == "sizes":
@@ -172,7 +177,9 @@ class _Opening:
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
         if self.options.int8 is not None:
             check_artifact(manifest, cast)
-        artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
+        artifact = OpenArtifact(
+            reader, files, chosen, replace(self.options, cast=cast), self.gate, self.graphs
+        )
         wides = [w for e in entries for w in e.wide if w.device == device.type]
         reader.preload(w.file for w in wides if artifact.serves(w))
         reader.preload(name for e in entries for name in e.member)

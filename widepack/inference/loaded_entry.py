@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..planning.plan import Plan
+from .graph_use import GraphUse
 from .member import Member
 from .named_inputs import NamedInputs
 from .reductions import Reductions
@@ -107,6 +108,23 @@ class LoadedEntry(Reductions, Routes, NamedInputs):
 
         Returns:
             The plans, the smallest batch class first.
+        """
+
+    @abstractmethod
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        """Returns which calls run by CUDA graphs, and why others do not: one `GraphUse` for each batch class.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            The uses, the smallest batch class first.
+
+        Raises:
+            UsageError: The model was closed.
+
+        Example:
+            >>> print(ens.graph_use()[0])
         """
 
     @abstractmethod

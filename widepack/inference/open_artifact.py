@@ -31,6 +31,7 @@ from ..system.gate import Gate
 from ..system.progress import Report
 from ..verification.record import OutputBounds
 from .cast import Cast
+from .graph_pool import GraphPool
 from .load_limits import LoadLimits
 from .loaded_weights import LoadedWeights
 
@@ -132,7 +133,8 @@ class OpenArtifact:
         programs are bound and weights are copied. gate: Calls pass it, and a swap closes it. swapping: Is
         held by the one swap at a time. swapped: The answers of swapped members, by the member's number.
         replaced: The checkpoints of members that were swapped, by the member's number. changes: How often the
-        weights of each loaded member were exchanged, by its place.
+        weights of each loaded member were exchanged, by its place. graphs: What the graphs of calls share;
+        None if calls run without graphs.
     """
 
     def __init__(
@@ -142,7 +144,9 @@ class OpenArtifact:
         chosen: Sequence[int],
         options: LoadOptions,
         gate: Gate | None = None,
+        graphs: GraphPool | None = None,
     ) -> None:
+        self.graphs = graphs
         self.reader, self.options, self.chosen = reader, options, tuple(chosen)
         self.manifest: Manifest = reader.manifest
         probe = reader.path(self.manifest.probe) if self.manifest.probe else None

@@ -26,7 +26,9 @@ from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
+from .call_graphs import CallGraphs
 from .entry_inputs import EntryInputs
+from .graph_use import GraphUse
 from .int8_programs import above, int8_programs
 from .merged_weights import MOST, SPLIT, has_memory, merged_bytes
 from .open_artifact import OpenArtifact
@@ -103,7 +105,16 @@ class EntryPrograms:
         """Where the programs of pattern `shared` run: `cpu, aot`. Nothing is bound for it."""
         bound = self._bound.get("shared")
         names = dict.fromkeys(b.backend for b in bound) if bound else [self.artifact.options.backend.backend]
-        return f"{self.artifact.device}, {'+'.join(names)}"
+        graphs = "" if self.artifact.graphs is None else ", CUDA graphs"
+        return f"{self.artifact.device}, {'+'.join(names)}{graphs}"
+
+    def graph_use(self, pattern: str) -> list[GraphUse]:
+        """Returns which calls of a pattern run by graphs, for each batch class. It binds the programs."""
+        reason = f"the model was loaded without graphs on {self.artifact.device}"
+        return [
+            b.graphs.use if b.graphs is not None else GraphUse(pattern, b.plan.batch, why_not=reason)
+            for b in self.of(pattern)
+        ]
 
     def bound(self) -> list[tuple[str, BoundProgram]]:
         """Returns the bound programs with their patterns."""
@@ -111,7 +122,10 @@ class EntryPrograms:
             return [(pattern, b) for pattern, rows in self._bound.items() for b in rows]
 
     def forget(self) -> None:
-        """Forgets the bound programs."""
+        """Forgets the bound programs, and drops their graphs."""
+        for _, bound in self.bound():
+            if bound.graphs is not None:
+                bound.graphs.forget()
         self._bound.clear()
         self._deferred.clear()
 
@@ -188,6 +202,15 @@ class EntryPrograms:
         return rules or [StoredProgram(program, plan) for program, plan in self.source.lower(pattern, SPLIT)]
 
     def _bind_class(self, pattern: str, rows: Sequence[StoredProgram]) -> BoundProgram:
+        """Binds and checks the program of a batch class. Its calls may run by graphs from now on."""
+        bound = self._bind_program(pattern, rows)
+        if self.artifact.graphs is not None:
+            check, checked = self.probe_check, self.artifact.options.verified
+            bounds = (check.bounds(pattern) or check.bounds("shared") or []) if checked else []
+            bound.use_graphs(CallGraphs(self.artifact.graphs, bound, self.inputs, pattern, bounds))
+        return bound
+
+    def _bind_program(self, pattern: str, rows: Sequence[StoredProgram]) -> BoundProgram:
         """Binds the program for the requested backend, or the first one if no backend is requested.
 
         If its backend is not available or wrong, the program for `eager` is bound.

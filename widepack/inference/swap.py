@@ -28,6 +28,7 @@ from torch import Tensor
 
 from widepack_artifacts.manifest import Member
 
+from ..backends.graph_capture import ONE_CAPTURE
 from ..checkpoints.newcomer import Newcomer
 from ..errors import UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
@@ -312,7 +313,8 @@ def _put_back(values: dict[int, _Value], number: int, before: _Value | None) -> 
 def _synchronize(artifact: OpenArtifact) -> None:
     """Waits for kernels on the GPU: those of earlier calls, or those that wrote the new values."""
     if artifact.device.type == "cuda":
-        torch.cuda.synchronize(artifact.device)
+        with ONE_CAPTURE:  # to wait for a device is an error while another model captures a graph on it
+            torch.cuda.synchronize(artifact.device)
 
 
 def _verify(

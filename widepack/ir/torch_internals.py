@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeGuard
 
 import torch
@@ -95,6 +95,28 @@ def forget_source(file: str) -> None:
 def mark_dynamic(x: torch.Tensor, axis: int) -> None:
     """Tells `torch.compile` that a size of an input changes between calls."""
     torch._dynamo.mark_dynamic(x, axis)
+
+
+def end_allocation_to_pool(device: torch.device, handle: Any) -> None:
+    """Tells the allocator that a failed capture of a CUDA graph has ended.
+
+    torch tells it only after a capture that succeeded. Does nothing if the allocator knows, and in a torch
+    without the private name.
+    """
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):  # the allocator's error for a pool to which nothing is allocated
+            end(device.index, handle)
+
+
+def clear_product_workspaces() -> None:
+    """Frees the memory that matrix products on CUDA keep for each thread and stream.
+
+    Does nothing in a torch without the private name.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def package_loader() -> Any:

@@ -33,6 +33,7 @@ class Executable:
     Attributes:
         main, given: The program after the prologue, and the values of its weights. Backends compile these.
         prologue, names: The program that computed `given`, or None, and the names of its results.
+        exchanges: How often values of `given` were replaced. Memory that is written in place does not count.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Executable:
         graph = graph_module(self.program, device, workers, in_place=True, direct=True)
         self.forward: Function = graph.forward
         self.call: Function = self.eager
+        self.exchanges = 0
         self._streamed: dict[tuple[str, int], Function] = {}
         self._own()
         if (
@@ -95,6 +97,7 @@ class Executable:
 
     def exchange(self, values: Mapping[int, Any]) -> None:
         """Other values in the place of some of `given`, for the flat graph from the next call on."""
+        self.exchanges += 1
         for number, value in values.items():
             self.given[number] = value
         self.weights = _lists(self.main, self.given)[1]

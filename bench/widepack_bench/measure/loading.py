@@ -11,12 +11,17 @@ import widepack
 if TYPE_CHECKING:
     from widepack import WideModel
 
+GRAPH = "+graph"
+"""The end of a backend's name for a load with CUDA graphs."""
+
 
 def load_on(path: str | os.PathLike[str], device: str, backend: str, dtype: str | None = None) -> WideModel:
     """Loads an artifact on a backend, in another dtype if one is named. The backend compiles at once.
 
+    backend: its name; with `+graph` at the end calls run by CUDA graphs.
     Raises: whatever `widepack.load` raises.
     """
-    takes = "compile" in signature(widepack.load).parameters and backend not in ("auto", "eager")
+    name, graph = backend.removesuffix(GRAPH), backend.endswith(GRAPH)
+    takes = "compile" in signature(widepack.load).parameters and name not in ("auto", "eager")
     more: dict[str, Any] = {"compile": "now"} if takes else {}
-    return widepack.load(path, device=device, dtype=dtype, backend=backend, **more)
+    return widepack.load(path, device=device, dtype=dtype, backend=name, graph=graph, **more)

@@ -51,8 +51,8 @@ class Noisy(Failure):
     "backends",
     metavar="NAME",
     multiple=True,
-    help="The backend of the wide program: auto, eager, compile, aot, onnxruntime. Repeatable. The first "
-    "one is compared with the baselines; the others are only timed.",
+    help="The backend of the wide program: auto, eager, compile, aot, onnxruntime; auto+graph and so on run "
+    "it by CUDA graphs. Repeatable. The first one is compared with the baselines; the others are only timed.",
 )
 @baseline_option
 @click.option(

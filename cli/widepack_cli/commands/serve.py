@@ -190,6 +190,14 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 )
 @weights_options
 @click.option(
+    "--graph",
+    type=click.Choice(["auto", "on", "off"]),
+    default="off",
+    show_default=True,
+    help="Whether batches run by CUDA graphs: always where a graph can (on, which needs a GPU), where a "
+    "graph is measured to be faster (auto), or never (off).",
+)
+@click.option(
     "--token-file",
     type=click.Path(),
     help="A file with a token. Requests need the header (gRPC: metadata) Authorization: Bearer TOKEN, "
@@ -254,6 +262,7 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     grpc_port = options.pop("grpc_port")
     max_connections, json_log = options.pop("max_connections"), options.pop("json_log")
     only_check = options.pop("check")
+    options["graph"] = {"on": True, "off": False}.get(options["graph"], "auto")
     if workers > 1 and options["admin_token_file"] is not None:
         raise Refusal(
             f"--workers {workers} with --admin-token-file: a swap changes one process only; use one worker, "

@@ -37,6 +37,7 @@ def loaded(settings: Settings, path: str) -> WideModel:
         memory=settings.memory,
         weights=settings.weights,
         max_error=settings.max_error,
+        graph=settings.graph,
         threads=settings.threads,
     )
 
@@ -58,7 +59,8 @@ def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArt
 
 def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None:
     """Binds all programs, which `each` and padded rows of several members run too, and runs calls of zeros:
-    with one row, and with a full batch. A model may refuse the calls, which is no error.
+    with one row, with a full batch, and with the batch of each graph. A model may refuse the calls, which is
+    no error.
     """
     if not layout.ragged:
         layout.entry.warmup(PATTERNS)
@@ -76,7 +78,9 @@ def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None
 
 
 def _sizes(layout: EntryLayout, max_batch: int) -> Iterator[int]:
-    yield layout.least_rows
     most = max_batch if layout.most_rows is None else min(max_batch, layout.most_rows)
+    found = {layout.least_rows}
     if layout.batch and most > layout.least_rows:
-        yield most
+        graphs = {size for use in layout.entry.graph_use() for size in use.sizes}
+        found |= {most} | {size for size in graphs if layout.least_rows < size < most}
+    yield from sorted(found)

@@ -1,0 +1,150 @@
+"""Captures runs as CUDA graphs: the `GraphRecorder` of `graph_capture.py` for CUDA devices.
+
+The calls of torch are made here one by one instead of by `torch.cuda.graph`: that context waits for the whole
+device, empties the cache of the allocator, and after a failed capture leaves its stream as the current one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..ir.torch_internals import clear_product_workspaces, end_allocation_to_pool
+from .graph_capture import CapturedRun, Run
+
+_MODE = "thread_local"
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Lets products of a capture take workspaces of the graph's memory.
+
+    Those of the thread and stream may be used by other work while the graph runs.
+    """
+    clear_product_workspaces()
+    try:
+        yield
+    finally:
+        clear_product_workspaces()
+
+
+class CudaGraphMemory:
+    """The memory that the graphs of one model share.
+
+    Attributes:
+        handle: The allocator's name for it.
+        last: The event after its last use; None before the first use.
+    """
+
+    def __init__(self) -> None:
+        self.handle: Any = torch.cuda.graph_pool_handle()
+        self.last: torch.cuda.Event | None = None
+
+
+class CudaGraph:
+    """A CUDA graph, and what the captured run returned."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Any) -> None:
+        self._graph, self.outputs = graph, outputs
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class CudaRecorder:
+    """Captures runs on a CUDA device. device: with its index."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side: torch.cuda.Stream | None = None
+
+    def new_memory(self) -> CudaGraphMemory:
+        return CudaGraphMemory()
+
+    @contextlib.contextmanager
+    def in_order(self, memory: CudaGraphMemory) -> Iterator[None]:
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            if memory.last is None:
+                memory.last = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            else:
+                stream.wait_event(memory.last)
+            try:
+                yield
+            finally:
+                memory.last.record(stream)
+
+    def warm_up(self, run: Run, times: int) -> Any:
+        found = None
+        with self._on_side():
+            for _ in range(times):
+                found = run()
+        return found
+
+    def capture(self, run: Run, memory: CudaGraphMemory) -> CapturedRun:
+        graph = torch.cuda.CUDAGraph()
+        with self._on_side(), _own_workspaces():
+            try:
+                # Other threads may allocate and copy meanwhile, which the default mode would forbid them.
+                graph.capture_begin(pool=memory.handle, capture_error_mode=_MODE)
+                outputs = run()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph, memory)
+                raise
+        return CudaGraph(graph, outputs)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def seconds(self, run: Run, times: int) -> float:
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            run()
+            stream.synchronize()
+            began = time.perf_counter()
+            for _ in range(times):
+                run()
+            stream.synchronize()
+            return (time.perf_counter() - began) / times
+
+    def wait(self, memory: CudaGraphMemory) -> None:
+        if memory.last is not None:
+            memory.last.synchronize()
+
+    @contextlib.contextmanager
+    def _on_side(self) -> Iterator[None]:
+        """Runs a block on the stream of captures, after the current stream's work and before its next.
+
+        Warm-up and capture share the stream: libraries keep memory for each stream, which they get in the
+        warm-up.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(current)
+            try:
+                with torch.cuda.stream(side):
+                    yield
+            finally:
+                current.wait_stream(side)
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, memory: CudaGraphMemory) -> None:
+        """Ends a capture that failed, so that later work on the device does not see it.
+
+        torch leaves two things behind: memory is still allocated to the pool, and the device's generator of
+        random numbers refuses to draw, until another capture succeeds. So a small one is made.
+        """
+        with contextlib.suppress(RuntimeError):  # the error of the capture is the one to report
+            graph.capture_end()
+        end_allocation_to_pool(self._device, memory.handle)
+        value = torch.zeros(1, device=self._device)
+        small = torch.cuda.CUDAGraph()
+        with contextlib.suppress(RuntimeError):
+            small.capture_begin(capture_error_mode=_MODE)
+            value.add_(1)
+            small.capture_end()
