@@ -90,8 +90,8 @@ class BoundProgram:
         of the program's file; "" if the program is in no file of the artifact. only: The number of the output
         that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
         list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and tensors in
-        this program, since the loaded members have one shape. int8: Whether it reads int8 weights. graphs: What
-        runs it by graphs; None for a program without graphs.
+        this program, since the loaded members have one shape. int8: Whether it reads int8 weights. graphs:
+        What runs it by graphs; None for a program without graphs.
     """
 
     graphs: Graphs | None = None
