@@ -163,3 +163,28 @@ def test_a_requested_region_stays(strategy: str) -> None:
     fused = widepack.fuse(models, x, strategy=strategy).train()
     fused(x)
     assert (member_products.PRODUCTS in used(fused)) == (strategy == "wide")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch.func, where it is imported
+def test_transforms_run_other_ops() -> None:
+    """`torch.func` and forward mode have no rules for widepack's own ops."""
+    torch.manual_seed(0)
+    models, x = [network(256) for _ in range(2)], torch.randn(256, 96)
+    fused = widepack.fuse(models, x).train()
+    weights = {name: p.detach() for name, p in fused.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(fused, weights, (x,))
+        return y.square().mean()
+
+    mapped = torch.vmap(lambda x: torch.func.grad(loss)(weights, x))(x.expand(2, -1, -1))
+    torch.autograd.backward(fused(x).square().mean())
+    assert member_products.PRODUCTS in used(fused)
+    directions = {name: torch.ones_like(p) for name, p in weights.items()}
+    _, slope = torch.func.jvp(lambda w: loss(w, x), (weights,), (directions,))
+    expected = torch.zeros(())
+    for name, p in fused.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(mapped[name][1], p.grad, rtol=1e-4, atol=1e-6)
+        expected = expected + p.grad.sum()
+    torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-4)

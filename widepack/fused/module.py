@@ -21,6 +21,7 @@ from ..capture.call import MemberCall
 from ..errors import UsageError
 from ..inference.each import each_if_tensor
 from ..inference.output import build_answer
+from ..ir.torch_internals import in_forward_mode, in_transform, outside_transforms
 from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
@@ -192,7 +193,7 @@ class Fused(FusedMembers):
         """Returns what runs a call of these inputs. A new program is compared with the members first."""
         # prepacked weights are of one dtype, so that autocast does not reach the program that has them
         plain = differentiate or any(self._modes()) or torch.is_autocast_enabled(entry.device.type)
-        runner = entry.runner(stacked, sizes, plain)
+        runner = entry.runner(stacked, sizes, plain, in_transform() or in_forward_mode())
         if runner.checked:
             return runner
         recipe = self._recipe
@@ -200,7 +201,7 @@ class Fused(FusedMembers):
             trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
             refuse_gradients(recipe.skeletons[0].module, trained)
         if recipe.validate:
-            with torch.inference_mode(False), plain_modes():
+            with torch.inference_mode(False), plain_modes(), outside_transforms():
                 check(self, entry, runner)
         runner.checked = True
         return runner
@@ -223,7 +224,7 @@ class Fused(FusedMembers):
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
-            with torch.inference_mode(False), torch.enable_grad(), plain_modes():
+            with torch.inference_mode(False), torch.enable_grad(), plain_modes(), outside_transforms():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
                 if self._compiled is not None:

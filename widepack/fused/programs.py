@@ -55,6 +55,8 @@ from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 from .torch_module import write_count
 
 CPU = torch.device("cpu")
+_Key = tuple[tuple[bool, ...], bool, bool]
+"""For each input whether it has a member axis; whether there are gradients; and transforms."""
 
 
 def call_of(
@@ -184,8 +186,8 @@ class FusedEntry(MemberPrograms):
         self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
-        self._plans: dict[tuple[tuple[bool, ...], bool], tuple[Program, dict[str, Kind], list[Plan]]] = {}
-        self._runners: dict[tuple[tuple[bool, ...], bool, tuple[int, int | None]], Runner] = {}
+        self._plans: dict[_Key, tuple[Program, dict[str, Kind], list[Plan]]] = {}
+        self._runners: dict[tuple[_Key, tuple[int, int | None]], Runner] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedEntry:
         """Returns an entry for a copy of the module: the same programs, which bind the copy's weights."""
@@ -261,35 +263,45 @@ class FusedEntry(MemberPrograms):
         self.captured = replace(c, dims=dims, guards=guards)
         self.binder = Binder(self._manifest_entry(), self.count, self.device, model="fused")
 
-    def runner(self, stacked: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
+    def runner(
+        self,
+        stacked: Sequence[bool],
+        sizes: Mapping[str, int],
+        gradients: bool,
+        transforms: bool = False,
+    ) -> Runner:
         """Returns what runs a call.
 
         Args:
             stacked: For each input, whether it has a member axis.
             sizes: The size of each dim in the call.
             gradients: Whether the program must be differentiable.
+            transforms: Whether a differentiable program must run inside transforms of `torch.func`, or in
+                forward mode.
 
         Raises:
             LoweringError: No such program can be made.
         """
-        key = (tuple(stacked), gradients)
+        key = (tuple(stacked), gradients, gradients and transforms)
         if key not in self._plans:
             with plain_modes():
                 self._plans[key] = self._planned(*key)
         program, kinds, class_plans = self._plans[key]
         plan = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
-        runner_key = (*key, plan.batch)
+        runner_key = (key, plan.batch)
         if runner_key not in self._runners:
             with plain_modes():
                 if gradients:
-                    wide = for_gradients(program, self.count, kinds, plan, self.sizes, self.shapes[0])
+                    wide = for_gradients(
+                        program, self.count, kinds, plan, self.sizes, self.shapes[0], transforms=key[2]
+                    )
                 else:
                     wide = lower([program], self.signatures, kinds, plan, self.sizes, self.shapes[0]).program
-            self._runners[runner_key] = Runner(*key, plan, wide, self._run(wide, gradients))
+            self._runners[runner_key] = Runner(*key[:2], plan, wide, self._run(wide, gradients))
         return self._runners[runner_key]
 
     def _planned(
-        self, stacked: tuple[bool, ...], gradients: bool
+        self, stacked: tuple[bool, ...], gradients: bool, transforms: bool
     ) -> tuple[Program, dict[str, Kind], list[Plan]]:
         """Returns, for a pattern of inputs, the member program, the kinds of its slots, and a plan for each
         batch class.
@@ -309,7 +321,7 @@ class FusedEntry(MemberPrograms):
         class_plans = plans(
             program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
         )
-        if gradients and self.device.type == "cpu":
+        if gradients and not transforms and self.device.type == "cpu":
             class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 

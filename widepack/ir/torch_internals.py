@@ -204,6 +204,24 @@ def in_transform() -> bool:
 
 
 @contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Runs code inside a with block outside of all transforms of `torch.func` around it.
+
+    Without the private name the block runs inside of them.
+    """
+    if not in_transform():
+        yield
+        return
+    try:
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as cleared
+    except ImportError:
+        yield
+        return
+    with cleared():
+        yield
+
+
+@contextmanager
 def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
     """Calls `report` whenever code inside a with block takes a derivative, by autograd or forward mode.
 

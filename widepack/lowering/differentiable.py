@@ -7,7 +7,7 @@ such an op, or declares that it has no derivative, the next strategy of the op r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from widepack_artifacts.program import Kind, Node, Program
@@ -29,18 +29,21 @@ def for_gradients(
     plan: Plan,
     sizes: Mapping[str, int],
     shapes: Shapes,
+    *,
+    transforms: bool = False,
 ) -> Program:
     """Returns the wide program of ops that have derivatives.
 
-    `program` is the captured member program. The other arguments are those of `lower`. Raises: LoweringError.
+    `program` is the captured member program. `transforms` says whether the program must also run inside
+    transforms of `torch.func` and in forward mode, for which widepack's own ops have no rules. The other
+    arguments are those of `lower`. Raises: LoweringError.
     """
+    known: Container[str] = () if transforms else DIFFERENTIABLE
     tried: dict[str, set[str]] = {}
     while True:
         lowered = lower([program], [0] * count, slots, plan, sizes, shapes)
         bad = dict.fromkeys(
-            n.member
-            for n in _nodes(lowered.program)
-            if n.op.startswith(_OWN_OPS) and n.op not in DIFFERENTIABLE
+            n.member for n in _nodes(lowered.program) if n.op.startswith(_OWN_OPS) and n.op not in known
         )
         bad |= dict.fromkeys(n.name for n in program.nodes if _without(n.op, lowered.used.get(n.name, "")))
         if not bad:
