@@ -95,3 +95,15 @@ def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
     members = [Statistics(training) for _ in range(3)]
     for wide, modules in zip(widepack.fuse(members, x)(x), zip(*[m(x) for m in members])):
         torch.testing.assert_close(wide, torch.stack(modules))
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_gradients_that_are_zero_but_for_rounding_are_accepted(rows: int) -> None:
+    """The bias before a BatchNorm has no effect, and its gradient is the rounding error of large numbers."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        models = [
+            nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+            for _ in range(4)
+        ]
+        widepack.fuse([m.train() for m in models], torch.randn(rows, 20)).train()(torch.randn(rows, 20))

@@ -43,10 +43,15 @@ def sample_with(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> tuple[tup
 
 
 def run_module(
-    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]
+    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str], *, exact: bool = False
 ) -> tuple[list[torch.Tensor], Gradients]:
-    """Returns what member i's own module answers, and the gradients of these weights."""
+    """Returns what member i's own module answers, and the gradients of these weights.
+
+    exact: whether it runs in float64.
+    """
     member = fused.member(i, CPU)
+    if exact:
+        member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])
     with calm(), torch.enable_grad():
         answer = known_forms(member(*args, **kwargs))

@@ -317,7 +317,7 @@ class FusedEntry(MemberPrograms):
         kinds.update({name: "stacked" if own else "shared" for name, own in inputs})
         (program,) = self.programs if gradients else self.folded(kinds)
         # strategies with packed weights are only for weights that do not change
-        request = replace(StrategyRequest.parse(self.strategies), plain=gradients)
+        request = replace(StrategyRequest.parse(self.strategies), plain=gradients, training=gradients)
         class_plans = plans(
             program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
         )

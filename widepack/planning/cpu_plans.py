@@ -16,6 +16,8 @@ takes longer to start. If reordering the plain weights would take longer at each
 the starts that a wide region saves (`START_S`), the packed loop serves every batch. A convolution by itself,
 without a neighbour in its own memory order, is packed up to `LONE_BYTES` only.
 
+In training the limits are `TRAINING` times as high.
+
 bench/results/rules-cpu.json has the measurements of each network and batch (scripts/measure/rules_cpu.py).
 """
 
@@ -35,6 +37,7 @@ from .working_set import VIEWS, Activations, activations
 
 ONE_PASS = {"attention", "bag", "embedding", "pool"}  # families
 PACKED = 4  # with packed convolutions, a wide region pays off for this many times the activations
+TRAINING = 4  # in training, a loop also pays for what autograd does at each op of each member
 OFTEN = 16  # most calls have a smaller batch
 LOOP_BYTES = 128 << 10
 LONE_BYTES = 3 << 19
@@ -52,6 +55,7 @@ def cpu_plans(
     sizes: Mapping[str, int],
     batch: str,
     choices: Mapping[str, NodeChoice],
+    training: bool = False,
 ) -> list[Plan]:
     """Returns the plans of a CPU, one for each batch class, smallest batch first.
 
@@ -61,6 +65,7 @@ def cpu_plans(
         sizes: An example size of each dim.
         batch: The dim that batch classes are made of, or "".
         choices: The strategies of nodes that are decided already.
+        training: Whether the plans are of a program with gradients.
     """
     program, found = regions.program, regions.found
     if one_pass(program, found):
@@ -69,7 +74,7 @@ def cpu_plans(
     grows = activations(program, found, members, sizes, batch)
     packs = {} if regions.plain else packable(program, found, members)
     packs_wide = _packs_wide(program, found, grows, packs)
-    times = PACKED if packs_wide and packs else 1
+    times = TRAINING if training else PACKED if packs_wide and packs else 1
     at, because = grows.crossover(times), grows.because(times)
     wide_choices = {**(packs if packs_wide else {}), **choices}
     if at is None:

@@ -77,7 +77,7 @@ def plans(
     if experts and not all(n in choices for n in experts):
         merged = [regions.wide(BECAUSE, {**tables, **experts, **choices})]
     else:
-        merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices})
+        merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices}, training=request.training)
     if not split:
         return merged
     most = row_limit(program, found, sizes, batch)

@@ -14,12 +14,14 @@ class StrategyRequest:
     """The strategies that a user requests.
 
     `whole` is a strategy of whole regions: `auto`, `wide` or `loop`. `preferred` are strategies of ops, in
-    order of preference. `plain` forbids packed convolutions by rules of thumb.
+    order of preference. `plain` forbids packed convolutions by rules of thumb. `training` says that the plans
+    are of a program with gradients.
     """
 
     whole: str = "auto"
     preferred: tuple[str, ...] = ()
     plain: bool = False
+    training: bool = False
 
     @classmethod
     def parse(cls, strategies: str | Iterable[str]) -> StrategyRequest:

@@ -29,6 +29,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..ir.float64 import double_by_default, raise_value
+from ..ir.torch_internals import without_fallback_warnings
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating
 
@@ -175,7 +176,7 @@ def _copies_at_once(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Ten
         raise ValueError("only tensors have copies")
     copies = [v.expand(COPIES, *v.shape).clone() for v in values]
     count = len(weights)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), without_fallback_warnings():
         outputs = torch.func.vmap(lambda *v: tuple(run(v[:count], v[count:])))(*map(torch.clone, copies))
     return [y[0] for y in outputs]
 
