@@ -94,4 +94,5 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
 
     def predict(self, X: Any) -> Any:
         """Returns the most probable class of each row."""
+        check_is_fitted(self)
         return self.classes_[self.predict_proba(X).argmax(1)]

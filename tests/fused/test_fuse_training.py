@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,48 @@ def test_compile_is_used_by_programs_that_exist_already() -> None:
     assert len(seen) == 1
     copied = copy.deepcopy(fused)
     torch.testing.assert_close(copied(torch.ones(3, 4)), before)
+
+
+class AddsIntoRepeated(nn.Module):
+    """Adds at positions into a value that repeats its numbers, which torch's compiler gets wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(24))
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        y = x * self.weight
+        return y.sum(0).expand(6, 24).index_put((i,), y, accumulate=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
+def test_compiled_programs_answer_as_the_others() -> None:
+    models = [AddsIntoRepeated() for _ in range(2)]
+    x, i = torch.randn(5, 24), torch.tensor([0, 1, 1, -1, 3])
+    fused = widepack.fuse(models, (x, i), dynamic={}).train()
+    expected = fused(x, i)
+    fused.compile()
+    torch.testing.assert_close(fused(x, i), expected)
+
+
+def test_a_compiled_program_that_answers_otherwise_is_not_used() -> None:
+    def wrong(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return lambda *given: [y * 1.01 for y in graph.forward(*given)]
+
+    fused = widepack.fuse([nn.Linear(4, 2) for _ in range(2)], torch.randn(3, 4)).train()
+    expected = fused(torch.ones(3, 4))
+    fused.compile(backend=wrong)
+    with pytest.warns(
+        UserWarning, match="other answers than the program without compilation: a result is off"
+    ):
+        torch.testing.assert_close(fused(torch.ones(3, 4)), expected)
+    torch.testing.assert_close(fused(torch.ones(3, 4)), expected)
+
+
+def test_invalid_options_of_compile_change_nothing() -> None:
+    fused = widepack.fuse([nn.Linear(4, 2) for _ in range(2)], torch.randn(3, 4)).train()
+    with pytest.raises(Exception, match="nonsense"):
+        fused.compile(backend="nonsense")
+    fused.eval().train()(torch.ones(3, 4))
+    restored = pickle.loads(pickle.dumps(fused))
+    torch.testing.assert_close(restored(torch.ones(3, 4)), fused(torch.ones(3, 4)))

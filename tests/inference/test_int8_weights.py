@@ -376,7 +376,7 @@ def test_a_net_without_layers_for_int8_is_refused(tmp_path: Path) -> None:
         ({"weights": "int8", "max_error": float("nan")}, "max_error=nan is not a limit"),
         ({"weights": "int8", "max_error": True}, "max_error=True is not a limit"),
         ({"weights": "int8", "max_error": "1%"}, "max_error='1%' is not a limit"),
-        ({"weights": "int8", "backend": "compile"}, "backend='compile': int8 weights run on 'eager' alone"),
+        ({"weights": "int8", "backend": "compile"}, "backend='compile': int8 weights run only on 'eager'"),
         ({"weights": "int8", "backend": "onnxruntime"}, "backend='onnxruntime'"),
         ({"weights": "int8", "strategies": "wide"}, "strategies: the plans of int8 weights are made at load"),
         ({"weights": "int8", "prologue": False}, "prologue=False: weights are quantized once"),

@@ -181,10 +181,43 @@ def test_transforms_run_other_ops() -> None:
     torch.autograd.backward(fused(x).square().mean())
     assert member_products.PRODUCTS in used(fused)
     directions = {name: torch.ones_like(p) for name, p in weights.items()}
-    _, slope = torch.func.jvp(lambda w: loss(w, x), (weights,), (directions,))
+    slope = torch.func.jvp(lambda w: loss(w, x), (weights,), (directions,))[1]
     expected = torch.zeros(())
     for name, p in fused.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(mapped[name][1], p.grad, rtol=1e-4, atol=1e-6)
         expected = expected + p.grad.sum()
     torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_autocast_runs_other_ops() -> None:
+    models = [network(256) for _ in range(2)]
+    x = torch.randn(256, 96)
+    fused = widepack.fuse(models, x).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = fused(x)
+        expected = torch.stack([m(x) for m in models])
+    assert y.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
+    torch.autograd.backward(y.float().square().mean())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in fused.parameters())
+
+
+class Patches(nn.Module):
+    """A small convolution before large linear layers, as vision transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 256, 8, 8)
+        self.layers = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 256), nn.Linear(256, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(self.patches(x).flatten(2).mT)
+        return y
+
+
+def test_networks_of_mostly_linear_layers_run_wide() -> None:
+    fused = widepack.fuse([Patches() for _ in range(4)], torch.randn(32, 3, 32, 32)).train()
+    fused(torch.randn(32, 3, 32, 32))
+    assert member_products.PRODUCTS in used(fused)
+    assert "loop" not in used(fused)

@@ -117,7 +117,7 @@ def load(
         max_error: With `weights="int8"`: the largest error of an answer to the probe's inputs, as a part of
             the answer's rms. A larger one is refused. Default: any.
         graph: True runs calls by CUDA graphs: a graph is captured at the first call of a batch size, and then
-            replayed, so that the host starts one graph and not each kernel. Calls for which no graph is, and
+            replayed, so that the host starts one graph and not each kernel. Calls that have no graph, and
             programs that no graph can run, run without one: see `WideModel.graph_use`. `auto` does so only on
             CUDA, and only where a graph is measured to be faster. False does not.
 

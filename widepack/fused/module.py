@@ -61,13 +61,14 @@ class Fused(FusedMembers):
     __module__ = "widepack"  # pickles name the public place
 
     _parts: dict[str, nn.Module]
+    _compiled: dict[str, Any] | None = None
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, recipe: FusedRecipe) -> None:
         super().__init__()
-        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={}, _frozen=(), _compiled=None)
+        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={}, _frozen=())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         """Returns a module with its own weights, over the same programs."""
@@ -78,8 +79,8 @@ class Fused(FusedMembers):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the programs, which are made again, and caches."""
-        return {**self.__dict__, "_entries": {}, "_slots": {}, "_parts": {}}
+        """Leaves out the programs, which are made again, caches, and options of `compile`."""
+        return {**self.__dict__, "_entries": {}, "_slots": {}, "_parts": {}, "_compiled": None}
 
     def _get_name(self) -> str:
         return f"Fused{len(self)}{self._recipe.member_class}"
@@ -193,7 +194,9 @@ class Fused(FusedMembers):
         """Returns what runs a call of these inputs. A new program is compared with the members first."""
         # prepacked weights are of one dtype, so that autocast does not reach the program that has them
         plain = differentiate or any(self._modes()) or torch.is_autocast_enabled(entry.device.type)
-        runner = entry.runner(stacked, sizes, plain, in_transform() or in_forward_mode())
+        # widepack's own ops have no rules for these
+        autocast = torch.is_autocast_enabled(entry.device.type)
+        runner = entry.runner(stacked, sizes, plain, autocast or in_transform() or in_forward_mode())
         if runner.checked:
             return runner
         recipe = self._recipe
@@ -235,8 +238,11 @@ class Fused(FusedMembers):
     def compile(self, *, dynamic: bool | None = False, **options: Any) -> None:
         """Compiles the programs that train with `torch.compile`, in the place of `nn.Module.compile`.
 
-        Each program is compiled as one graph, forward and backward, at its first call. In eval mode without
-        gradients the module runs as before.
+        Each program is compiled, forward and backward, at its first call, and its answers and gradients are
+        compared with those of the program without compilation. If they differ, it runs without, and a warning
+        says so. Up to eight batch sizes of a program have a compiled form (`torch._dynamo.config`). Second
+        derivatives are refused by torch. In eval mode without gradients the module runs as before. Pickles
+        and copies by `copy.deepcopy` of the module are not compiled and compiled, respectively.
 
         Args:
             dynamic: As in `torch.compile`. Default: False, one compiled form for each batch size.
@@ -247,9 +253,11 @@ class Fused(FusedMembers):
             >>> fused.compile()
             >>> fused(x).square().mean().backward()
         """
-        self.__dict__["_compiled"] = {"dynamic": dynamic, **options}
+        chosen = {"dynamic": dynamic, **options}
+        torch.compile(lambda: None, **chosen)  # refuses invalid options
         for entry in self._entries.values():
-            entry.compile(self._compiled)
+            entry.compile(chosen)
+        self.__dict__["_compiled"] = chosen
 
     def _modes(self) -> tuple[bool, ...]:
         """Returns for each part whether it is in train mode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from widepack_artifacts.program import Program
 
+from ..ir.at_rest import draws
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
+from .compiled_check import difference
 from .torch_module import write_count
 
 ProgramRun = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], list[Any]]
@@ -34,18 +37,38 @@ register_optimizer_step_post_hook(_count_fused_steps)
 class DifferentiableProgram:
     """Runs a program as one function of weights and inputs that autograd can differentiate.
 
-    compiled: options of `torch.compile`, which then compiles the function. Default: None, not compiled.
+    compiled: options of `torch.compile`, which then compiles the function. Default: None, not compiled. A
+    compiled function is compared with the other at the first call of each size.
     """
 
     def __init__(
         self, program: Program, device: torch.device, compiled: Mapping[str, Any] | None = None
     ) -> None:
         self.sources = [s.source for s in program.weights]
-        forward = graph_module(program, device, checks="none").forward
-        self.forward: Callable[..., Any] = forward if compiled is None else torch.compile(forward, **compiled)
+        self.plain: Callable[..., Any] = graph_module(program, device, checks="none").forward
+        self.compiled: Callable[..., Any] | None = None
+        self._right: set[Any] = set()  # the sizes at which both functions were compared
+        if compiled is not None:
+            self.compiled = torch.compile(self.plain, **compiled)
+            self._random = draws(program)
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        return list(self.forward(*(weights[s] for s in self.sources), *inputs))
+        given = [*(weights[s] for s in self.sources), *inputs]
+        if self.compiled is None:
+            return list(self.plain(*given))
+        sizes = tuple(x.shape for x in inputs)
+        if sizes not in self._right and not self._random:
+            why = difference(self.compiled, self.plain, given)
+            if why:
+                warnings.warn(
+                    f"torch.compile gives other answers than the program without compilation: {why}. "
+                    "The program runs without compilation",
+                    stacklevel=2,
+                )
+                self.compiled = None
+                return list(self.plain(*given))
+        self._right.add(sizes)
+        return list(self.compiled(*given))
 
 
 class RebindingProgram:

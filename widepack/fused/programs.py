@@ -276,8 +276,8 @@ class FusedEntry(MemberPrograms):
             stacked: For each input, whether it has a member axis.
             sizes: The size of each dim in the call.
             gradients: Whether the program must be differentiable.
-            transforms: Whether a differentiable program must run inside transforms of `torch.func`, or in
-                forward mode.
+            transforms: Whether a differentiable program must run inside transforms of `torch.func`, in
+                forward mode, or under autocast.
 
         Raises:
             LoweringError: No such program can be made.

@@ -12,16 +12,18 @@ from widepack_artifacts.program import Node, Program, Ref
 from ..backends.index_flags import is_flagged
 from ..ir import ops
 from ..ir.at_rest import draws
+from ..ir.tensor_type import tensor_type
 from ..runtime.executable import Executable
 from ..runtime.value_checks import checked_nodes
 from .bound_program import BoundProgram
 
 LAUNCH_S = 5e-6
-"""About the seconds in which the host starts one kernel. No GPU has measured it."""
+"""About the seconds in which the host starts one kernel. It has not been measured on a GPU."""
 BYTES_PER_S = 4e12
 """More than a GPU of today reads in a second, so that the time of reading is never overestimated."""
 _BACKENDS = ("eager", "compile", "aot")
 _PRODUCTS = ("aten.linear.", "aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.conv")
+_INDEX = "aten.index.Tensor"
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -38,7 +40,12 @@ def why_no_graph(bound: BoundProgram) -> str:
             return f"the value {name}, which depends on weights only, is not on {device}"
     if (node := next(checked_nodes(main), None)) is not None:
         return f"node {node.name} ({node.op}) checks values of its operands on the host"
+    types = {s.name: s.type for s in (*main.weights, *main.inputs)} | {
+        n.name: n.out for n in _nodes(main.nodes)
+    }
     for node in _nodes(main.nodes):
+        if node.op == _INDEX and not _selects_by_mask(node, types):
+            continue
         if any(tag in getattr(ops.resolve(node.op), "tags", ()) for tag in _TAGS):
             return f"the sizes of node {node.name} ({node.op}) depend on values"
     if function is not None and function.flat is not None and is_flagged(function.flat.program):
@@ -61,6 +68,13 @@ def why_slower(executable: Executable) -> str:
     return (
         f"to read its weights takes {1e6 * reading:.3g} us, and to start its kernels {1e6 * launches:.3g} us"
     )
+
+
+def _selects_by_mask(node: Node, types: Mapping[str, str]) -> bool:
+    """Whether an index of a node is a mask, or may be one."""
+    indices = ops.bind(node.op, node.args, node.kwargs)["indices"]
+    found = [tensor_type(types.get(i.name, "")) for i in indices if isinstance(i, Ref)]
+    return any(t is None or not t.dtype.startswith("int") for t in found)
 
 
 def _factors(nodes: Iterable[Node], values: Mapping[str, object]) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ class GraphUse:
         batch: The batch class of the program: the least and the most rows.
         sizes: The batches for which a graph may be captured; empty if none is.
         captured: Those for which one was captured so far.
-        why_not: Why no graph is captured any more; "" if graphs may be.
+        why_not: The reason why no graph is captured any more; "" if graphs may be.
         why_not_padded: Why smaller batches are not padded to the next size; "" if they are.
         why_not_sizes: For batches without a graph the reason.
         why_not_calls: Why calls ran without a graph: the first few reasons.

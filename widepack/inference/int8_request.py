@@ -48,9 +48,9 @@ def check_options(
 ) -> None:
     """Refuses options that int8 weights exclude. Raises: UsageError."""
     refused = {
-        f"device={str(device)!r}": (device.type != "cpu", "int8 weights run on the CPU alone"),
-        f"backend={backend!r}": (backend not in ("auto", "eager"), "int8 weights run on 'eager' alone"),
-        f"compile={compile!r}": (compile is not None, "int8 weights run on 'eager' alone"),
+        f"device={str(device)!r}": (device.type != "cpu", "int8 weights run only on the CPU"),
+        f"backend={backend!r}": (backend not in ("auto", "eager"), "int8 weights run only on 'eager'"),
+        f"compile={compile!r}": (compile is not None, "int8 weights run only on 'eager'"),
         "strategies": (strategies is not None, "the plans of int8 weights are made at load"),
         "prologue=False": (not prologue, "weights are quantized once, at load"),
         "verify='off'": (verify == "off", "the error of int8 weights is measured on the probe"),

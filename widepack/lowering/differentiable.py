@@ -35,8 +35,8 @@ def for_gradients(
     """Returns the wide program of ops that have derivatives.
 
     `program` is the captured member program. `transforms` says whether the program must also run inside
-    transforms of `torch.func` and in forward mode, for which widepack's own ops have no rules. The other
-    arguments are those of `lower`. Raises: LoweringError.
+    transforms of `torch.func`, in forward mode and under autocast, for which widepack's own ops have no
+    rules. The other arguments are those of `lower`. Raises: LoweringError.
     """
     known: Container[str] = () if transforms else DIFFERENTIABLE
     tried: dict[str, set[str]] = {}

@@ -47,7 +47,7 @@ def schedulers_of(scheduler: Any) -> list[Any]:
                 f"remove: scheduler is {type(value).__name__}; give a PerMemberScheduler or a scheduler of "
                 "torch.optim.lr_scheduler, or a list of them"
             )
-    return given
+    return list({id(s): s for s in given}.values())
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Collection[Tensor], count: int) -> None:
@@ -71,6 +71,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Collection[Ten
     for group in optimizer.param_groups:
         foreign = [p for p in group["params"] if id(p) not in own]
         if len(foreign) == len(group["params"]):
+            if any(len(v) == count for option in group.values() for v in _per_member(option)):
+                raise UsageError(
+                    f"remove: {who} has another group with {count} numbers for {count} members, which may be "
+                    "those of another fused module; give each fused module an optimizer of its own"
+                )
             continue
         for key, length in ((k, len(v)) for k, option in group.items() for v in _per_member(option)):
             if length != count or foreign:
@@ -201,7 +206,7 @@ def _check_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             f"the state {k} is {list(v.shape)}"
             for p in own
             for k, v in optimizer.state.get(p, {}).items()
-            if isinstance(v, Tensor) and v.ndim and v.shape[0] != members
+            if isinstance(v, Tensor) and v.ndim == p.ndim and v.shape[1:] == p.shape[1:] and len(v) != members
         ]
         if found:
             raise UsageError(

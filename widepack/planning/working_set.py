@@ -101,7 +101,7 @@ def activations(
             batch,
             why="a size depends on values, and so does the memory of the members' activations",
         )
-    except RuntimeError:  # the batch cannot change alone, because a guard ties it to another dim
+    except (RuntimeError, IndexError, ValueError):  # the batch cannot change alone, or not to these sizes
         low = high = working_set(program, found, sizes)
     slope = (high - low) / 4 * members
     return Activations(members, batch, low * members - 4 * slope, slope)

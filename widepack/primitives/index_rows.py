@@ -62,12 +62,17 @@ def _sizes(x: Shared | Stacked) -> list[Any]:
 
 
 def _flat_index(w: Writer, x: WideValue, dim: int, index: Shared) -> Value:
-    """Returns the positions `[K]` of an index, counted from the start: index_select takes no others."""
+    """Returns the positions `[K]` of an index, counted from the start: index_select takes no others.
+
+    A position before the start becomes one after the end, which every backend refuses.
+    """
     flat: Value = index.value
     if rank(index) > 1:
         flat = w.call("flatten.using_ints", flat, 0, -1)
-    from_end = w.call("add.Scalar", flat, w.sizes(x)[dim])
-    return w.call("where.self", w.call("lt.Scalar", flat, 0), from_end, flat)
+    size = w.sizes(x)[dim]
+    from_end = w.call("add.Scalar", flat, size)
+    found = w.call("where.self", w.call("lt.Scalar", flat, 0), from_end, flat)
+    return w.call("where.ScalarOther", w.call("ge.Scalar", from_end, 0), found, size)
 
 
 def _reads_rows(w: Writer, x: WideValue, indices: list[Any]) -> bool:

@@ -224,4 +224,4 @@ def reduce_at(
 @strategy("index_fill.int_Scalar", "shifted", family="index", when=_shared_index)
 def fill_shared(w: Writer, x: Stacked, dim: int, index: Shared, value: Any) -> WideValue:
     """for Shared indices: moves the dim by one, for the member axis"""
-    return Stacked(w.call("index_fill.int_Scalar", x.value, 1 + dim % rank(x), index.value, value))
+    return Stacked(w.call("index_fill.int_Scalar", w.own(x), 1 + dim % rank(x), index.value, value))

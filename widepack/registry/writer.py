@@ -14,7 +14,7 @@ import torch
 from ..ir import ops
 from ..ir.encoding import iter_arguments, map_arguments
 from ..ir.ops import full_name
-from ..ir.values import Ragged, Shared, Stacked, Value, WideValue
+from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
 
 
 class Writer:
@@ -104,8 +104,8 @@ class Writer:
     def own(self, x: WideValue) -> Value:
         """Returns the value with a member axis, in memory that no other value has, for ops that write to it.
 
-        A Shared value is copied for each member. Without the copy torch's compiler adds the numbers of all
-        members into the memory of one.
+        A Shared value is copied for each member, and so is a value that repeats numbers of its memory (of
+        `expand`). Without the copy torch's compiler adds all numbers into the memory of one.
 
         Args:
             x: A `Shared` or `Stacked` value.
@@ -114,7 +114,11 @@ class Writer:
             The value `[N, ...]`.
         """
         value = self.stack(x)
-        if isinstance(x, Stacked):
+        repeats = any(
+            known(stride) == 0 and known(size) != 1
+            for stride, size in zip(value.fake.stride(), value.fake.shape)
+        )
+        if isinstance(x, Stacked) and not repeats:
             return value
         return self.call("clone", value, memory_format=torch.contiguous_format)
 

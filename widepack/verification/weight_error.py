@@ -1,8 +1,9 @@
 """Measures what int8 weights change in the members' answers, on the inputs of the probe.
 
 The error of an output is the difference from the float64 answer that the artifact recorded, as a part of the
-rms of that answer. It is measured for each member and each output. It is no rounding error: it is as large as
-the weights are far from their int8 numbers, so a load declares it, and a user may limit it.
+rms of that answer. It is measured for each member and each output. It is not a rounding error: it
+grows with the distance of the weights from their int8 numbers. So a load declares it, and a user may
+limit it.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def check(rows: Iterable[WeightError], most: float | None) -> None:
     if over:
         worst = max(over, key=lambda row: row.largest)
         raise VerificationError(
-            f"weights='int8' changes output {worst.output} of member {worst.member} (entry {worst.entry},"
+            f"weights='int8' changes output {worst.output!r} of member {worst.member!r} (entry {worst.entry},"
             f" pattern {worst.pattern}) by up to {worst.largest:.3g} of the answer's rms; max_error is"
             f" {most:g}. {len({row.member for row in over})} of {len({row.member for row in rows})} members"
             " are over it. Load without weights, or with a larger max_error"

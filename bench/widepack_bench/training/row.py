@@ -93,7 +93,10 @@ def measured(task: TrainingTask, batch: int, options: TrainingOptions) -> tuple[
         others[FUSED_COMPILED] = compiled
     raced = race(ours, steps, others=others, budget_s=options.budget_s, min_rounds=LEAST_ROUNDS)
     row = Row.of(batch, {"B": batch}, raced, skipped, len(task.modules))
-    return row, {OURS: _cpu_ms(ours), row.fastest: _cpu_ms(steps[row.fastest])}
+    cpu = {OURS: _cpu_ms(ours)}
+    if row.fastest != "processes":  # their time is not this process's
+        cpu[row.fastest] = _cpu_ms(steps[row.fastest])
+    return row, cpu
 
 
 def _right(
