@@ -104,7 +104,9 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "widepack": _measured(lambda r: duration(r["median_ms"])),
     "compiled": _compiled(lambda other: duration(other["median_ms"])),
     "fastest baseline": _measured(
-        lambda r: f"{r['fastest']}, {duration(r['baselines'][r['fastest']]['median_ms'])}"
+        lambda r: (
+            f"{r['fastest']}, {duration(r['baselines'][r['fastest']]['median_ms'])}, of {len(r['baselines'])}"
+        )
     ),
     "ratio": _measured(lambda r: interval(r["ratio"])),
     "compiled ratio": _compiled(lambda other: interval(other["ratio"])),
