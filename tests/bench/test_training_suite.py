@@ -140,8 +140,8 @@ def test_the_summary_and_the_table() -> None:
     assert totals["over_loop"]["least"] == 1.2
     lines = training_table(rows).splitlines()
     assert lines[2] == (
-        "| MLP (64-10) | 8 | 32 | a batch for each | 2.00 ms | 4.00 ms | vmap, 3.00 ms, of 2 | 1.50 [1.49, 1.51] | "
-        "0.75 [0.74, 0.76] | 2.00 [1.99, 2.01] | holds |"
+        "| MLP (64-10) | 8 | 32 | a batch for each | 2.00 ms | 4.00 ms | vmap, 3.00 ms, of 2 | "
+        "1.50 [1.49, 1.51] | 0.75 [0.74, 0.76] | 2.00 [1.99, 2.01] | holds |"
     )
     assert lines[4].endswith("|  |  |  |  |  |  | error: killed |")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import widepack
 from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
 from widepack.fused import captures as fused_captures
-from widepack.fused.programs import capture_member
+from widepack.fused.member_capture import capture_member
 
 
 def test_one_error_names_all_differences_of_architecture() -> None:

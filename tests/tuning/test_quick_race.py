@@ -65,7 +65,7 @@ def with_race(monkeypatch: pytest.MonkeyPatch) -> None:
 def slow_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules of thumb that run small ops of many members one after the other."""
 
-    def loops(regions: Any, members: Any, sizes: Any, batch: Any, choices: Any) -> list[Plan]:
+    def loops(regions: Any, members: Any, sizes: Any, batch: Any, choices: Any, training: bool) -> list[Plan]:
         return [regions.loop("a wrong rule", choices)]
 
     monkeypatch.setattr(heuristics, "cpu_plans", loops)

@@ -14,8 +14,10 @@ captured from one member, and that autograd can differentiate.
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
 | `check_gradients.py` | Compares gradients of a wide program, and a program that draws |
+| `compiled_check.py` | Compares a compiled program with the same program without compilation |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
+| `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
 | `members.py` | Defines the part of `Fused` about single members: modules, copies, frozen and removed ones |

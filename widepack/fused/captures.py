@@ -12,7 +12,8 @@ from ..capture.capture import Captured
 from ..errors import UsageError
 from ..spec.dropout import switched_on
 from .attribute_reads import AttributeReads, recorded_reads
-from .programs import FusedEntry, capture_member, constants_of
+from .member_capture import capture_member
+from .programs import FusedEntry, constants_of
 from .recipe import FusedRecipe
 from .same_members import refuse_programs
 

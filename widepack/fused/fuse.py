@@ -15,8 +15,8 @@ from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
 from ..system.memory import keep_freed
 from .fresh_copies import members_of
+from .member_capture import call_of
 from .module import Fused
-from .programs import call_of
 from .recipe import FusedRecipe
 from .same_members import refuse_mismatches
 from .skeleton import ModuleSkeleton

@@ -13,27 +13,20 @@ fused module writes it back after the call.
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import nn
 
 from widepack_artifacts.dims import Dim, Guard
 from widepack_artifacts.entry import Entry, Input, Parameter
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.tree import Tree
 
-from ..capture.call import MemberCall, arrange
-from ..capture.capture import Captured, capture
-from ..capture.derivatives import weights_fixed
-from ..capture.example import default_axes
-from ..capture.export import calm, clone
+from ..capture.capture import Captured
 from ..checkpoints.differences import bit_equal
-from ..errors import CaptureError, UsageError
+from ..errors import CaptureError
 from ..inference.binder import Binder
 from ..ir import ops
 from ..ir.tensor_type import parse_slot
@@ -47,78 +40,14 @@ from ..simplify.canonical import plain
 from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
-from ..spec.state import StateRequest
 from ..system.autocast import plain_modes
 from ..verification import small_sizes
 from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
-from .torch_module import write_count
 
 CPU = torch.device("cpu")
 _Key = tuple[tuple[bool, ...], bool, bool]
 """For each input whether it has a member axis; whether there are gradients; and transforms."""
-
-
-def call_of(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Mapping[str, Any] | None
-) -> MemberCall:
-    """Returns the sample as a call of the member.
-
-    Args:
-        module: The member, or its skeleton. It does not run.
-        args: The sample's positional inputs.
-        kwargs: The sample's inputs by name.
-        dynamic: {input: {axis: letter}}. Default: axis 0 of every input is "B".
-
-    Raises:
-        UsageError: `dynamic` names an input that forward does not take.
-        CaptureError: Forward does not take the sample.
-    """
-    parameters = inspect.signature(module.forward).parameters
-    known = {*parameters, *kwargs}
-    if unknown := sorted(set(dynamic or ()) - known):
-        raise UsageError(
-            f"dynamic names {', '.join(unknown)}, which forward does not take; it takes "
-            f"{', '.join(parameters)}"
-        )
-    axes = dynamic if dynamic is not None else default_axes(list(parameters), args, kwargs)
-    return arrange(module, args, kwargs, axes, {})
-
-
-def changed_buffers(module: nn.Module, call: MemberCall) -> list[str]:
-    """Runs a module once and returns the buffers that it changed. The module must not be used again."""
-    before = {
-        n: (b, b.clone(), write_count(b))
-        for n, b in module.named_buffers(remove_duplicate=False)
-        if b is not None
-    }
-    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
-    with calm(), weights_fixed(module), torch.random.fork_rng(devices=[]):
-        try:
-            module(*args, **kwargs)
-        except Exception:  # noqa: BLE001  # the capture reports the error
-            return []
-    after = dict(module.named_buffers(remove_duplicate=False))
-    return [
-        n
-        for n, (b, value, writes) in before.items()
-        if after.get(n) is not b or write_count(b) != writes or not bit_equal(b, value)
-    ]
-
-
-def capture_member(
-    make: Callable[[], nn.Module], call: MemberCall, named_dims: bool, dropout: bool
-) -> Captured:
-    """Captures a member's program in its mode.
-
-    Args:
-        make: Returns fresh copies of the member.
-        call: The sample.
-        named_dims: Whether the user named the dynamic dims.
-        dropout: Whether dropout is on in every mode.
-    """
-    states = [StateRequest(n) for n in changed_buffers(make(), call)]
-    return capture(make, call, named_dims=named_dims, states=states, gradients=True, dropout=dropout)
 
 
 @dataclass

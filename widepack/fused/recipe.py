@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..capture.call import MemberCall
-from .programs import call_of
+from .member_capture import call_of
 from .skeleton import ModuleSkeleton
 from .stacked_parameters import StackedWeight
 
