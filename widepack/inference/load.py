@@ -84,9 +84,7 @@ def load(
         ArtifactError, UsageError, VerificationError: As `widepack.load`.
     """
     int8 = int8_request(weights, max_error)
-    _check_choices(verify, backend, compile, cache, simplify)
-    if memory not in MEMORY:
-        raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
+    _check_choices(verify, backend, compile, cache, simplify, memory)
     _check_limit(limit)
     check_expected(expect)
     if threads is not None:
@@ -130,8 +128,7 @@ def load(
     )
     if options.device.type == "cpu" and memory != "least":
         keep_freed()
-    graphs = graph_pool(graph, options.device)
-    opening = _Opening(options, verify, members, find_dtype(dtype), gate, graphs)
+    opening = _Opening(options, verify, members, find_dtype(dtype), gate, graph_pool(graph, place))
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
@@ -195,7 +192,7 @@ def check_expected(expect: Any) -> None:
         )
 
 
-def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify: Any) -> None:
+def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify: Any, memory: Any) -> None:
     """Raises: UsageError for an argument that is none of its choices."""
     if verify not in VERIFY:
         raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
@@ -205,6 +202,8 @@ def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify
         raise UsageError(f"compile={compile!r} is unknown; known: None, which never compiles, and 'now'")
     if cache is not None and not isinstance(cache, (str, PathLike)):
         raise UsageError(f"cache is a {type(cache).__name__}; give the folder of compiled programs")
+    if memory not in MEMORY:
+        raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
     if not isinstance(simplify, bool):
         raise UsageError(
             f"simplify={simplify!r} is unknown; known: True, and False, "
