@@ -78,3 +78,22 @@ def test_a_first_call_under_autocast_makes_and_compares_a_plain_program() -> Non
         assert fused.train()(x).dtype == y.dtype == right.dtype == torch.bfloat16
     close(y, right, rtol=2e-2, atol=2e-2)
     close(fused(x), torch.stack([m(x) for m in modules]), rtol=1e-5, atol=1e-6)
+
+
+class ReadsTheTenthRow(nn.Module):
+    """Is valid from ten rows on, which is more than the batches at which plans are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) + x[9, :2]
+        return y
+
+
+def test_a_module_that_needs_many_rows_is_fused() -> None:
+    models, x = [ReadsTheTenthRow() for _ in range(2)], torch.randn(12, 4)
+    for mode in (True, False):
+        fused = widepack.fuse([m.train(mode) for m in models], x)
+        torch.testing.assert_close(fused(x), torch.stack([m(x) for m in models]))

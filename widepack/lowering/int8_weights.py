@@ -13,8 +13,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
 from widepack_artifacts.program import Node, Program, Ref
 
 from ..errors import LoweringError
@@ -24,6 +22,7 @@ from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
 from ..ir.tensor_type import tensor_type
 from ..kernels import int8
+from ..planning.batch_growth import growth
 
 _PRODUCTS = {
     "aten.bmm.default": ("self", "mat2"),
@@ -142,15 +141,10 @@ class Int8Program:
         sizes: an example size of each dim. batch: the dim of the batch, or "".
         """
         try:
-            low, high = (self._rows({**sizes, batch: b} if batch else sizes) for b in (4, 8))
-        except (DataDependentOutputException, DynamicOutputShapeException, LoweringError):
+            grows = growth(self._rows, sizes, batch)
+        except LoweringError:
             return 0
-        except RuntimeError:  # the batch cannot change alone, because a guard ties it to another dim
-            low = high = self._rows(sizes)
-        slope = (high - low) / 4
-        if slope <= 0:
-            return None if low <= rows else 0
-        return max(0, math.floor((rows - low) / slope + 4))
+        return 0 if grows is None else grows.largest(rows)
 
     def _rows(self, sizes: Mapping[str, int]) -> float:
         """Returns the rows of a member that a layer reads, on average over the int8 weights."""

@@ -6,6 +6,7 @@
 
 | file | what it does |
 |---|---|
+| `batch_growth.py` | Computes how figures of a program grow with its batch: bytes of activations |
 | `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
 | `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts`, at |
 | `heuristics.py` | Makes plans without a device: the rules of thumb |

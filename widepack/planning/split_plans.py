@@ -15,13 +15,11 @@ rows on; only a race or `tune` chooses it. bench/results/fleets-cpu.json has enc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from widepack_artifacts.program import Kind, Node, Program, Ref, refs
 
@@ -30,6 +28,7 @@ from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
 from ..kernels.factored import WEIGHT
 from ..registry.registry import REGISTRY
+from .batch_growth import growth
 from .plan import NodeChoice, Plan
 from .regions import Regions
 
@@ -84,16 +83,8 @@ def row_limit(
     counted = [n for n in layers if n.op != _TABLE]
     if not counted:
         return None if layers else 0
-    try:
-        low, high = (_rows(program, counted, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
-    except (DataDependentOutputException, DynamicOutputShapeException):
-        return 0
-    except RuntimeError:  # the batch cannot change alone, because a guard ties it to another dim
-        low = high = _rows(program, counted, sizes)
-    slope = (high - low) / 4
-    if slope <= 0:
-        return None if low <= ROWS else 0
-    return max(0, math.floor((ROWS - low) / slope + 4))
+    grows = growth(lambda at: _rows(program, counted, at), sizes, batch)
+    return 0 if grows is None else grows.largest(ROWS)
 
 
 def _rows(program: Program, layers: list[Node], sizes: Mapping[str, int]) -> float:

@@ -15,27 +15,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from widepack_artifacts.program import Kind, Program, Ref
 
 from ..ir import ops
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import kinds, weights_only
+from ..ir.op_traits import is_recurrent_layer
 from ..kernels.member_products import LEAST, NARROW
+from ..runtime.matrix_costs import multiplications
+from .batch_growth import Growth, at_two_batches
 from .plan import REQUESTED, NodeChoice, Plan
 from .regions import Regions
 
 PRODUCTS = "products"
-_LINEAR = "aten.linear.default"
 _BECAUSE = "a large product of members that train: oneDNN over the plain weights"
 _WIDE = "oneDNN computes the large products of all members in less time than a loop over the members saves"
 MOSTLY = 4
-_CONVOLUTION = re.compile(r"aten\.conv\w*\.")
-_RECURRENT = re.compile(r"aten\.(lstm|gru|rnn_\w+)\.")
+_LAYER = re.compile(r"aten\.(linear|conv\w*)\.")
 
 
 def with_products(
@@ -55,14 +55,17 @@ def with_products(
         batch: The dim that batch classes are made of, or "".
     """
     found = kinds(program, slots)
-    layers = _layers(program, found, sizes, batch)
-    at = _divides(layers)
+    measured = at_two_batches(lambda at: _Work.of(program, found, at), sizes, batch)
     requested = (r for p in plans for r in p.regions if r.because == REQUESTED)
-    if at is None or any(region.strategy == "loop" for region in requested):
+    if measured is None or any(region.strategy == "loop" for region in requested):
         return list(plans)
-    large = {name: NodeChoice(PRODUCTS, _BECAUSE) for name, (_, least) in layers.items() if least <= at}
-    others = _other_work(program, found, sizes)
-    mostly = sum(work for work, _ in layers.values()) * _rate(sizes, batch) >= MOSTLY * others
+    small, work = measured
+    from_ = {name: _large_from(small.layers[name], layer) for name, layer in work.layers.items()}
+    at = _divides(work, from_)
+    if at is None:
+        return list(plans)
+    large = {name: NodeChoice(PRODUCTS, _BECAUSE) for name, least in from_.items() if least <= at}
+    mostly = sum(layer.multiplications for layer in work.layers.values()) >= MOSTLY * work.others
     changed: list[Plan] = []
     for plan in plans:
         least, most = plan.batch
@@ -92,75 +95,66 @@ def _with_large(
     return replace(plan, batch=batch, choices={**plan.choices, **own, **kept})
 
 
-def _rate(sizes: Mapping[str, int], batch: str) -> float:
-    """Returns the example's batch as a part of the batch at which `_layers` counts multiplications."""
-    return sizes[batch] / 8 if batch else 1.0
+@dataclass(frozen=True)
+class _LinearLayer:
+    """A linear layer: the rows of a member, and its sizes."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+    @property
+    def multiplications(self) -> int:
+        return self.rows * self.inputs * self.outputs
 
 
-def _other_work(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> float:
-    """Returns the multiplications of a member's convolutions; infinity for recurrent layers."""
-    if any(_RECURRENT.match(n.op) for n in program.nodes):
+@dataclass(frozen=True)
+class _Work:
+    """The multiplications of a member.
+
+    layers: the linear layers whose weights differ between members, by node. others: the multiplications of
+    convolutions; infinity for a network with recurrent layers.
+    """
+
+    layers: Mapping[str, _LinearLayer]
+    others: float
+
+    @classmethod
+    def of(cls, program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> _Work:
+        """Computes the work at the given sizes."""
+        values, early = replay(program, Fakes(sizes, static=True)), weights_only(program)
+        layers, others = {}, 0.0
+        for node in program.nodes:
+            if node.name in early or found[node.name] != "stacked":
+                continue
+            if is_recurrent_layer(node.op):
+                others = math.inf
+            given = ops.bind(node.op, node.args, node.kwargs) if _LAYER.match(node.op) else {}
+            weight, y = given.get("weight"), values[node.name]
+            if not isinstance(weight, Ref) or not isinstance(y, torch.Tensor):
+                continue
+            matrix = values[weight.name]
+            if ".conv" in node.op:
+                others += multiplications(values[given["input"].name], matrix, y, "transpose" in node.op)
+            elif found[weight.name] == "stacked" and matrix.dim() == 2:
+                outputs, inputs = matrix.shape
+                layers[node.name] = _LinearLayer(y.numel() // max(1, outputs), inputs, outputs)
+        return cls(layers, others)
+
+
+def _large_from(small: _LinearLayer, layer: _LinearLayer) -> float:
+    """Returns the smallest batch at which a layer is large; infinity for none."""
+    if min(layer.inputs, layer.outputs) < NARROW:
         return math.inf
-    nodes = [n for n in program.nodes if _CONVOLUTION.match(n.op) and found[n.name] == "stacked"]
-    if not nodes:
-        return 0.0
-    try:
-        values = replay(program, Fakes(sizes, static=True))
-    except (DataDependentOutputException, DynamicOutputShapeException, RuntimeError):
-        return math.inf
-    total = 0.0
-    for node in nodes:
-        weight = ops.bind(node.op, node.args, node.kwargs).get("weight")
-        y, w = values[node.name], values[weight.name] if isinstance(weight, Ref) else None
-        if not isinstance(y, torch.Tensor) or not isinstance(w, torch.Tensor):
-            return math.inf
-        total += y.numel() * w.numel() / max(1, w.shape[0])
-    return total
+    needed = max(NARROW, LEAST / (layer.inputs * layer.outputs))
+    return Growth.between(small.rows, layer.rows).smallest(needed)
 
 
-def _divides(layers: Mapping[str, tuple[float, float]]) -> int | None:
-    """Returns the batch from which half of the work is in large layers; None if there is none."""
-    total, seen = sum(work for work, _ in layers.values()), 0.0
-    for work, least in sorted(layers.values(), key=lambda layer: layer[1]):
-        seen += work
+def _divides(work: _Work, large_from: Mapping[str, float]) -> int | None:
+    """Returns the batch from which half of the work in linear layers is in large ones; None for none."""
+    total, seen = sum(layer.multiplications for layer in work.layers.values()), 0
+    for name in sorted(large_from, key=large_from.__getitem__):
+        seen += work.layers[name].multiplications
         if 2 * seen >= total:
-            return None if math.isinf(least) else int(least)
+            return None if math.isinf(large_from[name]) else int(large_from[name])
     return None
-
-
-def _layers(
-    program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int], batch: str
-) -> dict[str, tuple[float, float]]:
-    """Returns for each linear layer its multiplications, and the smallest batch at which it is large."""
-    early = weights_only(program)
-    nodes = [
-        n for n in program.nodes if n.op == _LINEAR and n.name not in early and found[n.name] == "stacked"
-    ]
-    weights = {n.name: ops.bind(n.op, n.args, n.kwargs).get("weight") for n in nodes}
-    nodes = [n for n in nodes if isinstance(w := weights[n.name], Ref) and found[w.name] == "stacked"]
-    if not nodes:
-        return {}
-    low, high = {**sizes}, {**sizes}
-    if batch:
-        low[batch], high[batch] = 4, 8
-    try:
-        few, many = (replay(program, Fakes(s, static=True)) for s in (low, high))
-    except (DataDependentOutputException, DynamicOutputShapeException, RuntimeError, IndexError, ValueError):
-        return {}  # sizes that only values determine, or a batch that cannot change alone to these sizes
-    layers = {}
-    for node in nodes:
-        outputs, inputs = few[weights[node.name].name].shape  # type: ignore[union-attr]
-        rows = [_rows(values[node.name], outputs) for values in (few, many)]
-        needed = max(NARROW, LEAST / max(1, outputs * inputs))
-        slope = (rows[1] - rows[0]) / 4
-        if min(outputs, inputs) < NARROW or (slope <= 0 and rows[0] < needed):
-            least = math.inf
-        else:
-            least = 1 if slope <= 0 else max(1, math.ceil((needed - rows[0]) / slope + 4))
-        layers[node.name] = float(outputs * inputs * rows[1]), least
-    return layers
-
-
-def _rows(value: object, outputs: int) -> int:
-    assert isinstance(value, torch.Tensor)
-    return value.numel() // max(1, outputs)

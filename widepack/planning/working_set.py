@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from widepack_artifacts.program import Kind, Node, Program, refs
 
@@ -16,6 +15,7 @@ from ..ir import ops
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
 from ..ir.op_traits import is_recurrent_layer
+from .batch_growth import growth
 
 CACHE_BYTES = 1 << 20  # the activations that a second-level cache can hold
 MEMBER_BYTES = 64 << 10  # for each member: a pass over more bytes takes longer than starting an op
@@ -93,18 +93,14 @@ def activations(
     program: Program, found: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str
 ) -> Activations:
     """Computes how an op's activations grow with the batch."""
-    try:
-        low, high = (working_set(program, found, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    grows = growth(lambda at: working_set(program, found, at), sizes, batch)
+    if grows is None:
         return Activations(
             members,
             batch,
             why="a size depends on values, and so does the memory of the members' activations",
         )
-    except (RuntimeError, IndexError, ValueError):  # the batch cannot change alone, or not to these sizes
-        low = high = working_set(program, found, sizes)
-    slope = (high - low) / 4 * members
-    return Activations(members, batch, low * members - 4 * slope, slope)
+    return Activations(members, batch, grows.fixed * members, grows.slope * members)
 
 
 def working_set(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> float:
