@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,12 +12,12 @@ from widepack_artifacts.program import Program
 from ..errors import VerificationError
 from ..ir.at_rest import rested
 from ..spec.draws import InputSource, draw_all
-from .member_runs import Gradients, LiveMembers, gradients_of, run_module, run_program, weighted_sum
+from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .member_runs import LiveMembers, run_module, run_program
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry, Runner
 
 OWN_ERRORS = 4  # the error over float64 that is accepted, as a multiple of the member's own
-BOUND = 1e-3  # the relative error of float32 gradients that is accepted; a wrong program is off by more
 WAY_OUT = (
     'Please report it; strategy="loop" runs members one after the other, and validate=False skips this check'
 )
@@ -44,9 +43,9 @@ def check_draws(
             outputs, grads = run_program(fused, entry, program, i, leaves, names)
             torch.manual_seed(29 + i)
             expected, expected_grads = run_module(fused, i, leaves, names)
-        bound = _relative_bound(expected)
+        bound = relative_bound(expected)
         for k, (a, b) in enumerate(zip(outputs, expected)):
-            error, size = _error(a.detach(), b.detach())
+            error, size = error_and_size(a.detach(), b.detach())
             if error > bound * size:
                 raise VerificationError(
                     f"output {entry.captured.outputs[k][0] or k} of member {i} differs from its "
@@ -160,20 +159,6 @@ def _trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:
     ]
 
 
-def _relative_bound(values: Sequence[torch.Tensor]) -> float:
-    """Returns the relative error that is accepted for values of these dtypes."""
-    eps = max((torch.finfo(v.dtype).eps for v in values if v.is_floating_point()), default=0.0)
-    return BOUND * max(math.sqrt(eps / torch.finfo(torch.float32).eps), 1e-6)
-
-
-def _error(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """Returns the largest difference of two values, and the second's largest number, without NaN and inf."""
-    if not b.is_floating_point() or not b.numel():
-        return 0.0, 0.0
-    finite = torch.isfinite(b)
-    return float((a - b).where(finite, 0).abs().max()), float(b.where(finite, 0).abs().max())
-
-
 def _exact_gradients(
     fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]
 ) -> Gradients:
@@ -188,12 +173,14 @@ def _exact_gradients(
 def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradients) -> bool:
     """Returns whether a gradient's error over float64 is of the size of the member's own errors."""
     errors = [
-        _error(g.double(), t)[0] for n, t in truth.items() if t is not None and (g := own[n]) is not None
+        error_and_size(g.double(), t)[0]
+        for n, t in truth.items()
+        if t is not None and (g := own[n]) is not None
     ]
     exact = truth.get(name)
     if exact is None or not errors:
         return False
-    return _error(computed.double(), exact)[0] <= OWN_ERRORS * max(errors)
+    return error_and_size(computed.double(), exact)[0] <= OWN_ERRORS * max(errors)
 
 
 def _compare(
@@ -212,16 +199,16 @@ def _compare(
     `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
     `exact` computes the member's gradients in float64.
     """
-    bound = _relative_bound([g for g in scale.values() if g is not None])
-    largest = max((_error(g, g)[1] for g in own.values() if g is not None), default=0.0)
+    bound = relative_bound([g for g in scale.values() if g is not None])
+    largest = max((error_and_size(g, g)[1] for g in own.values() if g is not None), default=0.0)
     zero = torch.zeros(())
     for name, expected in own.items():
         computed = wide[name]
         b = zero if expected is None else expected
-        error, size = _error(zero if computed is None else computed, b)
+        error, size = error_and_size(zero if computed is None else computed, b)
         if expected is None and computed is not None:
             error = float(computed.abs().max()) if computed.numel() else 0.0
-        size = max(size, 0.01 * largest)
+        size = max(size, PART * largest)
         if error > bound * size + torch.finfo(b.dtype).tiny:
             if exact is not None and computed is not None and _is_as_exact(name, computed, own, exact()):
                 continue

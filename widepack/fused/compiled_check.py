@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-BOUND = 1e-3  # the relative difference of float32 that is accepted; a wrong program is off by more
+from .gradients import PART, error_and_size, gradients_of, relative_bound, weighted_sum
 
 
 def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: Sequence[Any]) -> str:
@@ -21,7 +20,7 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
         given: The weights and inputs of a call.
     """
     found, expected = (_answers_and_gradients(run, given) for run in (compiled, plain))
-    largest = max((_size(t) for t in expected if t is not None), default=0.0)
+    largest = max((error_and_size(t, t)[1] for t in expected if t is not None), default=0.0)
     for a, b in zip(found, expected):
         if (a is None) != (b is None):
             return "a gradient is missing"
@@ -29,16 +28,17 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"a result is {list(a.shape)} {a.dtype} in place of {list(b.shape)} {b.dtype}"
+        if b.is_complex():
+            a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
         if not b.is_floating_point():
             if not torch.equal(a, b):
                 return "whole numbers differ"
             continue
-        bound = BOUND * math.sqrt(torch.finfo(b.dtype).eps / torch.finfo(torch.float32).eps)
-        finite = torch.isfinite(b)
-        if not torch.equal(finite, torch.isfinite(a)):
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
             return "NaN or infinity in other places"
-        error, size = _size((a - b).where(finite, 0)), max(_size(b), 0.01 * largest)
-        if error > bound * size + torch.finfo(b.dtype).tiny:
+        error, size = error_and_size(a, b)
+        size = max(size, PART * largest)
+        if error > relative_bound([b]) * size + torch.finfo(b.dtype).tiny:
             return f"a result is off by {error:.2e} at a size of {size:.2e}"
     return ""
 
@@ -46,19 +46,12 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
 def _answers_and_gradients(run: Callable[..., Any], given: Sequence[Any]) -> list[torch.Tensor | None]:
     """Returns the answers, then the gradients of a weighted sum of them by each value that needs one."""
     copies = pytree.tree_map(_copied, list(given))
-    needed = [v for v in pytree.tree_leaves(copies) if isinstance(v, torch.Tensor) and v.requires_grad]
-    generator = torch.Generator().manual_seed(17)
+    tensors = [v for v in pytree.tree_leaves(copies) if isinstance(v, torch.Tensor) and v.requires_grad]
+    needed = {str(k): v for k, v in enumerate(tensors)}
     with torch.enable_grad():
         answers = [y for y in pytree.tree_leaves(run(*copies)) if isinstance(y, torch.Tensor)]
-        terms = []
-        for y in answers:
-            if y.requires_grad:
-                weight = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-                terms.append((y * weight.to(y.device, y.dtype)).sum().double())
-        gradients: Sequence[torch.Tensor | None] = [None] * len(needed)
-        if terms and needed:
-            gradients = torch.autograd.grad(torch.stack(terms).sum(), needed, allow_unused=True)
-    return [*(y.detach() for y in answers), *gradients]
+        gradients = gradients_of(weighted_sum(answers, 0), needed, list(needed))
+    return [*(y.detach() for y in answers), *gradients.values()]
 
 
 def _copied(value: Any) -> Any:
@@ -69,10 +62,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(copied, requires_grad=value.requires_grad)
     return copied.requires_grad_(value.requires_grad)
-
-
-def _size(value: torch.Tensor) -> float:
-    """Returns the largest absolute number of a tensor that is finite."""
-    if not value.is_floating_point() or not value.numel():
-        return 0.0
-    return float(value.where(torch.isfinite(value), 0).abs().max())

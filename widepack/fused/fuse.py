@@ -77,7 +77,6 @@ def fuse(
         >>> y = fused(torch.randn(64, 16))  # [8, 64, ...]
         >>> models = fused.unfuse()
     """
-    keep_freed()
     dropout_on = is_on(dropout)
     if isinstance(share, str):
         raise UsageError(f"share is a text; give a list of names, share=[{share!r}]")
@@ -97,6 +96,8 @@ def fuse(
             skeletons = [ModuleSkeleton(m) for m in members]
         fused = Fused(FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate))
         stack(fused, members, weights)
+    if all(p.device.type == "cpu" for p in fused.parameters()):
+        keep_freed()
     fused.training = members[0].training
     fused.prepare()
     if dropout_on and not fused.draws:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,11 +14,10 @@ from widepack_artifacts.program import Program
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.results import known_forms
+from .gradients import Gradients, gradients_of, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry
 from .skeleton import weights_of
-
-Gradients = dict[str, torch.Tensor | None]
 
 
 class LiveMembers(Protocol):
@@ -81,22 +80,3 @@ def run_program(
         answer = DifferentiableProgram(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
         outputs = [y for k, y in enumerate(answer) if k not in carried]
         return outputs, gradients_of(weighted_sum(outputs, i), weights, names)
-
-
-def weighted_sum(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
-    """Returns a weighted sum of member i's outputs. The weights are random, and the same in every call."""
-    g = torch.Generator().manual_seed(17 + i)
-    pairs = [
-        (y, torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype))
-        for y in outputs
-        if y.is_floating_point()
-    ]
-    terms = [(y * r).sum().double() for y, r in pairs if y.requires_grad]
-    return torch.stack(terms).sum() if terms else torch.zeros(())
-
-
-def gradients_of(total: torch.Tensor, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> Gradients:
-    """Returns the gradient of a sum by each named weight; None if the sum does not depend on it."""
-    if not names or not total.requires_grad:
-        return dict.fromkeys(names)
-    return dict(zip(names, torch.autograd.grad(total, [weights[n] for n in names], allow_unused=True)))

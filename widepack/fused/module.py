@@ -241,8 +241,8 @@ class Fused(FusedMembers):
         Each program is compiled, forward and backward, at its first call, and its answers and gradients are
         compared with those of the program without compilation. If they differ, it runs without, and a warning
         says so. Up to eight batch sizes of a program have a compiled form (`torch._dynamo.config`). Second
-        derivatives are refused by torch. In eval mode without gradients the module runs as before. Pickles
-        and copies by `copy.deepcopy` of the module are not compiled and compiled, respectively.
+        derivatives are refused by torch. In eval mode without gradients the module runs as before. A copy of
+        the module is compiled too; a pickle of it is not.
 
         Args:
             dynamic: As in `torch.compile`. Default: False, one compiled form for each batch size.

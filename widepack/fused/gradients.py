@@ -1,0 +1,46 @@
+"""Computes gradients of a weighted sum of answers, and compares numbers up to rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+Gradients = dict[str, torch.Tensor | None]
+
+BOUND = 1e-3  # the relative error of float32 that is accepted; a wrong program is off by more
+PART = 0.01  # a gradient of less than this part of the largest one is compared with this part
+
+
+def weighted_sum(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+    """Returns a weighted sum of outputs. The weights are random, the same for the same `i`."""
+    g = torch.Generator().manual_seed(17 + i)
+    pairs = [
+        (y, torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.device, y.dtype))
+        for y in outputs
+        if y.is_floating_point()
+    ]
+    terms = [(y * r).sum().double() for y, r in pairs if y.requires_grad]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def gradients_of(total: torch.Tensor, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> Gradients:
+    """Returns the gradient of a sum by each named weight; None if the sum does not depend on it."""
+    if not names or not total.requires_grad:
+        return dict.fromkeys(names)
+    return dict(zip(names, torch.autograd.grad(total, [weights[n] for n in names], allow_unused=True)))
+
+
+def relative_bound(values: Sequence[torch.Tensor]) -> float:
+    """Returns the relative error that is accepted for values of these dtypes."""
+    eps = max((torch.finfo(v.dtype).eps for v in values if v.is_floating_point()), default=0.0)
+    return BOUND * max(math.sqrt(eps / torch.finfo(torch.float32).eps), 1e-6)
+
+
+def error_and_size(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Returns the largest difference of two values, and the second's largest number, without NaN and inf."""
+    if not b.is_floating_point() or not b.numel():
+        return 0.0, 0.0
+    finite = torch.isfinite(b)
+    return float((a - b).where(finite, 0).abs().max()), float(b.where(finite, 0).abs().max())
