@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..report.result_rows import Cell, fastest, figures, line_of, markdown, measured
 from ..text import duration, interval
 
 TUNED = "widepack[tuned]"
@@ -44,22 +44,12 @@ def _is_quiet(row: Mapping[str, Any]) -> bool:
 
 def _figures(ratios: Mapping[str, float], least: float) -> dict[str, Any]:
     """Returns the number of ratios, their geometric mean, and the rows below `least`."""
-    if not ratios:
-        return {"rows": 0, "geometric_mean": None, "least": None, "below": []}
-    return {
-        "rows": len(ratios),
-        "geometric_mean": math.exp(sum(map(math.log, ratios.values())) / len(ratios)),
-        "least": min(ratios.values()),
-        "below": sorted(key for key, ratio in ratios.items() if ratio < least),
-    }
+    return {**figures(ratios), "below": sorted(key for key, ratio in ratios.items() if ratio < least)}
 
 
 def real_table(rows: Rows, columns: Sequence[str] = ()) -> str:
     """Returns the rows as a table in Markdown. columns: names of `COLUMNS`; empty for all."""
-    names = list(columns or COLUMNS)
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(COLUMNS[n](row) for n in names) + " |" for row in rows.values()]
-    return "\n".join(lines)
+    return markdown(rows, COLUMNS, columns)
 
 
 def one_line(row: Mapping[str, Any]) -> str:
@@ -73,7 +63,7 @@ def one_line(row: Mapping[str, Any]) -> str:
         "tuned ratio",
         "verdict",
     )
-    return " | ".join(f"{n} {cell}" for n in names if (cell := COLUMNS[n](row)))
+    return line_of(row, COLUMNS, names)
 
 
 def _network(row: Mapping[str, Any]) -> str:
@@ -85,19 +75,14 @@ def _network(row: Mapping[str, Any]) -> str:
     return f"{row['title']} ({row['size']}, {'x'.join(sample)}{parameters}{dtype})"
 
 
-def _measured(cell: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
-    """Returns the cell of a row that is empty where nothing was measured."""
-    return lambda row: cell(row["result"]) if "result" in row else ""
-
-
-def _tuned(cell: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
-    return _measured(lambda r: cell(r["others"][TUNED]) if TUNED in r["others"] else "")
+def _tuned(cell: Cell) -> Cell:
+    return measured(lambda r: cell(r["others"][TUNED]) if TUNED in r["others"] else "")
 
 
 def _fastest(result: Mapping[str, Any]) -> str:
     if len(result["baselines"]) < 2:
         return ""
-    return f"{result['fastest']}, {duration(result['baselines'][result['fastest']]['median_ms'])}"
+    return fastest(result)
 
 
 def _verdict(row: Mapping[str, Any]) -> str:
@@ -108,17 +93,17 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return str(verdict)
 
 
-COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+COLUMNS: dict[str, Cell] = {
     "network": _network,
     "N": lambda row: str(row["members"]),
     "batch": lambda row: str(row["batch"]),
     "pattern": lambda row: str(row["pattern"]),
     "threads": lambda row: str(row["threads"]),
-    "default": _measured(lambda r: duration(r["median_ms"])),
-    "over the loop": _measured(lambda r: interval(r["baselines"]["loop"]["ratio"])),
+    "default": measured(lambda r: duration(r["median_ms"])),
+    "over the loop": measured(lambda r: interval(r["baselines"]["loop"]["ratio"])),
     "tuned": _tuned(lambda r: duration(r["median_ms"])),
-    "fastest baseline": _measured(_fastest),
-    "default ratio": _measured(lambda r: interval(r["ratio"]) if len(r["baselines"]) > 1 else ""),
+    "fastest baseline": measured(_fastest),
+    "default ratio": measured(lambda r: interval(r["ratio"]) if len(r["baselines"]) > 1 else ""),
     "tuned ratio": _tuned(lambda r: interval(r["ratio"])),
     "roofline": _tuned(lambda r: f"{r['share']:.0%}" if r["share"] else ""),
     "verdict": _verdict,

@@ -29,23 +29,44 @@ def _optimizer(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters), lr=RATE, fused=True)
 
 
-def fused(task: TrainingTask, compiled: bool = False) -> Step:
-    """Trains the module that `widepack.fuse` makes."""
-    x = task.data(0)[0]
-    module = widepack.fuse(task.fresh_modules(), x).train()
-    if compiled:
-        module.compile()
-    optimizer = _optimizer(module.parameters())
-    call = module.each if task.each else module
+def _at_once(losses_of_all: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Step:
+    """Returns a step with one backward pass of all members. losses_of_all: computes the losses, `[N]`."""
+    optimizer = _optimizer(parameters)
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        losses = task.loss_of_all(call(task.x))
+        losses = losses_of_all()
         torch.autograd.backward(losses.sum())
         optimizer.step()
         return losses.detach()
 
     return step
+
+
+def _in_turn(loss_of: Callable[[int], Tensor], members: int, parameters: Iterable[Tensor]) -> Step:
+    """Returns a step that trains one member after the other. loss_of: computes the loss of a member."""
+    optimizer = _optimizer(parameters)
+
+    def step() -> list[Tensor]:
+        optimizer.zero_grad()
+        losses = []
+        for i in range(members):
+            loss = loss_of(i)
+            torch.autograd.backward(loss)
+            losses.append(loss.detach())
+        optimizer.step()
+        return losses
+
+    return step
+
+
+def fused(task: TrainingTask, compiled: bool = False) -> Step:
+    """Trains the module that `widepack.fuse` makes."""
+    module = widepack.fuse(task.fresh_modules(), task.data(0)[0]).train()
+    if compiled:
+        module.compile()
+    call = module.each if task.each else module
+    return _at_once(lambda: task.loss_of_all(call(task.x)), module.parameters())
 
 
 def fused_compiled(task: TrainingTask) -> Step:
@@ -56,61 +77,32 @@ def fused_compiled(task: TrainingTask) -> Step:
 def loop(task: TrainingTask) -> Step:
     """Trains the members one after the other."""
     modules = task.fresh_modules()
-    optimizer = _optimizer(p for m in modules for p in m.parameters())
 
-    def step() -> list[Tensor]:
-        optimizer.zero_grad()
-        losses = []
-        for i, module in enumerate(modules):
-            x, labels = task.data(i)
-            loss = cross_entropy(module(x), labels)
-            torch.autograd.backward(loss)
-            losses.append(loss.detach())
-        optimizer.step()
-        return losses
+    def loss_of(i: int) -> Tensor:
+        x, labels = task.data(i)
+        return cross_entropy(modules[i](x), labels)
 
-    return step
+    return _in_turn(loss_of, len(modules), (p for m in modules for p in m.parameters()))
 
 
 def compiled_member(task: TrainingTask) -> Step:
     """Compiles forward and loss of one member, and trains the members one after the other."""
     rows, one = _functions(task.fresh_modules())
     run = torch.compile(one, dynamic=False)
-    optimizer = _optimizer(t for row in rows for t in row.values() if t.requires_grad)
-
-    def step() -> list[Tensor]:
-        optimizer.zero_grad()
-        losses = []
-        for i, row in enumerate(rows):
-            loss = run(row, *task.data(i))
-            torch.autograd.backward(loss)
-            losses.append(loss.detach())
-        optimizer.step()
-        return losses
-
-    return step
+    return _in_turn(lambda i: run(rows[i], *task.data(i)), len(rows), _trained(rows))
 
 
 def compiled_loop(task: TrainingTask) -> Step:
     """Compiles forward and loss of all members as one graph."""
     rows, one = _functions(task.fresh_modules())
-    optimizer = _optimizer(t for row in rows for t in row.values() if t.requires_grad)
 
-    def all_losses(rows: list[_Table], x: Tensor, labels: Tensor) -> Tensor:
+    def losses(rows: list[_Table], x: Tensor, labels: Tensor) -> Tensor:
         if task.each:
             return torch.stack([one(row, x[i], labels[i]) for i, row in enumerate(rows)])
         return torch.stack([one(row, x, labels) for row in rows])
 
-    run = torch.compile(all_losses, dynamic=False)
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        losses: Tensor = run(rows, task.x, task.labels)
-        torch.autograd.backward(losses.sum())
-        optimizer.step()
-        return losses.detach()
-
-    return step
+    run = torch.compile(losses, dynamic=False)
+    return _at_once(lambda: run(rows, task.x, task.labels), _trained(rows))
 
 
 def vmap(task: TrainingTask, compiled: bool = False) -> Step:
@@ -120,24 +112,20 @@ def vmap(task: TrainingTask, compiled: bool = False) -> Step:
         name: torch.stack([row[name].detach() for row in rows]).requires_grad_(value.requires_grad)
         for name, value in rows[0].items()
     }
-    optimizer = _optimizer(t for t in weights.values() if t.requires_grad)
     data = 0 if task.each else None
     run = torch.vmap(one, in_dims=(0, data, data), randomness="different")
     run = torch.compile(run, dynamic=False) if compiled else run
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        losses: Tensor = run(weights, task.x, task.labels)
-        torch.autograd.backward(losses.sum())
-        optimizer.step()
-        return losses.detach()
-
-    return step
+    return _at_once(lambda: run(weights, task.x, task.labels), _trained([weights]))
 
 
 def vmap_compiled(task: TrainingTask) -> Step:
     """Compiles `vmap` as one graph."""
     return vmap(task, compiled=True)
+
+
+def _trained(rows: Sequence[_Table]) -> list[Tensor]:
+    """Returns the weights that train."""
+    return [t for row in rows for t in row.values() if t.requires_grad]
 
 
 def _functions(modules: Sequence[nn.Module]) -> tuple[list[_Table], Callable[..., Tensor]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..report.result_rows import Cell, fastest, figures, line_of, markdown, measured
 from ..text import duration, interval
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -20,16 +20,14 @@ def summary(rows: Rows) -> dict[str, Any]:
     all baselines.
     """
     quiet = {k: r["result"] for k, r in rows.items() if "result" in r and r["result"]["verdict"] != "noisy"}
-    fastest = {key: best(r) for key, r in quiet.items()}
-    plain = {k: _least(r, lambda name: "compiled" not in name) for k, r in quiet.items()}
-    loop = {k: _least(r, lambda name: name == "loop") for k, r in quiet.items()}
+    over_all = {key: best(r) for key, r in quiet.items()}
     return {
         "rows": len(rows),
         "verdicts": dict(Counter(r["verdict"] for r in quiet.values())),
-        "over_loop": _figures(loop),
-        "over_uncompiled": _figures(plain),
-        "over_fastest": _figures(fastest),
-        "below_1": sorted(key for key, ratio in fastest.items() if ratio < 1),
+        "over_loop": figures(_ratios(quiet, lambda name: name == "loop")),
+        "over_uncompiled": figures(_ratios(quiet, lambda name: "compiled" not in name)),
+        "over_fastest": figures(over_all),
+        "below_1": sorted(key for key, ratio in over_all.items() if ratio < 1),
         "not_measured": sorted(set(rows) - set(quiet)),
     }
 
@@ -40,27 +38,18 @@ def best(result: Mapping[str, Any]) -> float:
     return float(max(ratio["value"] for ratio in ratios))
 
 
-def _least(result: Mapping[str, Any], among: Callable[[str], bool]) -> float:
-    """Returns the ratio of the fastest of some baselines; NaN if there is none."""
-    ratios = [t["ratio"]["value"] for name, t in result["baselines"].items() if among(name)]
-    return float(min(ratios, default=math.nan))
-
-
-def _figures(all_ratios: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the number of ratios, their geometric mean and the least."""
-    ratios = {key: ratio for key, ratio in all_ratios.items() if not math.isnan(ratio)}
-    if not ratios:
-        return {"rows": 0, "geometric_mean": None, "least": None}
-    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
-    return {"rows": len(ratios), "geometric_mean": mean, "least": min(ratios.values())}
+def _ratios(results: Rows, among: Callable[[str], bool]) -> dict[str, float]:
+    """Returns the ratio of the fastest of some baselines, for the results that have one."""
+    found = {
+        key: [t["ratio"]["value"] for name, t in result["baselines"].items() if among(name)]
+        for key, result in results.items()
+    }
+    return {key: min(ratios) for key, ratios in found.items() if ratios}
 
 
 def training_table(rows: Rows, columns: Sequence[str] = ()) -> str:
     """Returns the rows as a table in Markdown. columns: names of `COLUMNS`; empty for all."""
-    names = list(columns or COLUMNS)
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(COLUMNS[n](row) for n in names) + " |" for row in rows.values()]
-    return "\n".join(lines)
+    return markdown(rows, COLUMNS, columns)
 
 
 def one_line(row: Mapping[str, Any]) -> str:
@@ -74,12 +63,7 @@ def one_line(row: Mapping[str, Any]) -> str:
         "compiled ratio",
         "verdict",
     )
-    return " | ".join(f"{n} {cell}" for n in names if (cell := COLUMNS[n](row)))
-
-
-def _measured(cell: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
-    """Returns the cell of a row that is empty where nothing was measured."""
-    return lambda row: cell(row["result"]) if "result" in row else ""
+    return line_of(row, COLUMNS, names)
 
 
 def _loop(result: Mapping[str, Any]) -> str:
@@ -87,30 +71,26 @@ def _loop(result: Mapping[str, Any]) -> str:
     return interval(loop["ratio"]) if loop else ""
 
 
-def _compiled(cell: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
+def _compiled(cell: Cell) -> Cell:
     """Returns the cell of the compiled fused module."""
-    return _measured(lambda r: "".join(cell(other) for other in r["others"].values()))
+    return measured(lambda r: "".join(cell(other) for other in r["others"].values()))
 
 
 def _verdict(row: Mapping[str, Any]) -> str:
     return str(row["result"]["verdict"]) if "result" in row else f"error: {row.get('error', '')[:120]}"
 
 
-COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+COLUMNS: Mapping[str, Cell] = {
     "network": lambda row: f"{row['title']} ({row['size']})",
     "N": lambda row: str(row["members"]),
     "batch": lambda row: str(row["batch"]),
     "inputs": lambda row: "one batch for all" if row["pattern"] == "shared" else "a batch for each",
-    "widepack": _measured(lambda r: duration(r["median_ms"])),
+    "widepack": measured(lambda r: duration(r["median_ms"])),
     "compiled": _compiled(lambda other: duration(other["median_ms"])),
-    "fastest baseline": _measured(
-        lambda r: (
-            f"{r['fastest']}, {duration(r['baselines'][r['fastest']]['median_ms'])}, of {len(r['baselines'])}"
-        )
-    ),
-    "ratio": _measured(lambda r: interval(r["ratio"])),
+    "fastest baseline": measured(lambda r: f"{fastest(r)}, of {len(r['baselines'])}"),
+    "ratio": measured(lambda r: interval(r["ratio"])),
     "compiled ratio": _compiled(lambda other: interval(other["ratio"])),
-    "over the loop": _measured(_loop),
+    "over the loop": measured(_loop),
     "verdict": _verdict,
 }
 """The columns of the table, from a row of the document."""
