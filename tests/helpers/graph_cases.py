@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from split_models import Cell
 from torch import Tensor, nn
 
 import widepack
@@ -89,18 +90,6 @@ def one() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-class Carried(nn.Module):
-    """Has a state that is an input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.back = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.fc(x) + self.back(h))
-        return h.sum(-1), h
-
-
 class Bags(nn.Module):
     """Has an op whose operands are checked by their values on the host."""
 
@@ -125,7 +114,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str], dict[str, Any]]] = {
     ),
     "centered": (Centered, ["x=float32[B,4]"], {}),
     "steps": (Steps, ["ids=int64[B,T]:0..19"], {}),
-    "carried": (Carried, ["x=float32[B,4]", "h=float32[B,3]"], {"state": ["h=1"]}),
+    "carried": (Cell, ["x=float32[B,4]", "h=float32[B,3]"], {"state": ["h=1"]}),
     "bags": (Bags, ["ids=int64[B,5]:0..19"], {}),
     "dropping": (dropping, ["input=float32[B,4]"], {"dropout": "on"}),
     "from_one": (FromOne, ["ids=int64[B,2]:1..20"], {}),

@@ -115,4 +115,4 @@ def add_rows(
     index, source = indices[dim], values.value
     if rank(index) > 1:
         source = w.call("flatten.using_ints", source, 1 + dim, dim + rank(index))
-    return Stacked(w.call("index_add", w.own(x), 1 + dim, _flat_index(w, x, dim, index), source))
+    return Stacked(w.call("index_add", w.own_memory(x), 1 + dim, _flat_index(w, x, dim, index), source))

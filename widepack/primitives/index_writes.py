@@ -113,7 +113,7 @@ def put_shared_indices(
     covered = sum(len(d) for d, i in zip(dims_of_indices(indices), indices) if i is not None)
     full = rank(x) - covered + max(1 if is_mask(i) else rank(i) for i in present)
     value = w.align(values, full) if isinstance(values, Stacked) else values.value  # type: ignore[union-attr]
-    return Stacked(w.call("index_put", w.own(x), [None, *put_shared(indices)], value, accumulate))
+    return Stacked(w.call("index_put", w.own_memory(x), [None, *put_shared(indices)], value, accumulate))
 
 
 def _one_mask(
@@ -164,7 +164,7 @@ def put_by_member(
         leading, of_indices = range(1, 1 + before), range(1 + before, 1 + before + top)
         behind = range(1 + before + top, 1 + top + len(others))
         value = w.call("permute", value, [0, *of_indices, *leading, *behind])
-    base = w.call("permute", w.own(x), order)
+    base = w.call("permute", w.own_memory(x), order)
     y = w.call("index_put", base, member_numbers(w, indices, top), value, accumulate)
     return Stacked(w.call("permute", y, [order.index(d) for d in range(len(order))]))
 
@@ -178,7 +178,7 @@ def add_shared(
     w: Writer, x: WideValue, dim: int, index: Shared, source: WideValue, **kwargs: Any
 ) -> WideValue:
     """for Shared indices: moves the dim by one, for the member axis"""
-    return Stacked(w.call(w.op, w.own(x), 1 + dim % rank(x), index.value, w.stack(source), **kwargs))
+    return Stacked(w.call(w.op, w.own_memory(x), 1 + dim % rank(x), index.value, w.stack(source), **kwargs))
 
 
 @strategy("index_add index_copy", "scatter", family="index", when=has_dims)
@@ -190,7 +190,13 @@ def add_by_scatter(
     where = spread(w, index, dim % rank(x), value)
     value = value if alpha == 1 else w.call("mul.Scalar", value, alpha)
     return Stacked(
-        w.call("scatter_add" if "add" in w.op else "scatter.src", w.own(x), 1 + dim % rank(x), where, value)
+        w.call(
+            "scatter_add" if "add" in w.op else "scatter.src",
+            w.own_memory(x),
+            1 + dim % rank(x),
+            where,
+            value,
+        )
     )
 
 
@@ -211,7 +217,7 @@ def reduce_at(
     return Stacked(
         w.call(
             "scatter_reduce.two",
-            w.own(x),
+            w.own_memory(x),
             1 + dim % rank(x),
             where,
             value,
@@ -224,4 +230,4 @@ def reduce_at(
 @strategy("index_fill.int_Scalar", "shifted", family="index", when=_shared_index)
 def fill_shared(w: Writer, x: Stacked, dim: int, index: Shared, value: Any) -> WideValue:
     """for Shared indices: moves the dim by one, for the member axis"""
-    return Stacked(w.call("index_fill.int_Scalar", w.own(x), 1 + dim % rank(x), index.value, value))
+    return Stacked(w.call("index_fill.int_Scalar", w.own_memory(x), 1 + dim % rank(x), index.value, value))

@@ -132,7 +132,7 @@ def _along(
         wides = wide_items(bound)
         ready = {id(t): w.stack(t) if is_tensor(t) else t.value for t in wides}  # type: ignore[union-attr]
         if "scatter" in name:  # it writes to a copy of its first argument
-            ready[id(args[0])] = w.own(args[0])
+            ready[id(args[0])] = w.own_memory(args[0])
         defaults = {a: d for a, _, d in ops.arguments(name)}
         for d in ops.dim_arguments(name):
             if d == all_dims and bound.get(d) in every:

@@ -101,7 +101,7 @@ class Writer:
             "expand", self.call("unsqueeze", value, 0), [self.members, *(-1 for _ in range(value.ndim))]
         )
 
-    def own(self, x: WideValue) -> Value:
+    def own_memory(self, x: WideValue) -> Value:
         """Returns the value with a member axis, in memory that no other value has, for ops that write to it.
 
         A Shared value is copied for each member, and so is a value that repeats numbers of its memory (of
