@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.errors import VerificationError
+from widepack.fused.gradient_differences import ExactGradients, compare_gradients
 
 
 class Bounds(nn.Module):
@@ -107,3 +108,27 @@ def test_gradients_that_are_zero_but_for_rounding_are_accepted(rows: int) -> Non
             for _ in range(4)
         ]
         widepack.fuse([m.train() for m in models], torch.randn(rows, 20)).train()(torch.randn(rows, 20))
+
+
+@pytest.mark.parametrize(
+    ("wide", "wide_exact", "right"),
+    [
+        (1.05, 1.0, True),  # rounding decided otherwise at a near-tie
+        (1.05, 1.05, False),  # the program is wrong
+        (1.5, 1.0, False),  # no near-tie changes so much
+    ],
+)
+def test_a_near_tie_that_rounding_decides_is_no_failure(wide: float, wide_exact: float, right: bool) -> None:
+    """The gradients differ in float32 alone."""
+    own = {"w": torch.ones(3), "b": torch.zeros(1)}
+    exact = ExactGradients(
+        0,
+        lambda: {n: v.double() for n, v in own.items()},
+        lambda: {"w": torch.full((2, 3), wide_exact, dtype=torch.float64)},
+    )
+    computed = {"w": torch.full((3,), wide), "b": torch.zeros(1)}
+    if right:
+        compare_gradients(0, computed, own, own, exact)
+    else:
+        with pytest.raises(VerificationError, match="the gradient of w of member 0 differs"):
+            compare_gradients(0, computed, own, own, exact)

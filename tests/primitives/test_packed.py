@@ -91,13 +91,13 @@ def test_a_streamed_layer_propagates_nan() -> None:
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_convolution_equals_its_decomposition(
     case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packs:
-        monkeypatch.setattr(packed, "usable", lambda weight: False)
+        monkeypatch.setattr(packed, "packed_dtype", lambda weight: None)
     y, want = convolve(case, dtype, bias)
     assert y.dtype == dtype
     torch.testing.assert_close(
@@ -109,7 +109,7 @@ def test_a_convolution_equals_its_decomposition(
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("shape", LINEAR)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("memory", ["major", "packed", "gaps"])
 def test_a_linear_layer_equals_its_decomposition(
@@ -121,7 +121,7 @@ def test_a_linear_layer_equals_its_decomposition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not packs:
-        monkeypatch.setattr(packed, "usable", lambda weight: False)
+        monkeypatch.setattr(packed, "packed_dtype", lambda weight: None)
     n, rows, inputs, outputs = shape
     x, w, b = (
         rand(n, rows, inputs, dtype=dtype),

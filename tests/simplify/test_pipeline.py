@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -273,6 +274,33 @@ def test_a_transposed_convolution_of_stride_1_becomes_a_convolution(kind: str, w
     assert ops_of(simple)[-1].startswith("conv") and not any(
         "transpose" in o and "conv" in o for o in ops_of(simple)
     )
+    small.check(net, wide_of(simple, slots), slots)
+
+
+SEPARATE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d, no bias": ("1d.default", (2, 3, 3), (2, 7), {"stride": [3]}),
+    "2d": ("2d.input", (4, 3, 2, 2), (4, 5, 6), {"stride": [2, 2]}),
+    "2d, groups": ("2d.input", (4, 3, 3, 2), (4, 5, 6), {"stride": [3, 2], "groups": 2}),
+    "3d": ("3d.input", (2, 3, 2, 1, 2), (2, 3, 4, 5), {"stride": [2, 1, 2]}),
+}
+
+
+@pytest.mark.parametrize("w", ["shared", "stacked"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", SEPARATE)
+def test_a_transposed_convolution_of_separate_windows_becomes_a_convolution(
+    kind: str, dtype: str, w: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRANSPOSED, kind, SEPARATE[kind])
+    _, (_, outputs, *window), (_, *image), more = SEPARATE[kind]
+    sizes = [outputs * more.get("groups", 1), *(n * k for n, k in zip(image, window))]
+    net = transposed(kind, dtype)
+    last = replace(net.nodes[-1], out=f"{dtype}[B,{','.join(map(str, sizes))}]")
+    net = replace(net, nodes=(*net.nodes[:-1], last))
+    slots = all_kinds(net, w=w, b="stacked", x="stacked")
+    simple = simplify(net, slots, small.SIZES)
+    names = ops_of(simple)
+    assert any(o.startswith("conv") for o in names) and not any("conv_transpose" in o for o in names)
     small.check(net, wide_of(simple, slots), slots)
 
 

@@ -17,6 +17,7 @@ captured from one member, and that autograd can differentiate.
 | `compiled_check.py` | Compares a compiled program with the same program without compilation |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
+| `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
 | `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |

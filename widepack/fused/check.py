@@ -32,7 +32,8 @@ from ..system.progress import Stages
 from ..verification import calls, small_sizes
 from ..verification.reference import ReferenceAnswers
 from ..verification.subject import Subject, fitting, with_accepted_inputs
-from .check_gradients import WAY_OUT, check_draws, check_gradients
+from .check_gradients import check_draws, check_gradients
+from .gradient_differences import WAY_OUT
 from .member_runs import LiveMembers, run_module, run_program, sample_with
 from .programs import CPU, FusedEntry, Runner
 

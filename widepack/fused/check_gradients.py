@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 
@@ -11,16 +11,13 @@ from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
 from ..ir.at_rest import rested
+from ..ir.float64 import raise_program
 from ..spec.draws import InputSource, draw_all
-from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .gradient_differences import WAY_OUT, ExactGradients, compare_gradients
+from .gradients import Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
 from .member_runs import LiveMembers, run_module, run_program
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry, Runner
-
-OWN_ERRORS = 4  # the error over float64 that is accepted, as a multiple of the member's own
-WAY_OUT = (
-    'Please report it; strategy="loop" runs members one after the other, and validate=False skips this check'
-)
 
 
 def check_draws(
@@ -53,7 +50,7 @@ def check_draws(
                     "members draw from a generator of Python or NumPy, which torch.export does not "
                     f"capture, or the capture is wrong. {WAY_OUT}"
                 )
-        _compare(i, grads, expected_grads, expected_grads)
+        compare_gradients(i, grads, expected_grads, expected_grads)
 
 
 def check_gradients(
@@ -85,6 +82,7 @@ def check_gradients(
     if not _has_gradients(fused, drawn[0], names):
         return
     grads = _wide_gradients(fused, entry, runner, drawn, names)
+    exact_grads = cache(lambda: _exact_wide_gradients(fused, entry, runner, drawn, names))
     sums: Gradients = {}  # of the shared weights, over all members
     own_names = [n for n in names if entry.kinds[n] == "stacked"]
     for i in range(len(fused)):
@@ -101,9 +99,13 @@ def check_gradients(
                 before = sums.get(n)
                 sums[n] = g if before is None else before + g
         stacked = {n: None if (g := grads[n]) is None else g[i] for n in own_names}
-        exact = None if draws else partial(_exact_gradients, fused, i, leaves, names)
-        _compare(i, stacked, {n: expected[n] for n in own_names}, expected, exact)
-    _compare(None, {n: grads[n] for n in sums}, sums, sums)
+        exact = (
+            None
+            if draws
+            else ExactGradients(i, partial(_exact_gradients, fused, i, leaves, names), exact_grads)
+        )
+        compare_gradients(i, stacked, {n: expected[n] for n in own_names}, expected, exact)
+    compare_gradients(None, {n: grads[n] for n in sums}, sums, sums)
 
 
 def _wide_gradients(
@@ -112,19 +114,25 @@ def _wide_gradients(
     runner: Runner,
     drawn: Sequence[Sequence[torch.Tensor]],
     names: Sequence[str],
+    exact: bool = False,
 ) -> Gradients:
-    """Returns the gradients of the wide program at rest, on the CPU. `drawn`: the inputs of each member."""
+    """Returns the gradients of the wide program at rest, on the CPU. `drawn`: the inputs of each member.
+
+    exact: computes them in float64.
+    """
     if entry.device == CPU:
         own = runner  # of its batch class, also where the sample is of another
     else:
         own = entry.on_cpu().runner(runner.stacked, entry.sizes, gradients=True)
     program = rested(own.program)
     assert program is not None  # as on the module's device
-    values = [torch.stack(v) if each else v[0] for v, each in zip(zip(*drawn), runner.stacked)]
+    program = raise_program(program) if exact else program
+    as_run = _in_float64 if exact else torch.Tensor.clone
+    values = [as_run(torch.stack(v) if each else v[0]) for v, each in zip(zip(*drawn), runner.stacked)]
     weights = {
-        n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()
+        n: as_run(v.detach().cpu()).requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()
     }
-    buffers = [fused.tensor_of(name).detach().cpu().clone() for _, _, name in entry.carried]
+    buffers = [as_run(fused.tensor_of(name).detach().cpu()) for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
         answer = DifferentiableProgram(program, CPU)(weights, [*values, *buffers])
@@ -138,6 +146,25 @@ def _wide_gradients(
             ]
             totals.append(weighted_sum(outputs, i))
         return gradients_of(torch.stack(totals).sum(), weights, names)
+
+
+def _in_float64(value: torch.Tensor) -> torch.Tensor:
+    """Returns a copy in float64; of whole numbers and complex ones in their own dtype."""
+    return value.clone().double() if value.is_floating_point() else value.clone()
+
+
+def _exact_wide_gradients(
+    fused: LiveMembers,
+    entry: FusedEntry,
+    runner: Runner,
+    drawn: Sequence[Sequence[torch.Tensor]],
+    names: Sequence[str],
+) -> Gradients:
+    """Returns the gradients of the wide program in float64; none if it does not run in float64."""
+    try:
+        return _wide_gradients(fused, entry, runner, drawn, names, exact=True)
+    except (RuntimeError, TypeError, ValueError):
+        return {}
 
 
 def _has_gradients(fused: LiveMembers, leaves: Sequence[torch.Tensor], names: Sequence[str]) -> bool:
@@ -168,54 +195,3 @@ def _exact_gradients(
             return run_module(fused, i, leaves, names, exact=True)[1]
     except (RuntimeError, TypeError, ValueError):
         return {}
-
-
-def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradients) -> bool:
-    """Returns whether a gradient's error over float64 is of the size of the member's own errors."""
-    errors = [
-        error_and_size(g.double(), t)[0]
-        for n, t in truth.items()
-        if t is not None and (g := own[n]) is not None
-    ]
-    exact = truth.get(name)
-    if exact is None or not errors:
-        return False
-    return error_and_size(computed.double(), exact)[0] <= OWN_ERRORS * max(errors)
-
-
-def _compare(
-    i: int | None,
-    wide: Gradients,
-    own: Gradients,
-    scale: Gradients,
-    exact: Callable[[], Gradients] | None = None,
-) -> None:
-    """Raises VerificationError where two gradients differ by more than rounding.
-
-    A gradient that is zero but for rounding, such as that of a bias before a BatchNorm, has an error of
-    another size. So where two gradients differ, the error over float64 may be `OWN_ERRORS` times the largest
-    error of the member's own gradients.
-
-    `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
-    `exact` computes the member's gradients in float64.
-    """
-    bound = relative_bound([g for g in scale.values() if g is not None])
-    largest = max((error_and_size(g, g)[1] for g in own.values() if g is not None), default=0.0)
-    zero = torch.zeros(())
-    for name, expected in own.items():
-        computed = wide[name]
-        b = zero if expected is None else expected
-        error, size = error_and_size(zero if computed is None else computed, b)
-        if expected is None and computed is not None:
-            error = float(computed.abs().max()) if computed.numel() else 0.0
-        size = max(size, PART * largest)
-        if error > bound * size + torch.finfo(b.dtype).tiny:
-            if exact is not None and computed is not None and _is_as_exact(name, computed, own, exact()):
-                continue
-            whose = "all members" if i is None else f"member {i}"
-            raise VerificationError(
-                f"the gradient of {name} of {whose} differs from its module's by {error:.2e} at a "
-                f"size of {size:.2e} (bound {bound:.0e} of it). The capture may have lost a detach or "
-                "no_grad, or the member computes its own gradient (torch.autograd.Function). "
-                f"{WAY_OUT}"
-            )

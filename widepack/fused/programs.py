@@ -29,9 +29,11 @@ from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError
 from ..inference.binder import Binder
 from ..ir import ops
+from ..ir.edit import with_reshapes
 from ..ir.tensor_type import parse_slot
 from ..lowering.differentiable import for_gradients
 from ..lowering.lower import lower
+from ..planning.channels_last_plans import with_channels_last
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
@@ -251,6 +253,8 @@ class FusedEntry(MemberPrograms):
             program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
         )
         if gradients and not transforms and self.device.type == "cpu":
+            program = with_reshapes(program)  # of values in channels-last memory
+            class_plans = with_channels_last(class_plans, program, kinds, self.sizes)
             class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 

@@ -66,6 +66,9 @@ def sweep(program: Program) -> Program:
 VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 """Ops that refuse memory whose order of numbers does not fit the new shape."""
 
+DENSE = frozenset({"aten.view_as_complex.default", "aten.view.dtype"})
+"""Ops that read memory, so that its order of numbers matters."""
+
 
 def with_reshapes(program: Program) -> Program:
     """Returns a program that also runs on inputs in another memory order, such as transposed ones.

@@ -19,8 +19,9 @@
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `per_row.py` | Computes linear layers of rows that have weights of different members |
+| `pooling.py` | Computes `max_pool2d` by maxima of slices |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
-| `replacements.py` | Replaces ops that end the process on operands that a program may have |
+| `replacements.py` | Replaces ops that end the process on operands that a program may have, and slow ones |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 """

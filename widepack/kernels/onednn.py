@@ -7,11 +7,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of layers whose weights oneDNN packs."""
+
 
 def usable(weight: Tensor) -> bool:
     """Whether oneDNN can reorder this weight: oneDNN exists, the weight is float32 on a CPU and not empty."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+
+
+def packed_dtype(weight: Tensor) -> torch.dtype | None:
+    """Returns the dtype in which oneDNN packs a weight; None if it cannot.
+
+    That is the weight's own dtype. On a processor without instructions for a 16-bit dtype it is float32, in
+    which a layer takes a small part of the time of torch's own kernels for that dtype.
+    """
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not available or weight.device.type != "cpu" or weight.numel() == 0:
+        return None
+    if weight.dtype == torch.bfloat16:
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    if weight.dtype == torch.float16:
+        return torch.float16 if torch.ops.mkldnn._is_mkldnn_fp16_supported() else torch.float32
+    return torch.float32 if weight.dtype == torch.float32 else None
 
 
 def reorder_convolution_weight(

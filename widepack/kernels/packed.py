@@ -1,4 +1,4 @@
-"""Defines widepack's own ops for layers over weights in oneDNN's order. They run on a CPU in float32.
+"""Defines widepack's own ops for layers over weights in oneDNN's order. They run on a CPU.
 
 | op | what it computes |
 |---|---|
@@ -18,6 +18,9 @@ weights in its own order for all members in one call.
 oneDNN's fused relu is not used, because it makes 0 of NaN, which would hide a broken member. The ops of
 recurrent layers are in recurrent.py.
 
+Layers run in float32, bfloat16 and float16. On a processor without instructions for a 16-bit dtype the weight
+is packed in float32, and the answer is rounded to the dtype: torch's own kernels take many times as long.
+
 A packed weight is opaque: only its sizes can be read. The weight prologue makes it, and it is never saved.
 Without oneDNN, and for other devices and dtypes, packing copies the weight, and the layer runs in ATen ops.
 `decompose.py` writes every op in ATen ops.
@@ -34,7 +37,7 @@ from torch import Tensor
 from . import onednn
 from .checks import own_ops as checks
 from .library import define
-from .onednn import usable
+from .onednn import packed_dtype
 
 ACTIVATIONS = {
     "": None,
@@ -64,11 +67,12 @@ def _channels_last(spatial: int) -> torch.memory_format:
 def _pack_convolution(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
-    if not usable(weight):
+    dtype = packed_dtype(weight)
+    if dtype is None:
         return weight.clone(memory_format=torch.contiguous_format)
     example = [max(1, n) for n in size]  # oneDNN divides by these
-    packed = onednn.reorder_convolution_weight(weight, stride, padding, dilation, groups, example)
-    return checks.mark(packed, "convolution", *stride, *padding, *dilation, groups)
+    packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
+    return checks.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
 
 
 def _pack_convolutions(
@@ -92,9 +96,9 @@ def _convolution(
         sizes = _output_sizes(x, weight, stride, padding, dilation)
         return torch.empty(sizes, dtype=x.dtype).contiguous(memory_format=memory_format)
     if weight.is_mkldnn:
-        x = x.contiguous(memory_format=memory_format)
-        bias = None if bias is None else bias.contiguous()
-        y = onednn.convolution(x, weight, bias, stride, padding, dilation, groups)
+        image = x.to(weight.dtype, memory_format=memory_format).contiguous(memory_format=memory_format)
+        bias = None if bias is None else bias.to(weight.dtype).contiguous()
+        y = onednn.convolution(image, weight, bias, stride, padding, dilation, groups).to(x.dtype)
     else:
         y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
     return _activate(y.contiguous(memory_format=memory_format), act)
@@ -115,11 +119,12 @@ def _output_sizes(
 def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     members, outputs, inputs = weight.shape
     flat = weight.reshape(members * outputs, inputs, 1, 1)
-    if not usable(weight):
+    dtype = packed_dtype(weight)
+    if dtype is None:
         return flat.clone(memory_format=torch.contiguous_format)
     size = [1, members * inputs, max(rows, 1), 1]
-    packed = onednn.reorder_convolution_weight(flat, [1, 1], [0, 0], [1, 1], members, size)
-    return checks.mark(packed, "linear", members)
+    packed = onednn.reorder_convolution_weight(flat.to(dtype), [1, 1], [0, 0], [1, 1], members, size)
+    return checks.mark(packed, weight.dtype, "linear", members)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
@@ -129,9 +134,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
     if weight.is_mkldnn:
         image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
         # oneDNN ignores strides, and a bias that all members share may have a stride of 0
-        flat = None if bias is None else bias.reshape(-1).contiguous()
-        y = onednn.convolution(image, weight, flat, [1, 1], [0, 0], [1, 1], members)
-        y = y.permute(0, 2, 3, 1).reshape(rows, members, -1)
+        flat = None if bias is None else bias.to(weight.dtype).reshape(-1).contiguous()
+        y = onednn.convolution(image.to(weight.dtype), weight, flat, [1, 1], [0, 0], [1, 1], members)
+        y = y.to(x.dtype).permute(0, 2, 3, 1).reshape(rows, members, -1)
     else:
         w = weight.reshape(members, -1, inputs).transpose(1, 2)
         y = torch.bmm(x, w) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, w)

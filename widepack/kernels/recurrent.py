@@ -193,7 +193,8 @@ def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list
         # oneDNN refuses an input without steps or rows, as an example
         example = [max(1, n) for n in size]
         pairs = [onednn.reorder_lstm_weights(a, b, reverse, example) for a, b in pairs]
-    return [checks.mark(w, "lstm", bool(reverse)) for w in (*(a for a, _ in pairs), *(b for _, b in pairs))]
+    packed = (*(a for a, _ in pairs), *(b for _, b in pairs))
+    return [checks.mark(w, w_x.dtype, "lstm", bool(reverse)) for w in packed]
 
 
 def _packed_lstm(

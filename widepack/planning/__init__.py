@@ -17,6 +17,7 @@
 | `regions.py` | Makes the wide plan and the loop plan of a member program |
 | `request.py` | Parses the strategies that a user requests |
 | `split_plans.py` | Plans for weights that are a base of all members plus thin factors: the strategy |
+| `channels_last_plans.py` | Changes plans for members that train: convolutions in channels-last memory |
 | `training_plans.py` | Changes plans for members that train: large linear layers run through oneDNN |
 | `working_set.py` | Computes how many bytes of activations an op reads and writes, and up to |
 """

@@ -18,16 +18,18 @@ from .plan import NodeChoice
 PACKED_BYTES = 1 << 30  # the limit of all packed weights together
 MOST_PADDED = 4  # a packed weight may take this many times the bytes of the plain weight,
 SMALL_BYTES = 4 << 20  # or this many bytes, as for the few channels of a first layer
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 4}
+"""The bytes of a packed number, by the dtype of the weight. Most processors compute float16 in float32."""
 _CONVOLUTION = re.compile(r"aten\.conv[123]d\.(default|padding)")
 
 
 def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, NodeChoice]:
     """Returns the convolutions whose weights are worth packing, each with the strategy `packed`.
 
-    A convolution is worth packing if it is float32 and has no dilation, for which packed kernels are slow. No
-    other node may read its weight, which would be packed for each reader. The packed weight must not be much
-    larger than the plain one (`_packed_bytes`). All packed weights together must fit `PACKED_BYTES`; else the
-    result is empty.
+    A convolution is worth packing if it has a dtype that oneDNN packs and no dilation, for which packed
+    kernels are slow. No other node may read its weight, which would be packed for each reader. The packed
+    weight must not be much larger than the plain one (`_packed_bytes`). All packed weights together must fit
+    `PACKED_BYTES`; else the result is empty.
     """
     types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
     early = weights_only(program)
@@ -39,13 +41,14 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
         arguments = ops.bind(node.op, node.args, node.kwargs)
         weight = _weight_of(arguments, early, found, readers)
         type_ = tensor_type(types[weight.name]) if weight is not None else None
-        if type_ is None or type_.dtype != "float32":  # values that a simplification made have no type
+        if type_ is None or type_.dtype not in _BYTES:  # values that a simplification made have no type
             continue
         sizes = [d for d in type_.sizes if isinstance(d, int)]
         if not _has_packed_kernel(arguments, sizes, found):
             continue
-        plain = 4 * members * math.prod(sizes)
-        packed = members * _packed_bytes(sizes, arguments.get("groups", 1))
+        width = _BYTES[type_.dtype]
+        plain = width * members * math.prod(sizes)
+        packed = members * _packed_bytes(sizes, arguments.get("groups", 1), width)
         if packed > MOST_PADDED * plain and packed > SMALL_BYTES:
             continue
         total += packed
@@ -66,8 +69,9 @@ def plain_bytes(program: Program, names: Collection[str], members: int) -> int:
         if node.name in names:
             weight = ops.bind(node.op, node.args, node.kwargs)["weight"]
             type_ = tensor_type(types[weight.name])
-            numbers += math.prod(d for d in type_.sizes if isinstance(d, int)) if type_ is not None else 0
-    return 4 * members * numbers
+            if type_ is not None:
+                numbers += _BYTES[type_.dtype] * math.prod(d for d in type_.sizes if isinstance(d, int))
+    return members * numbers
 
 
 def _weight_of(
@@ -95,11 +99,11 @@ def _other_than_one(numbers: Any) -> bool:
     return any(n != 1 for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
 
 
-def _packed_bytes(sizes: Sequence[int], groups: int) -> int:
+def _packed_bytes(sizes: Sequence[int], groups: int, width: int) -> int:
     """Returns the bytes of a member's packed weight `[O, C/groups, *k]`.
 
-    The channels of each group are padded to blocks of 16. If each group has one channel, the groups are
-    padded instead.
+    width is the bytes of a number. The channels of each group are padded to blocks of 16. If each group has
+    one channel, the groups are padded instead.
     """
     inputs, outputs = sizes[1], sizes[0] // groups
 
@@ -107,4 +111,4 @@ def _packed_bytes(sizes: Sequence[int], groups: int) -> int:
         return -(-n // 16) * 16
 
     numbers = blocks(groups) if inputs == outputs == 1 else groups * blocks(inputs) * blocks(outputs)
-    return 4 * numbers * math.prod(sizes[2:])
+    return width * numbers * math.prod(sizes[2:])

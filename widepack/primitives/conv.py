@@ -8,13 +8,13 @@
 | `one_conv` | x Shared | one convolution with `N*O` outputs |
 | `fold` | W Shared | members in the batch |
 | `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]` |
-| `packed` | on a CPU, float32, W Stacked | `grouped` over prepacked weights, in channels-last memory |
-| `grouped_channels_last` | two or three spatial dims, both Stacked | `grouped` in channels-last memory |
+| `packed` | on a CPU, W Stacked, not float64 | `grouped` over prepacked weights, in channels-last memory |
+| `grouped_channels_last` | two or three spatial dims, W Stacked | `grouped` in channels-last memory |
 | `bmm_1x1` | kernel of size 1, no padding, both Stacked | one batched product over pixels (conv_patches.py) |
 | `unfold_bmm` | both Stacked | one batched product over columns of patches (conv_patches.py) |
 
-The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` runs one
-convolution of `N*O` outputs where x is Shared and g = 1.
+The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` and
+`grouped_channels_last` run one convolution of `N*O` outputs where x is Shared and g = 1.
 
 bench/results/strategies-cpu.json lists the fastest strategy for each shape; scripts/measure/strategies_cpu.py
 measured it. `packed` wins at most shapes. `grouped` wins where members have 32 channels of 16x16, or many
@@ -29,6 +29,7 @@ import torch
 
 from ..ir import ops
 from ..ir.values import Shared, Stacked, Value, WideValue, hint
+from ..kernels.onednn import PACKED_DTYPES
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -137,12 +138,6 @@ def grouped(
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-def _both(
-    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
-) -> bool:
-    return isinstance(x, Stacked) and isinstance(weight, Stacked)
-
-
 def fixed_numbers(
     w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], window: tuple[int | None, ...]
 ) -> tuple[list[int], list[int], list[int], int] | None:
@@ -175,7 +170,7 @@ def fixed_numbers(
 def _packable(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """Whether oneDNN can run it: CPU, float32 and static sizes.
+    """Whether oneDNN can run it: CPU, float32 or 16 bits, and static sizes.
 
     A Shared input must have one group, because more groups would copy it.
     """
@@ -185,7 +180,8 @@ def _packable(
     return (
         fixed is not None
         and (isinstance(x, Stacked) or fixed[3] == 1)
-        and weight.value.dtype == x.value.dtype == torch.float32
+        and weight.value.dtype == x.value.dtype
+        and x.value.dtype in PACKED_DTYPES
         and all(weight.value.sizes)
     )
 
@@ -223,18 +219,32 @@ def packed(
     return back(w.unpack(w.call("squeeze.dim", y, 2) if line else y))  # type: ignore[no-any-return]
 
 
+def _reorderable(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
+    """Whether channels-last memory serves it: a Shared input must have one group, as in `_packable`."""
+    if not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)):
+        return False
+    return isinstance(x, Stacked) or groups_of(w, args, kwargs, 3)[1] == 1
+
+
 @strategy(
-    [op for op in CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both
+    [op for op in CONV.split() if "conv1d" not in op],
+    "grouped_channels_last",
+    family="conv",
+    when=_reorderable,
 )
 def grouped_channels_last(
-    w: Writer, x: Stacked, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+    w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
-    """one convolution of N*g groups in channels-last memory, weights reordered at load"""
+    """one convolution of N*g groups in channels-last memory, or for a Shared input one with N*O outputs"""
     rest, groups = groups_of(w, args, kwargs, 3)
-    rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
-    x, back = batched(w, x, weight)  # type: ignore[assignment]
+    x, back = batched(w, x, weight)
+    if isinstance(x, Stacked):
+        rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
+    image = w.pack(x) if isinstance(x, Stacked) else x.value  # type: ignore[union-attr]
     order = torch.channels_last if _spatial(weight) == 2 else torch.channels_last_3d
-    image, matrix = (w.call("contiguous", v, memory_format=order) for v in (w.pack(x), _flat(w, weight)))
+    image, matrix = (w.call("contiguous", v, memory_format=order) for v in (image, _flat(w, weight)))
     return back(w.unpack(w.call(w.op, image, matrix, _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 

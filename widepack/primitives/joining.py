@@ -1,6 +1,8 @@
 """Joining tensors: cat, stack and the ops named after directions.
 
 cat                       y[i] = x0[i], x1[i], ... one after the other along dim    x: [N, *s]
+                          `channels_last`: where x0 comes from a convolution, in the memory order that the
+                          next convolution reads
 stack                     y[i] = the tensors along a new dim                        y: [N, ..., K, ...]
 hstack, vstack, dstack    cat along the second, first or third dim, after small ranks are raised
 column_stack              cat along the second dim, vectors as columns
@@ -8,7 +10,7 @@ column_stack              cat along the second dim, vectors as columns
 
 from __future__ import annotations
 
-from ..ir.values import Stacked, WideValue
+from ..ir.values import Shared, Stacked, WideValue
 from ..registry.families import along, shift, value_of
 from ..registry.registry import strategy
 from ..registry.samples import (
@@ -51,6 +53,32 @@ samples("column_stack")(
         call([draw.normal(*s), draw.normal(*t)]) for s, t in (((B,), (B, 3)), ((4,), (4,)), ((), ()))
     ]
 )
+
+
+def _is_channels_last(x: WideValue) -> bool:
+    """Whether the channels of all members lie side by side in memory, for each pixel."""
+    if not isinstance(x, Stacked) or not x.packed:
+        return False
+    channels, stride = x.value.fake.shape[2], x.value.fake.stride(2)
+    return type(stride) is int and stride == 1 and not (type(channels) is int and channels == 1)
+
+
+def _joins_channels(w: Writer, tensors: list[WideValue], dim: int = 0) -> bool:
+    values = [t for t in tensors if isinstance(t, (Shared, Stacked)) and is_tensor(t)]
+    if len(values) < len(tensors) or len({rank(t) for t in values}) != 1 or rank(values[0]) not in (4, 5):
+        return False
+    return dim in (1, 1 - rank(values[0])) and any(map(_is_channels_last, values))
+
+
+@strategy("cat", "channels_last", family="dim", when=_joins_channels)
+def cat_channels(w: Writer, tensors: list[WideValue], dim: int = 0) -> WideValue:
+    """joins channels in channels-last memory, so that a convolution reads the result without a copy"""
+    spatial = rank(tensors[0]) - 2
+    order = [1, *range(3, 3 + spatial), 0, 2]  # [N, B, C, *s] -> [B, *s, N, C]
+    y = w.call("cat", [w.call("permute", w.stack(t), order) for t in tensors], -1)
+    return Stacked(w.call("permute", y, [order.index(d) for d in range(len(order))]))
+
+
 along("cat stack")
 
 

@@ -9,7 +9,7 @@
 | `bmm` | both Stacked | one batched product |
 | `turned` | W Stacked | products over weights transposed at load; x Shared: one product |
 | `streamed` | on a CPU, float32, W Stacked | for one row per member: sums of rows of the weights |
-| `packed` | on a CPU, float32, W Stacked | one oneDNN call over prepacked weights |
+| `packed` | on a CPU, W Stacked, not float64 | one oneDNN call over prepacked weights |
 | `products` | on a CPU, float32, W Stacked | oneDNN over plain weights, also in the backward pass |
 
 `packed` runs one product of `N*O` outputs where x is Shared. Otherwise it runs N groups, and its result has
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from ..ir.values import Shared, Stacked, Value, WideValue, expression, hint
+from ..kernels.onednn import PACKED_DTYPES
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -119,7 +120,7 @@ def turned(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
 
 
 def _packable(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
-    """Whether oneDNN can run it: CPU, float32 and sizes that are static and not 0."""
+    """Whether oneDNN can run it: CPU, float32 or 16 bits, and sizes that are static and not 0."""
     if (
         w.device != "cpu"
         or not isinstance(weight, Stacked)
@@ -127,10 +128,16 @@ def _packable(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None
         or not isinstance(x, (Shared, Stacked))
     ):
         return False
-    return weight.value.dtype == x.value.dtype == torch.float32 and all(s for s in weight.value.sizes)
+    same = weight.value.dtype == x.value.dtype
+    return same and x.value.dtype in PACKED_DTYPES and all(s for s in weight.value.sizes)
 
 
-@strategy("linear", "streamed", family="linear", when=_packable, derivative=False)
+def _in_float32(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
+    """Whether oneDNN can run it, and in float32."""
+    return _packable(w, x, weight, bias) and weight.value.dtype == torch.float32  # type: ignore[union-attr]
+
+
+@strategy("linear", "streamed", family="linear", when=_in_float32, derivative=False)
 def streamed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """for one row per member: reads weights that were transposed at load once, in memory order"""
     if not is_whole_bias(bias, weight):
@@ -166,7 +173,7 @@ def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
     return Stacked(w.call("movedim.int", y, -2, 0))
 
 
-@strategy("linear", "products", family="linear", when=_packable)
+@strategy("linear", "products", family="linear", when=_in_float32)
 def products(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
     """for many rows of members that train: a oneDNN call for each member over its plain weights"""
     if not is_whole_bias(bias, weight):

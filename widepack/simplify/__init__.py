@@ -20,6 +20,6 @@
 | `norm_folding.py` | Folds batch norms into the weights of the layers before or after them |
 | `pipeline.py` | Runs the passes over a member program, in this order |
 | `select_pushdown.py` | Computes one position of a dim if only one is read: `select(op(x), d |
-| `transposed_conv.py` | Rewrites transposed convolutions of stride 1 as convolutions |
+| `transposed_conv.py` | Rewrites transposed convolutions as convolutions |
 | `view_chains.py` | Rewrites chains of reshapes and transposes as views of the value |
 """

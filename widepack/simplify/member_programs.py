@@ -14,7 +14,7 @@ from ..ir.fake_values import Shapes
 from ..ir.kinds import slot_kinds
 from ..spec.state import CarriedState
 from .factored_weights import FactorNames, with_factors
-from .pipeline import fold, simplify_all, straighten_all
+from .pipeline import fold_all, simplify_all, straighten_all
 
 
 class MemberPrograms:
@@ -73,7 +73,7 @@ class MemberPrograms:
         """Returns the member programs, simplified for these kinds of weights and inputs."""
         if not self._straight:
             self._straight = straighten_all(self._stored, self.shapes)
-        return [fold(p, slots) for p in self._straight]
+        return fold_all(self._straight, slots)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@
 5. Fold norms into the weights next to them (norm_folding.py, layer_norm_folding.py), and join narrow linear
    layers over one value (horizontal_fusion.py).
 6. Remove equal nodes again, and nodes that no other node reads.
-7. Rewrite transposed convolutions of stride 1 as convolutions over flipped weights (transposed_conv.py).
+7. Rewrite transposed convolutions of stride 1, and of windows that do not overlap, as convolutions
+   (transposed_conv.py).
 
 Steps 1 to 3 do not depend on kinds (`straighten`); steps 4 to 6 do (`fold`).
 
@@ -25,7 +26,7 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from ..ir import ops
-from ..ir.edit import VIEWS, renamed, sweep, with_nodes
+from ..ir.edit import DENSE, VIEWS, renamed, sweep, with_nodes
 from ..ir.encoding import type_of
 from ..ir.fake_values import Shapes
 from .common_subexpressions import drop_duplicates
@@ -46,7 +47,6 @@ _COPIES = {
     "aten.lift_fresh_copy.default",
     "aten.dropout.default",
 }
-DENSE = {"aten.view_as_complex.default", "aten.view.dtype"}  # they read memory, so its order matters
 END = (1 << 63) - 1  # export writes it for a slice without an end
 
 
@@ -88,7 +88,12 @@ def simplify_all(
 
     slots: the kinds of weights and inputs, by value name. sizes: an example size of each dim.
     """
-    folded = [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
+    return fold_all(straighten_all(programs, [Shapes(sizes) for _ in programs]), slots)
+
+
+def fold_all(programs: Sequence[Program], slots: Mapping[str, Kind]) -> list[Program]:
+    """Runs the passes that depend on kinds over straight programs, in the same way for all."""
+    folded = [fold(p, slots) for p in programs]
     plainly = [convolve_plainly(p, slots) for p in folded]
     return plainly if _alike(plainly) else folded
 

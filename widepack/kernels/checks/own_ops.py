@@ -19,19 +19,25 @@ _MARK = "widepack_mark"
 
 
 class _Mark:
-    """The mark of a packed weight: its purpose, and the shape of the last image that passed the check."""
+    """The mark of a packed weight: its dtype before, its purpose, and the shape of the last image that passed
+    the check.
+    """
 
-    __slots__ = ("image", "purpose")
+    __slots__ = ("dtype", "image", "purpose")
 
-    def __init__(self, purpose: tuple[Any, ...]) -> None:
+    def __init__(self, dtype: torch.dtype, purpose: tuple[Any, ...]) -> None:
+        self.dtype = dtype
         self.purpose = purpose
         self.image: torch.Size | None = None
 
 
-def mark(packed: Tensor, *purpose: Any) -> Tensor:
-    """Marks a weight in oneDNN's order with its purpose, and returns it. Other weights stay as they are."""
+def mark(packed: Tensor, dtype: torch.dtype, *purpose: Any) -> Tensor:
+    """Marks a weight in oneDNN's order with its dtype before and its purpose, and returns it.
+
+    Other weights stay as they are.
+    """
     if packed.is_mkldnn:
-        setattr(packed, _MARK, _Mark(purpose))
+        setattr(packed, _MARK, _Mark(dtype, purpose))
     return packed
 
 
@@ -49,6 +55,12 @@ def packed_for(name: str, weight: Any, *purpose: Any) -> bool:
         packed = found and found.purpose
         raise OperandError(f"{name} was packed for {packed}; {purpose} is needed")
     return True
+
+
+def _require_dtype(weight: Tensor, x: Tensor) -> None:
+    """Checks that an operand has the dtype of the layer whose weight was packed."""
+    dtype = getattr(weight, _MARK).dtype
+    require(x.dtype is dtype and x.device.type == "cpu", f"x is not {dtype} on the CPU")
 
 
 def pack_convolution(
@@ -109,8 +121,8 @@ def convolution(
     """
     spatial = dense("x", x, 4, 5).dim() - 2
     if packed_for("weight", weight, "convolution", *stride, *padding, *dilation, groups):
-        require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
-        if x.shape == getattr(weight, _MARK).image and _plain_bias(bias, weight.shape[0]):
+        _require_dtype(weight, x)
+        if x.shape == getattr(weight, _MARK).image and _plain_bias(bias, weight.shape[0], x.dtype):
             return
     else:  # a packed weight was packed for these numbers, which were checked then
         geometry(spatial, stride, padding, dilation, groups)
@@ -124,10 +136,10 @@ def convolution(
         getattr(weight, _MARK).image = x.shape
 
 
-def _plain_bias(bias: Tensor | None, outputs: int) -> bool:
+def _plain_bias(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> bool:
     if bias is None:
         return True
-    plain = bias.dtype is torch.float32 and bias.layout is torch.strided and bias.is_cpu
+    plain = bias.dtype is dtype and bias.layout is torch.strided and bias.is_cpu
     return plain and bias.shape == (outputs,)
 
 
@@ -141,7 +153,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Non
     """Checks `widepack.linear`."""
     members, _, inputs = dense("x", x, 3).shape
     if packed_for("weight", weight, "linear", members):
-        require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
+        _require_dtype(weight, x)
     shape = list(weight.shape)
     if weight.dim() != 4 or shape[1:] != [inputs, 1, 1] or members < 1 or shape[0] % members:
         raise OperandError(f"weight is {shape}; [{members} * O, {inputs}, 1, 1] is needed")

@@ -1,0 +1,90 @@
+"""Compares a member's gradients with those of a wide program, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import VerificationError
+from .gradients import PART, Gradients, error_and_size, relative_bound
+
+OWN_ERRORS = 4  # the error over float64 that is accepted, as a multiple of the member's own
+DECIDED = 0.1  # the part of a gradient that a near-tie may change, if the program is right in float64
+WAY_OUT = (
+    'Please report it; strategy="loop" runs members one after the other, and validate=False skips this check'
+)
+
+
+@dataclass(frozen=True)
+class ExactGradients:
+    """Gradients in float64, computed where they are needed. own: those of member i's module. wide: those of
+    the wide program, of all members.
+    """
+
+    i: int
+    own: Callable[[], Gradients]
+    wide: Callable[[], Gradients]
+
+    def agree(self, name: str) -> bool:
+        """Returns whether the two are the same up to the rounding of float64."""
+        own, computed = self.own().get(name), self.wide().get(name)
+        if own is None or computed is None:
+            return False
+        error, size = error_and_size(computed[self.i], own)
+        return error <= relative_bound([own]) * size
+
+
+def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradients) -> bool:
+    """Returns whether a gradient's error over float64 is of the size of the member's own errors."""
+    errors = [
+        error_and_size(g.double(), t)[0]
+        for n, t in truth.items()
+        if t is not None and (g := own[n]) is not None
+    ]
+    exact = truth.get(name)
+    if exact is None or not errors:
+        return False
+    return error_and_size(computed.double(), exact)[0] <= OWN_ERRORS * max(errors)
+
+
+def compare_gradients(
+    i: int | None,
+    wide: Gradients,
+    own: Gradients,
+    scale: Gradients,
+    exact: ExactGradients | None = None,
+) -> None:
+    """Raises VerificationError where two gradients differ by more than rounding.
+
+    A gradient that is zero but for rounding, such as that of a bias before a BatchNorm, has an error of
+    another size. So where two gradients differ, the error over float64 may be `OWN_ERRORS` times the largest
+    error of the member's own gradients. A near-tie of a `max_pool` or a `relu` may be decided by rounding.
+    Such a decision changes a part of a gradient, and the gradients are equal in float64.
+
+    `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
+    `exact` computes gradients in float64.
+    """
+    bound = relative_bound([g for g in scale.values() if g is not None])
+    largest = max((error_and_size(g, g)[1] for g in own.values() if g is not None), default=0.0)
+    zero = torch.zeros(())
+    for name, expected in own.items():
+        computed = wide[name]
+        b = zero if expected is None else expected
+        error, size = error_and_size(zero if computed is None else computed, b)
+        if expected is None and computed is not None:
+            error = float(computed.abs().max()) if computed.numel() else 0.0
+        size = max(size, PART * largest)
+        if error > bound * size + torch.finfo(b.dtype).tiny:
+            if exact is not None and computed is not None:
+                decided = error <= DECIDED * size and exact.agree(name)
+                if decided or _is_as_exact(name, computed, own, exact.own()):
+                    continue
+            whose = "all members" if i is None else f"member {i}"
+            raise VerificationError(
+                f"the gradient of {name} of {whose} differs from its module's by {error:.2e} at a "
+                f"size of {size:.2e} (bound {bound:.0e} of it). The capture may have lost a detach or "
+                "no_grad, or the member computes its own gradient (torch.autograd.Function). "
+                f"{WAY_OUT}"
+            )

@@ -1,0 +1,73 @@
+"""Changes plans for members that train: convolutions run in channels-last memory on a CPU.
+
+torch's pooling, its norms and oneDNN's convolutions read the channels of a pixel together. In torch's own
+order, `max_pool2d` takes about 15 times as long, and grouped convolutions are reordered at each call. The
+first convolution puts its input into channels-last memory, and what follows keeps this order.
+
+The weights change at every step, so each step reorders them, too. A convolution whose weight has more numbers
+than its input and its answer together keeps its strategy. So do all convolutions of a program that reads
+numbers of another dtype from memory. For inference, weights are packed instead (`packed_convs.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from widepack_artifacts.program import Kind, Program, Ref
+
+from ..ir import ops
+from ..ir.edit import DENSE
+from ..ir.fake_values import Fakes, replay
+from ..ir.kinds import kinds, weights_only
+from .plan import NodeChoice, Plan
+
+CHANNELS_LAST = "grouped_channels_last"
+_BECAUSE = "of members that train: pooling, norms and oneDNN are fastest in channels-last memory"
+_CONVOLUTION = re.compile(r"aten\.conv[23]d\.(default|padding)")
+
+
+def with_channels_last(
+    plans: Sequence[Plan], program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]
+) -> list[Plan]:
+    """Returns the plans of a program with gradients, with channels-last convolutions on a CPU.
+
+    Args:
+        plans: The plans, smallest batch first.
+        program: The member program.
+        slots: The kinds of weights and inputs.
+        sizes: An example size of each dim.
+    """
+    found = kinds(program, slots)
+    large = _large_images(program, found, sizes)
+    changed = []
+    for plan in plans:
+        own = {name: NodeChoice(CHANNELS_LAST, _BECAUSE) for name in large if name not in plan.choices}
+        changed.append(replace(plan, choices={**plan.choices, **own}))
+    return changed
+
+
+def _large_images(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[str]:
+    """Returns the convolutions with more numbers in their input and answer than in their weight."""
+    nodes = [n for n in program.nodes if _CONVOLUTION.fullmatch(n.op) and found[n.name] == "stacked"]
+    if not nodes or any(n.op in DENSE for n in program.nodes):
+        return []
+    try:
+        values = replay(program, Fakes(sizes, static=True))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return []  # a size depends on values
+    early, names = weights_only(program), []
+    for node in nodes:
+        given = ops.bind(node.op, node.args, node.kwargs)
+        x, weight = (values[v.name] if isinstance(v := given[k], Ref) else None for k in ("input", "weight"))
+        y = values[node.name]
+        tensors = (x, weight, y)
+        if node.name in early or not all(isinstance(v, torch.Tensor) for v in tensors):
+            continue
+        if x.numel() + y.numel() >= weight.numel():  # type: ignore[union-attr]
+            names.append(node.name)
+    return names
