@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import VerificationError
 from widepack.fused.gradient_differences import ExactGradients, compare_gradients
+from widepack.fused.gradients import Gradients
 
 
 class Bounds(nn.Module):
@@ -120,13 +121,13 @@ def test_gradients_that_are_zero_but_for_rounding_are_accepted(rows: int) -> Non
 )
 def test_a_near_tie_that_rounding_decides_is_no_failure(wide: float, wide_exact: float, right: bool) -> None:
     """The gradients differ in float32 alone."""
-    own = {"w": torch.ones(3), "b": torch.zeros(1)}
+    own: Gradients = {"w": torch.ones(3), "b": torch.zeros(1)}
     exact = ExactGradients(
         0,
-        lambda: {n: v.double() for n, v in own.items()},
+        lambda: {n: None if v is None else v.double() for n, v in own.items()},
         lambda: {"w": torch.full((2, 3), wide_exact, dtype=torch.float64)},
     )
-    computed = {"w": torch.full((3,), wide), "b": torch.zeros(1)}
+    computed: Gradients = {"w": torch.full((3,), wide), "b": torch.zeros(1)}
     if right:
         compare_gradients(0, computed, own, own, exact)
     else:

@@ -71,7 +71,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = nn.functional.max_pool2d(self.norm(self.first(x)).relu(), 2)
         y = self.second(y)
-        return self.head(y.flatten(1))
+        answer: Tensor = self.head(y.flatten(1))
+        return answer
 
 
 @pytest.mark.parametrize("strategies", ["auto", "wide", "loop"])
