@@ -76,7 +76,8 @@ def _claims(plan: Plan) -> list[Command]:
 
 def _layers(plan: Plan) -> list[Command]:
     small = ["--preset", "ci", "--members", "2", "--names", "linear,dropout", "--seconds", "0.1"]
-    return [_script(plan, "peer_layers.py", "layers", ["--seconds", "0.7"], small)]
+    small += ["--jobs", "2"]  # rows are prepared as on a device
+    return [_script(plan, "peer_layers.py", "layers", ["--seconds", "0.4"], small)]
 
 
 def _fleets(plan: Plan) -> list[Command]:
@@ -139,24 +140,24 @@ STEPS: tuple[Step, ...] = (
     Step(
         "layers",
         "published ratios of layers and blocks, in the published way and against one program for N",
-        0.22,
+        0.28,
         _layers,
     ),
     Step("fleets", "32 fine-tunes of width 768 at one token, over the merged artifact", 0.05, _fleets),
-    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.14, _load),
-    Step("suite", "other networks against all baselines; the time-weighted floor", 0.13, _suite),
-    Step("route", "rows of several members against what a service would write itself", 0.04, _route),
+    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.12, _load),
+    Step("suite", "other networks against all baselines; the time-weighted floor", 0.12, _suite),
+    Step("route", "rows of several members against what a service would write itself", 0.03, _route),
     Step(
         "blocks",
         "blocks against the fastest baseline",
-        0.05,
+        0.04,
         lambda plan: _bench_layers(plan, "block", "block:mlp", "blocks"),
         finished=(0, 1),
     ),
     Step(
         "primitives",
         "all layers against the fastest baseline, strategy by strategy",
-        0.05,
+        0.04,
         lambda plan: _bench_layers(plan, "all", "linear", "primitives"),
         finished=(0, 1),
     ),

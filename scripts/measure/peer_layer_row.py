@@ -6,7 +6,7 @@ There are two ways of counting.
    Baselines: one compiled module that is called N times (`one module`), and the N modules in one compiled
    program (`one program`).
 2. `inference`. Ours: the wide program of each strategy, and under `torch.compile`; on a CUDA device also as
-   CUDA graphs. Baselines: `compiled-loop`, `cuda-graph-loop` and `compiled-member`.
+   CUDA graphs. Baselines: `compiled-loop` and `cuda-graph-loop`.
 
 All members get equal inputs, each its own copy for ours. Ours is the form that is fastest in three calls,
 after its answers were compared with each member alone in float64; the times of all forms are in the row. A
@@ -42,7 +42,7 @@ from widepack_bench.measure.answers import difference, leaves
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.race import OURS, race
 
-INFERENCE = ("compiled-loop", "cuda-graph-loop", "compiled-member")
+INFERENCE = ("compiled-loop", "cuda-graph-loop")
 CALLS = 3
 LEAST_ROUNDS = 12  # six even rounds: fewer give no 95% interval
 SAMPLE_CALLS, SAMPLE_S = 5, 0.008  # an estimate: calls and further seconds of a sample in a race

@@ -5,8 +5,9 @@
 
 `peer_claims.py` has the published figures, `peer_layer_row.py` says what is compared. The shapes are those
 of `widepack bench-layers -p full`. The largest number of members is measured first, for all layers. With
-`--jobs` several processes compile first, which fills the caches of torch's compiler; then one process
-measures row by row. If it ends, a new one goes on with the next row.
+`--jobs` the rows are taken in groups of so many: their processes compile at the same time, which fills the
+caches of torch's compiler; then one process measures row by row. If it ends, a new one goes on with the next
+row.
 """
 
 from __future__ import annotations
@@ -30,26 +31,25 @@ CONTESTANTS = 12
 Task = tuple[str, int]
 
 
-def prepare(tasks: Sequence[Task], jobs: int, options: dict[str, Any], limit_s: float) -> None:
-    """Compiles the contestants of all rows in several processes.
+def prepare(tasks: Sequence[Task], options: dict[str, Any], limit_s: float) -> None:
+    """Compiles the contestants of rows, each row in its own process.
 
-    tasks: of the rows. jobs: processes. options: those of `peer_layer_row.rows`. limit_s: after which a
-    process is ended: what it did not compile is compiled when it is measured.
+    tasks: of the rows. options: those of `peer_layer_row.rows`. limit_s: after which a process is ended: what
+    it did not compile is compiled when it is measured.
     """
-    parts = [list(tasks[i::jobs]) for i in range(jobs)]
 
-    def run(part: list[Task]) -> None:
+    def run(task: Task) -> None:
         found = in_fresh_process(
             "peer_layer_row:prepared",
-            {"tasks": part, **options},
+            {"tasks": [task], **options},
             threads=1,
             limit_s=limit_s,
             environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
-        say("prepared", ", ".join(key_of(*task) for task in part), found.get("error", ""))
+        say("prepared", key_of(*task), found.get("error", ""))
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, [part for part in parts if part]))
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        list(pool.map(run, tasks))
 
 
 def measure(tasks: Sequence[Task], file: RowFile, options: dict[str, Any]) -> None:
@@ -97,8 +97,10 @@ def main() -> None:
     parser.add_argument("--members", default=",".join(map(str, MEMBERS)), help="numbers of members, in order")
     parser.add_argument("--preset", choices=["ci", "full"], default="full", help="the shapes")
     parser.add_argument("--compile-limit", type=float, default=40.0, help="seconds for each contestant")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 4), help="processes")
-    parser.add_argument("--prepare-limit", type=float, default=120.0, help="seconds of compiling beforehand")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 4), help="rows that are compiled at once"
+    )
+    parser.add_argument("--prepare-limit", type=float, default=60.0, help="seconds of compiling beforehand")
     given = parser.parse_args()
     names = given.names.split(",") if given.names else list(LAYERS)
     options = {
@@ -110,9 +112,12 @@ def main() -> None:
     file = RowFile(given.out, FORMAT, "layers in the way of published tables", given.device)
     for count in map(int, given.members.split(",")):
         tasks = [(name, count) for name in names if file.must_run(key_of(name, count))]
-        if given.jobs > 1 and len(tasks) > 1:
-            prepare(tasks, given.jobs, options, given.prepare_limit)
-        measure(tasks, file, options)
+        part = given.jobs if given.jobs > 1 else len(tasks)
+        for begin in range(0, len(tasks), max(1, part)):
+            some = tasks[begin : begin + part]
+            if given.jobs > 1:
+                prepare(some, options, given.prepare_limit)
+            measure(some, file, options)
 
 
 if __name__ == "__main__":
