@@ -87,7 +87,7 @@ def _fleets(plan: Plan) -> list[Command]:
 
 def _load(plan: Plan) -> list[Command]:
     small = ["--gb", "0.01", "--copy-gb", "0.01", "--runs", "2"]
-    return [_script(plan, "device_load.py", "load", ["--gb", "10"], small)]
+    return [_script(plan, "device_load.py", "load", ["--gb", "2,10"], small)]
 
 
 def _route(plan: Plan) -> list[Command]:
@@ -134,7 +134,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         "claims",
         "published ratios of networks, against the eager loop and compiled; peak memory of the device",
-        0.20,
+        0.18,
         _claims,
     ),
     Step(
@@ -144,7 +144,7 @@ STEPS: tuple[Step, ...] = (
         _layers,
     ),
     Step("fleets", "32 fine-tunes of width 768 at one token, over the merged artifact", 0.05, _fleets),
-    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.12, _load),
+    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.14, _load),
     Step("suite", "other networks against all baselines; the time-weighted floor", 0.12, _suite),
     Step("route", "rows of several members against what a service would write itself", 0.03, _route),
     Step(

@@ -9,7 +9,7 @@
 | layer, one program | the lowest ratio over N to N layers in one compiled or graphed program | 1 |
 | floor | the sum of the least times of all networks (roofline) over the sum of their times | none |
 | memory | the largest peak over weights, inputs and N times one member's activations | at most 1 |
-| load | bytes for each second of `load` over those of a copy from pinned memory | none |
+| load | of the largest artifact: its bytes for each second over those of a copy from pinned memory | none |
 | fleets | the merged artifact's time over that of the fleet, at one token | 1 |
 | route | the geometric mean of the ratios to the fastest baseline | 1 |
 
@@ -33,6 +33,7 @@ FORMAT = "widepack.device-verdict/1"
 MET, NOT_MET, NOT_MEASURED, MEASURED = "met", "not met", "not measured", "measured"
 PROGRAMS = ("compiled-loop", "cuda-graph-loop")
 FLEET_ROW = ": 1 x 1"
+LOAD = "load of a large artifact over the bandwidth from pinned memory"
 
 Row = Mapping[str, Any]
 
@@ -234,11 +235,11 @@ def load_line(document: Row) -> Line:
     rows = [row for row in document.get("rows", {}).values() if row.get("part") is not None]
     if not rows:
         errors = "; ".join(row.get("error", "") for row in document.get("rows", {}).values())
-        return Line("load of 10 GB over the bandwidth from pinned memory", None, None, errors)
+        return Line(LOAD, None, None, errors)
     row = max(rows, key=lambda row: row["weights_bytes"])
     rates = row["load_bytes_per_s"] / 1e9, row["pinned_bytes_per_s"] / 1e9
     detail = f"{row['weights_bytes'] / 1e9:.2f} GB at {rates[0]:.1f} GB/s, copies at {rates[1]:.1f} GB/s"
-    return Line("load of 10 GB over the bandwidth from pinned memory", row["part"], None, detail)
+    return Line(LOAD, row["part"], None, detail)
 
 
 def fleets_line(document: Row) -> Line:

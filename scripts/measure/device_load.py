@@ -1,13 +1,14 @@
 """Times `widepack.load` of a large artifact on a device, beside copies from pinned memory.
 
-    python scripts/measure/device_load.py --gb 10 -o bench/results/device/load.json
+    python scripts/measure/device_load.py --gb 2,10 -o bench/results/device/load.json
     python scripts/measure/device_load.py --device cpu --gb 0.02
 
-The artifact has 16 members of four square linear layers. Its file was written just before, so the system has
-it in memory. `load` runs in new processes: the first one checks the artifact by its probe, the later ones
-find in the user's cache that it passed. Seconds are from the call of `load` until the device has all
-weights, without the start of CUDA. The bandwidth is the best of several copies of pinned memory of `--copy-
-gb`, measured before and after the loads. On a CPU the copy is one of memory to memory.
+An artifact has 16 members of four square linear layers. Most of the time goes into its build, which checks
+it: a small size comes first. Its file was written just before, so the system has it in memory. `load` runs
+in new processes: the first one checks the artifact by its probe, the later ones find in the user's cache
+that it passed. Seconds are from the call of `load` until the device has all weights, without the start of
+CUDA. The bandwidth is the best of several copies of pinned memory of `--copy-gb`, measured before and after
+the loads. On a CPU the copy is one of memory to memory.
 """
 
 from __future__ import annotations
@@ -126,29 +127,29 @@ def load_once(path: Path, device: str, width: int, cache: Path) -> dict[str, Any
     return found
 
 
-def main() -> None:
-    """Measures, and writes the document after every load."""
-    parser = device_parser(__doc__, "device/load.json")
-    parser.add_argument("--gb", type=float, default=10.0, help="the size of the weights (default: 10)")
-    parser.add_argument("--copy-gb", type=float, default=1.0, help="the size of a copy for the bandwidth")
-    parser.add_argument("--runs", type=int, default=3, help="loads (default: 3)")
-    given = parser.parse_args()
-    key, width = f"{given.gb:g} GB", width_of(given.gb)
-    file = RowFile(given.out, FORMAT, "load of a large artifact", given.device)
-    if not file.must_run(key):
-        return
+def measure(file: RowFile, gigabytes: float, device: str, copy_gb: float, runs: int) -> None:
+    """Measures one size, and writes the row after every load.
+
+    Args:
+        file: The document.
+        gigabytes: The size of the weights.
+        device: Where to load.
+        copy_gb: The size of a copy for the bandwidth.
+        runs: How many loads.
+    """
+    key, width = key_of(gigabytes), width_of(gigabytes)
     row: dict[str, Any] = {"members": MEMBERS, "width": width, "error": "it was stopped while it was built"}
     file.add(key, row)
     with tempfile.TemporaryDirectory(prefix="widepack-load-") as name:
         folder = Path(name)
-        row |= build(folder, width, given.device)
+        row |= build(folder, width, device)
         row |= {"error": "it was stopped before the first load", "loads": []}
         file.add(key, row)
-        rates = [bandwidth(given.device, given.copy_gb)]
-        for run in range(given.runs):
-            found = load_once(folder / "e.wide", given.device, width, folder / "cache")
+        rates = [bandwidth(device, copy_gb)]
+        for run in range(runs):
+            found = load_once(folder / "e.wide", device, width, folder / "cache")
             row["loads"].append({"probe": "run" if run == 0 else "remembered", **found})
-            rates = [*rates[:1], bandwidth(given.device, given.copy_gb)]
+            rates.append(bandwidth(device, copy_gb))
             seconds = [r["load_s"] for r in row["loads"] if "load_s" in r]
             if seconds:
                 row.pop("error", None)
@@ -159,6 +160,24 @@ def main() -> None:
                 row["error"] = f"no load succeeded: {found.get('error')}"
             file.add(key, row)
             say(key, row["loads"][-1])
+
+
+def key_of(gigabytes: float) -> str:
+    """Returns the key of a row: `10 GB`."""
+    return f"{gigabytes:g} GB"
+
+
+def main() -> None:
+    """Measures the sizes that the file does not have yet."""
+    parser = device_parser(__doc__, "device/load.json")
+    parser.add_argument("--gb", default="2,10", help="sizes of the weights, in order (default: 2,10)")
+    parser.add_argument("--copy-gb", type=float, default=1.0, help="the size of a copy for the bandwidth")
+    parser.add_argument("--runs", type=int, default=3, help="loads (default: 3)")
+    given = parser.parse_args()
+    file = RowFile(given.out, FORMAT, "load of a large artifact", given.device)
+    for gigabytes in map(float, given.gb.split(",")):
+        if file.must_run(key_of(gigabytes)):
+            measure(file, gigabytes, given.device, given.copy_gb, given.runs)
 
 
 if __name__ == "__main__":

@@ -347,7 +347,7 @@ def test_the_verdict_decides_each_line(tmp_path: Path) -> None:
     assert lines["linear, one program"]["detail"] == "N=32, wide against compiled-loop, noisy"
     assert found("time-weighted floor") == [(1.5 / 6.0, "measured")]
     assert found("peak memory over weights and N times one member's activations") == [(1.2, "not met")]
-    assert found("load of 10 GB over the bandwidth from pinned memory") == [(0.5, "measured")]
+    assert found(verdict.LOAD) == [(0.5, "measured")]
     assert found("32 fine-tunes of width 768 at one token, over merged") == [(5.0, "met")]
     assert found("route over the fastest baseline") == [(1.0, "met")]
     assert sum(document["summary"].values()) == len(lines) == len(document["lines"])
