@@ -24,6 +24,7 @@ from typing import Any
 import advice_results
 import cascade_results
 import database_results
+import device_results
 import fleet_results
 import flop_results
 import hfta_results
@@ -54,6 +55,7 @@ PAGES = (
     "docs/results/fleets.md",
     "docs/results/costs.md",
     "docs/results/training.md",
+    "docs/results/devices.md",
     "docs/explanation/publishing.md",
     "docs/how-to/migrate.md",
 )
@@ -273,6 +275,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "serve-limits": serve_results.limits,
     "swaps": swaps,
     **fleet_results.PARTS,
+    **device_results.PARTS,
     **flop_results.PARTS,
     **advice_results.PARTS,
     **layer_results.PARTS,

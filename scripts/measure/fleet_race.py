@@ -7,9 +7,19 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
+import torch
 
-def race(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
-    """Runs the calls in turn. Returns for each the median ms, the CPU ms, and the quartiles."""
+from widepack.system.timing import waited
+
+
+def race(
+    calls: Mapping[str, Callable[[], Any]], seconds: float, device: str = "cpu"
+) -> dict[str, dict[str, float]]:
+    """Runs the calls in turn. Returns for each the median ms, the CPU ms, and the quartiles.
+
+    device: of the calls. A call on a CUDA device ends when the device has done its work.
+    """
+    calls = {name: waited(call, torch.device(device)) for name, call in calls.items()}
     for call in calls.values():
         for _ in range(3):
             call()

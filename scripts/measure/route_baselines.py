@@ -39,7 +39,7 @@ def by_dict(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) ->
 def by_sort(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
     """Sorts the rows once and calls each module on a slice."""
     numbers = torch.tensor(ids)
-    order = numbers.argsort(stable=True)
+    order = numbers.argsort(stable=True).to(inputs[0].device)
     ordered = [x[order] for x in inputs]
     counts = torch.bincount(numbers, minlength=len(modules)).tolist()
     answers, tree, start = [], None, 0
@@ -69,7 +69,7 @@ def gathered(modules: Sequence[nn.Module]) -> Callable[[Inputs, Sequence[int]], 
         return tree_map(lambda y: y.squeeze(0), answer)
 
     def run(inputs: Inputs, ids: Sequence[int]) -> Any:
-        at = torch.tensor(ids)
+        at = torch.tensor(ids, device=inputs[0].device)
         return vmap(one)(
             {k: v[at] for k, v in parameters.items()}, {k: v[at] for k, v in buffers.items()}, *inputs
         )
@@ -86,6 +86,7 @@ def padded(ens: widepack.WideModel, inputs: Inputs, ids: Sequence[int]) -> Any:
     places = torch.empty(len(ids), dtype=torch.int64)
     for i, at in rows.items():
         places[at] = torch.arange(len(at)) + i * most
+    places = places.to(inputs[0].device)
     wide = []
     for x in inputs:
         wide.append(x.new_zeros(len(ens.members), most, *x.shape[1:]))

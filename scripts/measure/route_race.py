@@ -40,7 +40,8 @@ def raced(
     for call in calls.values():
         for a, b in zip(tree_leaves(call()), right, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(b.abs().max())))
-    run = race(partial(ens.route, *inputs, member=ids), calls, budget_s=seconds, limit_s=limit_s)
+    sync = torch.cuda.synchronize if inputs[0].is_cuda else None
+    run = race(partial(ens.route, *inputs, member=ids), calls, budget_s=seconds, sync=sync, limit_s=limit_s)
     better = run.ratio("dict"), run.ratio("sorted")
     return {
         "active": len(set(ids)),

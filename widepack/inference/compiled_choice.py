@@ -17,7 +17,7 @@ from widepack_artifacts import strict_json
 from ..errors import UsageError
 from ..system.compiled_cache import CompiledCache, default_folder
 from ..system.machine import name_of
-from ..system.timing import LEAST_ROUNDS, race, ratio
+from ..system.timing import LEAST_ROUNDS, race, ratio, waited
 from .bound_program import BoundProgram, StoredProgram
 from .open_artifact import OpenArtifact
 
@@ -70,7 +70,10 @@ class CompiledChoice:
         try:
             for threads in sorted({1, current}):
                 torch.set_num_threads(threads)
-                calls = {"compiled": lambda: compiled.run(*inputs), "eager": lambda: eager.run(*inputs)}
+                calls = {
+                    "compiled": waited(lambda: compiled.run(*inputs), self.artifact.device),
+                    "eager": waited(lambda: eager.run(*inputs), self.artifact.device),
+                }
                 times = race(calls, RACE_S, LEAST_ROUNDS, limit_s=MOST_S)
                 faster = ratio(times, "compiled", "eager") <= GAIN
                 self._cache.write_note(

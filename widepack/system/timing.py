@@ -2,7 +2,8 @@
 
 A round takes one sample of each function, the median of a few blocks of calls, in a changing order. A ratio
 is the median over rounds of two times of the same round; the benchmarks use the same rule, with intervals.
-Times are in seconds.
+Times are in seconds. A call on a CUDA device must wait for it (`waited`): otherwise only the start of its
+kernels is timed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[], object]
 BLOCK_S = 1e-3  # the length of a block, so long that the time of the clock itself does not count
@@ -42,6 +47,23 @@ def rest() -> None:
 
     if torch.get_num_threads() > 1:
         time.sleep(REST_S)
+
+
+def waited(call: Call, device: torch.device) -> Call:
+    """A call that also waits for a CUDA device, which runs kernels after the call has returned.
+
+    device: of the call. On a CPU this returns the call itself.
+    """
+    if device.type != "cuda":
+        return call
+    import torch
+
+    def run() -> object:
+        answer = call()
+        torch.cuda.synchronize(device)
+        return answer
+
+    return run
 
 
 def once(call: Call, calls: int = 1) -> float:

@@ -26,7 +26,7 @@ from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
 from ..simplify.member_programs import SimplifiedPrograms
-from ..system.timing import once
+from ..system.timing import once, waited
 from .candidate import Candidate, unique_candidates
 from .report import TIME_OVER
 
@@ -202,7 +202,7 @@ class CandidatePool:
     def call(self, c: Candidate) -> Callable[[], object]:
         """Returns a call of a bound candidate, for timing."""
         run, inputs = c.bound.run, self.inputs
-        return lambda: run(*inputs)
+        return waited(lambda: run(*inputs), self.device)
 
     def is_right(self, c: Candidate) -> bool:
         """Returns whether the answers of a candidate are right. If not, it is dropped."""

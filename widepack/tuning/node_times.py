@@ -14,7 +14,7 @@ from torch import fx
 
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
-from ..system.timing import without_gc
+from ..system.timing import waited, without_gc
 
 RUNS = 5
 
@@ -22,15 +22,16 @@ RUNS = 5
 class _TimedInterpreter(fx.Interpreter):
     """Records the seconds of every node that computes something, in the program's order."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
         super().__init__(module)
         self.seconds: list[float] = []
+        self._device = device
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op not in ("call_function", "call_module"):
             return super().run_node(n)
         start = time.perf_counter()
-        result = super().run_node(n)
+        result = waited(lambda: super(_TimedInterpreter, self).run_node(n), self._device)()
         self.seconds.append(time.perf_counter() - start)
         return result
 
@@ -48,7 +49,7 @@ def cost_of_nodes(
     end = time.perf_counter() + budget_s
     with torch.inference_mode(), without_gc():
         while len(runs) < RUNS or time.perf_counter() < end:
-            interpreter = _TimedInterpreter(module)
+            interpreter = _TimedInterpreter(module, device)
             interpreter.run(*run.weights, *inputs)
             runs.append(interpreter.seconds)
     seconds: dict[str, float] = {}

@@ -46,8 +46,11 @@ class LayerReference:
         return cls(own, exact)
 
     def wrong(self, answer: Any) -> str:
-        """Returns what is wrong with the answers of all members; empty where they are right."""
-        outputs = leaves(answer)
+        """Returns what is wrong with the answers of all members; empty where they are right.
+
+        answer: on any device. The members' answers are on the CPU.
+        """
+        outputs = [output.detach().cpu() for output in leaves(answer)]
         if len(outputs) != len(self.own[0]):
             return f"{len(outputs)} outputs, each member gives {len(self.own[0])}"
         for k, wide in enumerate(outputs):

@@ -25,8 +25,10 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "safetensors": str(safetensors.__version__),
         "python": platform.python_version(),
         **_installed("onnxruntime"),
+        **(_installed("triton") | {"cuda": str(torch.version.cuda)} if device.startswith("cuda") else {}),
     }
     return {
+        **({"tf32": tf32()} if device.startswith("cuda") else {}),
         "device": device_name(device),
         "cpus": os.cpu_count(),
         "system": platform.platform(),
@@ -35,6 +37,20 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def tf32() -> dict[str, bool]:
+    """Returns whether products and convolutions in float32 may round their factors to TF32.
+
+    `NVIDIA_TF32_OVERRIDE=0` switches TF32 off for all libraries of the process, against torch's settings.
+    """
+    import torch
+
+    may = os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    return {
+        "products": may and torch.backends.cuda.matmul.allow_tf32,
+        "convolutions": may and torch.backends.cudnn.allow_tf32,
     }
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 
 def regret(
-    artifact: str, batch: int, backends: Sequence[str], budget_s: float, threads: int, pin: bool
+    artifact: str,
+    batch: int,
+    backends: Sequence[str],
+    budget_s: float,
+    threads: int,
+    pin: bool,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Times the plan of an artifact for a batch beside every candidate on these backends.
 
@@ -23,7 +29,7 @@ def regret(
     from ..measure.processors import quiet
 
     with quiet(threads, pin):
-        times = measured_again(artifact, batch, backends=backends, budget_s=budget_s)
+        times = measured_again(artifact, batch, backends=backends, budget_s=budget_s, device=device)
     odd = {name: statistics.median(seconds[::2]) for name, seconds in times.items()}
     best = min(odd, key=lambda name: odd[name])
     ratio = statistics.median(a / b for a, b in zip(times["chosen"][1::2], times[best][1::2]))

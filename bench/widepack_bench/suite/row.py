@@ -61,7 +61,8 @@ def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> 
         paths = write_checkpoints(partial(make, **form.options), row.members, folder, row.shared)
         begin = time.perf_counter()
         artifact = f"{folder}/{row.name}.wide"
-        torch.set_num_threads(options.threads)
+        # On a GPU no contestant computes on the CPU: the build may use all of it.
+        torch.set_num_threads(options.threads if options.device == "cpu" else os.cpu_count() or 1)
         widepack.build(
             paths,
             artifact,
@@ -143,6 +144,7 @@ def _regret(artifact: str, batch: int, backends: Sequence[str], options: Network
         "budget_s": options.budget_s,
         "threads": options.threads,
         "pin": options.pin,
+        "device": options.device,
     }
     return in_fresh_process("widepack_bench.suite.regret:regret", arguments, limit_s=REGRET_LIMIT_S)
 

@@ -1,0 +1,178 @@
+"""Runs the steps within a time, and keeps what was finished.
+
+1. The time is divided by the shares of the steps that have to run. What a step leaves, the next ones have.
+2. A step at the end of its time is interrupted, and killed some seconds later, with all processes that it
+   started. Its document has the rows that were finished.
+3. A step that failed does not stop the next ones.
+4. A later call leaves out finished steps, and the others continue their documents.
+
+`device.json` in the folder has for each step its commands, seconds, exit codes and the end of its output.
+It is written after every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from widepack_bench.report.json_file import read_document, write_whole
+
+from .record_tests import VARIABLE
+from .steps import CPU, ROOT, Command, Plan, Step
+
+FORMAT = "widepack.device/1"
+OUTPUT_CHARS = 4000  # of the output of a step that are kept
+GRACE_S = 10.0  # of a step's time, in which an interrupted step writes its document
+LEAST_S = 5.0  # no step begins with less
+CACHE = Path(tempfile.gettempdir()) / "widepack-device"
+PLACES = (".", "artifacts", "bench", "cli", "serve", "scripts", "scripts/measure")
+
+
+class OtherMachine(Exception):
+    """A folder has results of another device or another version of torch."""
+
+
+def environment_of_steps(plan: Plan, packages: Sequence[str], tf32: bool) -> dict[str, str]:
+    """Returns the environment of the steps.
+
+    Args:
+        plan: Where the steps run.
+        packages: Folders with packages that are not installed.
+        tf32: Whether float32 products and convolutions may use TF32. Without it all NVIDIA libraries of the
+            process compute in float32, so that answers can be compared with float64.
+    """
+    places = [*(str(ROOT / place) for place in PLACES), *packages, os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(place for place in places if place),
+        "WIDEPACK_TEST_DEVICE": plan.device,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"),  # later steps and calls find what was compiled
+        "TRITON_CACHE_DIR": str(CACHE / "triton"),
+        VARIABLE: plan.file("tests"),
+        **({} if tf32 or plan.device == CPU else {"NVIDIA_TF32_OVERRIDE": "0"}),
+    }
+
+
+def run_command(command: Command, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+    """Runs a command, and stops it with all its processes at the end of its time.
+
+    Returns: the command, seconds, exit code, whether it was stopped, and the end of its output.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory(prefix="widepack-step-") as folder:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment, "TMPDIR": folder},  # what a killed step leaves is removed
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        stopped = False
+        try:
+            process.wait(max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            stopped = True
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_CHARS))
+        printed = output.read().decode(errors="replace")
+    return {
+        "command": " ".join(command[1:]),
+        "seconds": round(time.monotonic() - begun, 1),
+        "stopped": stopped,
+        "exit": process.returncode,
+        "said": printed,
+    }
+
+
+class DeviceRun:
+    """The runs of a folder.
+
+    Args:
+        plan: Where the steps run.
+        machine: What describes the device and the versions; `environment` of the benchmarks.
+        environment: Of the steps.
+
+    Raises:
+        OtherMachine: The folder has results of another machine.
+        UsageError: `device.json` is another document.
+    """
+
+    def __init__(self, plan: Plan, machine: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.plan, self._environment = plan, environment
+        self._path = plan.out / "device.json"
+        plan.out.mkdir(parents=True, exist_ok=True)
+        document = read_document(self._path, FORMAT, "scripts/on_device.py")
+        self.document: dict[str, Any] = document or {"format": FORMAT, "calls": [], "steps": {}}
+        if document is not None:
+            _check_machine(plan.out, document["environment"], machine)
+        self.document |= {"environment": dict(machine), "rehearsal": plan.rehearsal}
+        self.write()
+
+    def waiting(self, steps: Sequence[Step], again: bool) -> list[Step]:
+        """Returns the steps that have to run. again: also those that are finished."""
+        done = {name for name, row in self.document["steps"].items() if row["finished"]}
+        return [step for step in steps if again or step.name not in done]
+
+    def run(self, steps: Sequence[Step], seconds: float, report: Callable[[str], object] = print) -> bool:
+        """Runs steps within a time. Returns whether all of them are finished."""
+        begun = time.monotonic()
+        self.document["calls"].append({"seconds": seconds, "steps": [step.name for step in steps]})
+        total = sum(step.share for step in steps)
+        over = 0.0
+        for step in steps:
+            over += step.share
+            end = begun + seconds * over / total
+            self.document["steps"][step.name] = row = self._step(step, end)
+            self.write()
+            words = "finished" if row["finished"] else "not finished"
+            report(f"{step.name}: {words} after {row['seconds']:.0f} s")
+        return all(self.document["steps"][step.name]["finished"] for step in steps)
+
+    def _step(self, step: Step, end: float) -> dict[str, Any]:
+        """Runs the commands of a step until `end`, by `time.monotonic`."""
+        runs: list[dict[str, Any]] = []
+        commands = step.commands(self.plan)
+        for command in commands:
+            left = end - time.monotonic() - GRACE_S
+            if left < LEAST_S:
+                break
+            runs.append(run_command(command, self._environment, left))
+        finished = len(runs) == len(commands) and all(
+            not run["stopped"] and run["exit"] in step.finished for run in runs
+        )
+        return {
+            "decides": step.decides,
+            "finished": finished,
+            "seconds": round(sum(run["seconds"] for run in runs), 1),
+            "runs": runs,
+            "left_out": len(commands) - len(runs),
+        }
+
+    def write(self) -> None:
+        """Writes `device.json`."""
+        write_whole(self._path, self.document)
+
+
+def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    pairs = {key: (before.get(key), now.get(key)) for key in ("device", "tf32")}
+    pairs["torch"] = before["versions"]["torch"], now["versions"]["torch"]
+    if different := [f"{key} {old}, and now {new}" for key, (old, new) in pairs.items() if old != new]:
+        raise OtherMachine(
+            f"{folder} has results that were measured elsewhere: {'; '.join(different)}. "
+            "Give another folder, or remove it"
+        )

@@ -1,0 +1,148 @@
+"""Measures the peak memory of a wide call on a device, beside weights and N times one member's activations.
+
+    python scripts/measure/device_memory.py ens.wide --model net.py:make --batch 8 -o memory.json
+
+| figure | what it is |
+|---|---|
+| `weights_bytes` | what `widepack.load` allocated: weights after the prologue |
+| `member_bytes` | what one call of one member allocated at most, beyond the member's weights and the inputs |
+| `peak_bytes` | what was allocated at most during wide calls, with weights and inputs |
+| `allowed_bytes` | `weights_bytes` + inputs + N x `member_bytes` |
+| `part` | `peak_bytes` over `allowed_bytes` |
+
+`reserved_bytes` is what the allocator took from the device: it includes the memory of CUDA graphs. On a CPU,
+where torch has no such counters, the system's peak of the process stands in; its figures only show that the
+script runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from row_file import device_parser
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import widepack
+from widepack_bench.baselines.members import call_inputs, named_factory, own_module
+from widepack_bench.report.environment import environment
+
+CALLS = 3
+
+
+class Peak:
+    """Reads how many bytes are allocated on a device, now and at most. device: its name."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+
+    def start(self) -> int:
+        """Starts a new peak. Returns the bytes that are allocated now."""
+        gc.collect()
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            return torch.cuda.memory_allocated()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return _status("VmRSS")
+
+    def most(self) -> int:
+        """Returns the most bytes that were allocated since the start."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated()
+        return _status("VmHWM")
+
+    def reserved(self) -> int:
+        """Returns the most bytes that the allocator took from the device since the start."""
+        return torch.cuda.max_memory_reserved() if self._cuda else self.most()
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    line = next(line for line in text.splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def measured(
+    artifact: str,
+    factory: str,
+    factory_args: Mapping[str, Any],
+    batch: int,
+    device: str,
+    backend: str = "auto",
+    graph: bool = False,
+) -> dict[str, Any]:
+    """Returns the figures of an artifact for one batch. It must run in a process of its own.
+
+    Args:
+        artifact: The folder of the artifact.
+        factory: The name of the members' factory.
+        factory_args: Its arguments.
+        batch: The batch.
+        device: Where to run.
+        backend: As in `widepack.load`.
+        graph: Whether calls run by CUDA graphs.
+    """
+    peak = Peak(device)
+    described = widepack.load(artifact, device="cpu", warmup=False)
+    entry, count = described.manifest.entries["forward"], len(described)
+    args, kwargs, _ = call_inputs(entry, None, batch, 0, device)
+    member = own_module(named_factory(factory, factory_args, described), described.state_dict(0), "member 0")
+    member = member.to(device).eval()
+    del described
+    with torch.inference_mode():
+        member(*args, **kwargs)  # libraries allocate their workspaces in the first call
+        before = peak.start()
+        for _ in range(CALLS):
+            member(*args, **kwargs)
+        member_bytes = peak.most() - before
+        del member
+        empty = peak.start()
+        ens = widepack.load(artifact, device=device, backend=backend, graph=graph)
+        ens(*args, **kwargs)
+        weights_bytes = peak.start() - empty
+        for _ in range(CALLS):
+            ens(*args, **kwargs)
+        inputs = sum(v.nbytes for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor))
+        allowed = weights_bytes + inputs + count * member_bytes
+        most = peak.most() - empty + inputs
+    return {
+        "members": count,
+        "batch": batch,
+        "form": backend + ("+graph" if graph else ""),
+        "weights_bytes": weights_bytes,
+        "member_bytes": member_bytes,
+        "inputs_bytes": inputs,
+        "peak_bytes": most,
+        "reserved_bytes": peak.reserved(),
+        "allowed_bytes": allowed,
+        "part": most / allowed if allowed > 0 else None,
+    }
+
+
+def main() -> None:
+    """Measures an artifact and writes the document."""
+    parser = device_parser(__doc__, "device/memory.json")
+    parser.add_argument("artifact")
+    parser.add_argument("--model", required=True, help="the members' factory, file.py:function")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=False)
+    given = parser.parse_args()
+    row = measured(
+        given.artifact, given.model, {}, given.batch, given.device, given.backend, graph=given.graph
+    )
+    document = {"environment": environment(given.device, torch.get_num_threads()), **row}
+    given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
