@@ -20,7 +20,7 @@ from widepack.ir.kinds import SIZES
 from widepack.ir.values import GatheredMatrices, Shared, Stacked, Value, WeightFactors
 from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY, Strategy, always
-from widepack.registry.samples import SAMPLES, Draw, Sample
+from widepack.registry.samples import SAMPLES, B, Draw, Sample
 from widepack.registry.sequential import sequential
 from widepack.registry.writer import EagerWriter
 
@@ -85,6 +85,12 @@ def packed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Returns `x` as `[N, B, C, *s]` over memory of layout `[B, *s, N, C]`."""
+    order = [1, *range(3, x.ndim), 0, 2]
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(x.ndim)])
+
+
 def factors_of(x: torch.Tensor) -> WeightFactors | None:
     """Returns exact factors of each member's tensor `x[i]`: a base of zeros, ones on the diagonal of left,
     and `x[i]` as right; None for a value that no op takes as a factored weight.
@@ -114,7 +120,7 @@ def wide(
 ) -> tuple[Any, Any, list[Sample]]:
     """Returns arguments for a strategy, and the arguments of each member.
 
-    memory: member-major ("major") or channel-packed ("packed").
+    memory: member-major ("major"), channel-packed ("packed"), or that with channels innermost ("last").
     nan: the member whose floating-point numbers are all NaN.
     """
     columns: list[Shared | Stacked] = []
@@ -128,6 +134,7 @@ def wide(
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
         x_wide = packed(x) if memory == "packed" and x.ndim >= 3 else x
+        x_wide = channels_last(x) if memory == "last" and _is_image(parts[0]) else x_wide
         columns.append(Stacked(Value(None, x_wide), factors_of(x), gathered_of(x)))
         by_argument.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
@@ -176,11 +183,10 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a tensor. All NaN get the same bytes."""
     if x.is_floating_point() or x.is_complex():
         x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-        return (
-            torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).contiguous().view(torch.uint8)
-            if x.ndim
-            else bits(x.reshape(1))
-        )
+        if not x.ndim:
+            return bits(x.reshape(1))
+        one_nan = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
+        return one_nan.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return x
 
 
@@ -208,7 +214,14 @@ def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list
 
 
 def memories(many: list[Sample]) -> tuple[str, ...]:
-    return ("major", "packed") if any(t.ndim >= 2 for t in tensors(many[0])) else ("major",)
+    ranks = {t.ndim for t in tensors(many[0])}
+    packed = ("packed",) if any(n >= 2 for n in ranks) else ()
+    return ("major", *packed, *(("last",) if any(map(_is_image, tensors(many[0]))) else ()))
+
+
+def _is_image(x: torch.Tensor) -> bool:
+    """Whether a member's tensor may be a batch of images or volumes with channels."""
+    return x.ndim in (4, 5) and x.shape[0] == B
 
 
 def run_all(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, Any, list[Sample]]]:

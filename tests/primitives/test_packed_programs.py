@@ -224,7 +224,7 @@ def test_weights_are_packed_once_and_never_read_again() -> None:
     )
 
 
-def test_packed_applies_to_float32_on_a_cpu() -> None:
+def test_packed_applies_to_float32_and_16_bits_on_a_cpu() -> None:
     def value(*shape: int, dtype: torch.dtype = torch.float32) -> Value:
         return Value(None, torch.zeros(shape, dtype=dtype))
 
@@ -236,7 +236,8 @@ def test_packed_applies_to_float32_on_a_cpu() -> None:
         ("cpu", torch.float32, True),
         ("cuda", torch.float32, False),
         ("cpu", torch.float64, False),
-        ("cpu", torch.bfloat16, False),
+        ("cpu", torch.bfloat16, True),
+        ("cpu", torch.float16, True),
     ):
         w = EagerWriter(3, device)
         w.op = "aten.linear.default"

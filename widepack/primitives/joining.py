@@ -31,6 +31,8 @@ def _cats(draw: Draw) -> list[Sample]:
         call([draw.normal(2, 4), draw.normal(B, 4)], -2),
         call([draw.normal(0), draw.normal(B, 3)], 1),
         call([draw.normal(B, 3), draw.ints(0, 9, B, 2)], -1),
+        call([draw.normal(B, 2, 3, 4), draw.normal(B, 3, 3, 4)], 1),
+        call([draw.normal(B, 2, 2, 3, 1), draw.normal(B, 2, 2, 3, 1)], -4),
     ]
 
 
