@@ -216,7 +216,7 @@ def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list
 def memories(many: list[Sample]) -> tuple[str, ...]:
     ranks = {t.ndim for t in tensors(many[0])}
     packed = ("packed",) if any(n >= 2 for n in ranks) else ()
-    return ("major", *packed, *(("last",) if any(map(_is_image, tensors(many[0]))) else ()))
+    return ("major", *packed, *(("last",) if _is_image(tensors(many[0])[0]) else ()))
 
 
 def _is_image(x: torch.Tensor) -> bool:
