@@ -8,11 +8,10 @@ from itertools import product
 import pytest
 import sympy
 
+from widepack.costs.pair_boxes import Box, Range
 from widepack.costs.pair_regions import (
     EVERYTHING,
     NOTHING,
-    Box,
-    Range,
     Region,
     both,
     complement,
