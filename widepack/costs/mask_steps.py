@@ -63,6 +63,11 @@ FOLLOWED = _SAME | _FLOORED | _COMPARISONS | _ARITHMETIC | VIEWS | {"masked_fill
 """Ops that make a mask of masks, or add one to scores."""
 
 
+def is_attention(name: str) -> bool:
+    """Whether an op is a whole attention. name: without library and overload."""
+    return "scaled_dot_product" in name or name == "masked_attention"
+
+
 class MaskStep(Step):
     """A node that may make a mask, or a part of one."""
 

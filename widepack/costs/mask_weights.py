@@ -11,7 +11,7 @@ from ..ir.encoding import decode
 from ..ir.fake_values import CPU
 from ..ir.tensor_type import member_types, parse_slot
 from .mask_data import MOST_ELEMENTS
-from .mask_steps import FOLLOWED, SOFTMAXES
+from .mask_steps import FOLLOWED, SOFTMAXES, is_attention
 
 
 def mask_slots(program: Program) -> list[Slot]:
@@ -28,7 +28,7 @@ def mask_slots(program: Program) -> list[Slot]:
         name = node.op.split(".")[1]
         if name in SOFTMAXES or (name in FOLLOWED and node.name in reaching):
             reaching.update(refs((node.args, node.kwargs)))
-        else:
+        elif is_attention(name):
             bound = ops.bind(node.op, decode(node.args, CPU), decode(node.kwargs, CPU))
             reaching.update(refs(bound.get("attn_mask")))
     return [slot for slot in found if slot.name in reaching]

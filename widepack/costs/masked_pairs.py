@@ -24,7 +24,7 @@ from ..ir.encoding import decode
 from ..ir.fake_values import CPU
 from .expressions import World
 from .mask_operands import Step
-from .mask_steps import MaskStep
+from .mask_steps import MaskStep, is_attention
 from .mask_values import Bias, Known, Mask, Scores, forbidden
 from .mask_views import without_single
 from .pair_boxes import Box, Range
@@ -73,13 +73,15 @@ class MaskedPairs:
         bound = ops.bind(node.op, decode(node.args, CPU), decode(node.kwargs, CPU))
         step = MaskStep(self._world, self._known, name, bound, values, result)
         self._known[node.name] = None
-        if "scaled_dot_product" in name or name == "masked_attention":
+        if is_attention(name):
             self._attention(node.name, step)
         elif name in _PRODUCTS:
             self._product(node, step)
         elif isinstance(result, Tensor):
-            sizes = [self._world.expr(size) for size in result.shape]
-            self._known[node.name] = without_single(step.known(), sizes)
+            known = step.known()
+            if known is not None:
+                known = without_single(known, [self._world.expr(size) for size in result.shape])
+            self._known[node.name] = known
 
     def _attention(self, name: str, step: Step) -> None:
         mask = step.value("attn_mask")
