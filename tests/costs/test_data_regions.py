@@ -18,7 +18,7 @@ from widepack.costs.mask_data import known_of
 from widepack.costs.mask_values import Bias, Mask
 from widepack.costs.pair_boxes import Box
 from widepack.costs.pair_regions import EVERYTHING, NOTHING, both, complement, count
-from widepack.costs.pair_tables import Table
+from widepack.costs.pair_tables import PairTable
 
 INF = float("inf")
 Pairs = Callable[[Tensor, Tensor], Tensor]
@@ -153,7 +153,7 @@ def test_tables_are_counted_where_they_are_read_at_a_fixed_size() -> None:
     pairs = torch.rand(8, 9) < 0.5
     region = region_of(pairs)
     (table,) = region
-    assert isinstance(table, Table)
+    assert isinstance(table, PairTable)
     rest, below = complement(region), both(region, region_of(torch.ones(8, 9, dtype=torch.bool).tril()))
     assert rest is not None and below is not None
     for t, s in ((8, 9), (5, 9), (3, 2)):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_masks import HEADS, INF, WIDTH, additive, forbidden, ij
 from click.testing import CliRunner
-from masked_attention import HEADS, INF, WIDTH, additive, forbidden, ij
 from torch import Tensor, nn
 
 import widepack
@@ -45,6 +45,8 @@ def allowed(name: str) -> Tensor:
 
 class Attention(nn.Module):
     """Attention over 16 channels with a mask in a buffer. how: the form of the buffer, and who reads it."""
+
+    mask: Tensor
 
     def __init__(self, name: str = "causal", how: str = "filled", saved: bool = True) -> None:
         super().__init__()
@@ -239,3 +241,7 @@ def test_members_with_masks_of_their_own(tmp_path: Path) -> None:
 
     widepack.update(reader.root, {1: with_mask(paths[1], window), 2: with_mask(paths[2], window & blocks)})
     masked(stored_costs(Reader(reader.root))["forward"], ["window"])
+
+    for name in ("blocks", "causal"):  # the same for all members
+        widepack.update(reader.root, {i: with_mask(path, allowed(name)) for i, path in enumerate(paths)})
+        masked(stored_costs(Reader(reader.root))["forward"], [name])

@@ -9,8 +9,7 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
-from masked_attention import (
+from attention_masks import (
     HEADS,
     INF,
     INPUTS,
@@ -24,6 +23,7 @@ from masked_attention import (
     forbidden,
     ij,
 )
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 from widepack import primitives as primitives  # fills the registry

@@ -13,7 +13,7 @@ from widepack.costs.expressions import World
 from widepack.costs.mask_values import Mask
 from widepack.costs.pair_boxes import Box, Grid, Range
 from widepack.costs.pair_regions import Region
-from widepack.costs.pair_tables import Table, pairs_of
+from widepack.costs.pair_tables import PairTable, pairs_of
 from widepack_artifacts.formulas import Formula
 
 MOST = 200
@@ -50,7 +50,10 @@ def inside(region: Region, queries: int, keys: int) -> Tensor:
     """Returns for each pair whether it is in a region at these sizes, as bool[queries, keys]."""
     found = torch.zeros(queries, keys, dtype=torch.bool)
     for one in region:
-        found |= one.inside if isinstance(one, Table) else pairs_of(_at(one, queries, keys), queries, keys)
+        if isinstance(one, PairTable):
+            found |= one.inside[:queries, :keys]
+        else:
+            found |= pairs_of(_at(one, queries, keys), queries, keys)
     return found
 
 

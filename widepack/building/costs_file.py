@@ -77,9 +77,9 @@ def _write(writer: Writer, found: Mapping[str, Costs | None]) -> None:
         writer.file(STEM, "json", strict_json.canonical(documents(kept)))
 
 
-def has_own_masks(entry: CostedEntry) -> bool:
-    """Whether the members of an entry have different buffers that may be masks of attention."""
-    return any(entry.kind(slot.source) != "shared" for p in entry.programs for slot in mask_slots(p))
+def reads_masks(entry: CostedEntry) -> bool:
+    """Whether the costs of an entry depend on the data of weights, which may be masks of attention."""
+    return any(mask_slots(program) for program in entry.programs)
 
 
 def _costs(

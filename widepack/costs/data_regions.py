@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .pair_boxes import Box, Grid, Range
 from .pair_regions import Region, complement
-from .pair_tables import Table
+from .pair_tables import PairTable
 
 _MOST_RUNS = 3
 
@@ -40,7 +40,7 @@ def region_of(pairs: Tensor) -> Region:
                 region = complement(region) if is_rest else region
                 if region is not None:
                     return region
-    return (Table(pairs),)
+    return (PairTable(pairs),)
 
 
 def _splits(pairs: Tensor) -> Iterator[list[Tensor]]:

@@ -14,12 +14,12 @@ from typing import Any
 import sympy
 
 from .pair_boxes import Box
-from .pair_tables import Table
+from .pair_tables import PairTable
 
 _MOST_BOXES = 8
 _MOST_COUNTED = 4
 """A count adds and subtracts the intersections of all sets of boxes, 2 to the power of their number."""
-PairSet = Box | Table
+PairSet = Box | PairTable
 Region = tuple[PairSet, ...]
 EVERYTHING: Region = (Box(),)
 NOTHING: Region = ()
@@ -73,16 +73,16 @@ def count(region: Region, queries: Any, keys: Any) -> Any:
 
 def _joint(a: PairSet, b: PairSet) -> PairSet | None:
     """Returns the pairs in both sets; None if they have no form."""
-    if isinstance(a, Table):
-        return a.also(b) if isinstance(b, Table) else a.also_box(b)
-    return b.also_box(a) if isinstance(b, Table) else a.also(b)
+    if isinstance(a, PairTable):
+        return a.also(b) if isinstance(b, PairTable) else a.also_box(b)
+    return b.also_box(a) if isinstance(b, PairTable) else a.also(b)
 
 
 def _contains(a: PairSet, b: PairSet) -> bool:
     """Whether every pair of the second set is shown to be in the first."""
     if isinstance(a, Box):
         return a.contains(b) if isinstance(b, Box) else a.is_everything
-    return isinstance(b, Table) and a.contains(b)
+    return isinstance(b, PairTable) and a.contains(b)
 
 
 def _kept(sets: Sequence[PairSet | None]) -> Region | None:

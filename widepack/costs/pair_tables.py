@@ -12,7 +12,7 @@ from .pair_boxes import Box, Range
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class PairTable:
     """A set of pairs. inside: for each query and key whether the set has the pair, bool[queries, keys].
 
     A program reads no pair that is not in the table.
@@ -20,25 +20,25 @@ class Table:
 
     inside: Tensor
 
-    def outside(self) -> list[Table]:
+    def outside(self) -> list[PairTable]:
         """Returns the pairs that are not in the set."""
-        return [Table(~self.inside)]
+        return [PairTable(~self.inside)]
 
-    def also(self, other: Table) -> Table | None:
+    def also(self, other: PairTable) -> PairTable | None:
         """Returns the pairs in both tables; None for tables of different sizes."""
         if self.inside.shape != other.inside.shape:
             return None
-        return Table(self.inside & other.inside)
+        return PairTable(self.inside & other.inside)
 
-    def also_box(self, box: Box) -> Table | None:
+    def also_box(self, box: Box) -> PairTable | None:
         """Returns the pairs that are in a box too; None for a box whose bounds are not numbers."""
         if box.is_everything:
             return self
         if not all(b.is_number for b in box.bounds()):
             return None
-        return Table(self.inside & pairs_of(box, *self.inside.shape))
+        return PairTable(self.inside & pairs_of(box, *self.inside.shape))
 
-    def contains(self, other: Table) -> bool:
+    def contains(self, other: PairTable) -> bool:
         """Whether every pair of another table is in this one."""
         same = self.inside.shape == other.inside.shape
         return same and not bool((other.inside & ~self.inside).any())
@@ -53,17 +53,17 @@ class Table:
         """The dims that the set depends on, from the end."""
         return {-2, -1}
 
-    def moved(self, queries: Any, keys: Any) -> Table | None:
+    def moved(self, queries: Any, keys: Any) -> PairTable | None:
         """Returns the set after `queries` was added to i, and `keys` to j; None if that is not to leave the
         first ones out.
         """
         if not (queries.is_number and keys.is_number and queries <= 0 and keys <= 0):
             return None
-        return Table(self.inside[-int(queries) :, -int(keys) :])
+        return PairTable(self.inside[-int(queries) :, -int(keys) :])
 
-    def turned(self) -> Table:
+    def turned(self) -> PairTable:
         """Returns the set with queries and keys exchanged."""
-        return Table(self.inside.mT)
+        return PairTable(self.inside.mT)
 
     def of_first(self, dim: int) -> None:
         """Returns None: a row or column of a table has no form. As `Box.of_first`."""

@@ -32,7 +32,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import has_own_masks, write_revised_costs
+from ..building.costs_file import reads_masks, write_revised_costs
 from ..building.factories import find_factory
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.write import WeightFiles, write_factored, write_tensors
@@ -217,14 +217,14 @@ def _keep_costs(
 ) -> None:
     """Keeps the costs of the artifact, which hold for any number of members.
 
-    They are derived again for new kinds, and if members have masks of their own in buffers.
+    They are derived again for new kinds, and if weights may be masks of attention.
     """
     old, derived = reader.manifest, [e.entry for e in checked.entries]
     name = costs_file(old.files)
     if not name:
         return
     same = all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed
-    if same and not any(map(has_own_masks, derived)):
+    if same and not any(map(reads_masks, derived)):
         writer.take(reader, [name])
     else:
         write_revised_costs(writer, derived, stored_costs(reader), written.weights)
