@@ -15,7 +15,7 @@ from torch import Tensor
 
 from widepack.costs.data_regions import region_of
 from widepack.costs.mask_data import known_of
-from widepack.costs.mask_values import Bias, Mask
+from widepack.costs.mask_values import Bias, Constant, Mask
 from widepack.costs.pair_boxes import Box
 from widepack.costs.pair_regions import EVERYTHING, NOTHING, both, complement, count
 from widepack.costs.pair_tables import PairTable
@@ -119,6 +119,8 @@ def test_other_weights_are_not_known() -> None:
         torch.zeros(2, 2) * 1j,
     )
     assert all(known_of([value]) is None for value in others)
+    assert known_of([torch.tensor(-INF)]) == known_of([torch.full((1, 1), -INF)] * 2) == Constant(-INF)
+    assert known_of([torch.tensor(-INF), torch.tensor(0.0)]) is None
     assert known_of([causal(), torch.randn(12, 12)]) is None
 
 

@@ -151,6 +151,30 @@ def test_buffers_that_are_drawn_are_not_known() -> None:
         assert "masked_flops" not in model_costs(make, [f"x=float32[B,{MOST},16]"]).totals
 
 
+@pytest.mark.parametrize("wide", [0, 4])
+def test_the_number_that_forbids_may_be_a_tensor(wide: int) -> None:
+    class Where(Attention):
+        def forward(self, x: Tensor) -> Any:
+            q = self.project(x)[..., :16]
+            least = torch.tensor(torch.finfo(x.dtype).min)
+            scores = torch.where(self.mask[: x.shape[1], : x.shape[1]], q @ q.mT, least)
+            return scores.softmax(-1) @ q
+
+    costs = model_costs(lambda: Where(how="argument"), X, wide=wide)
+    found = costs.at(costs.values({"B": 2, "T": 9}, members=3))["masked_flops"]
+    assert found == 3 * 4 * 2 * 16 * forbidden(allowed("causal")[:9, :9])
+
+
+def test_parameters_are_not_known() -> None:
+    class Learned(Attention):
+        def __init__(self) -> None:
+            super().__init__(how="argument")
+            del self.mask
+            self.mask = nn.Parameter(additive(allowed("causal")))
+
+    assert "masked_flops" not in model_costs(Learned, X).totals
+
+
 def test_numbers_that_are_added_forbid_nothing() -> None:
     """A float mask of 0 and 1 is added to the scores."""
 
@@ -171,8 +195,8 @@ def test_no_module_is_made_for_its_values_if_no_weight_may_be_a_mask() -> None:
 
     program = Preview(plain, ["input=float32[B,T,8]"]).program
     made.clear()
-    assert fresh_masks(program, plain) == {} and not made
-    assert list(fresh_masks(Preview(Attention, X).program, Attention)) == ["mask"]
+    assert fresh_masks(program, plain, {}) == {} and not made
+    assert list(fresh_masks(Preview(Attention, X).program, Attention, {})) == ["mask"]
 
 
 class Large(nn.Module):

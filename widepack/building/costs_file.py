@@ -15,7 +15,7 @@ from widepack_artifacts.weights import Weights
 from widepack_artifacts.writer import Writer
 
 from ..costs.derive import ModelFacts, derive
-from ..costs.mask_weights import mask_slots
+from ..costs.mask_weights import is_number, mask_slots
 from ..errors import WidepackError
 from ..ir.kinds import slot_kinds
 from ..spec.state import CarriedState
@@ -79,7 +79,7 @@ def _write(writer: Writer, found: Mapping[str, Costs | None]) -> None:
 
 def reads_masks(entry: CostedEntry) -> bool:
     """Whether the costs of an entry depend on the data of weights, which may be masks of attention."""
-    return any(mask_slots(program) for program in entry.programs)
+    return any(not is_number(slot) for program in entry.programs for slot in mask_slots(program))
 
 
 def _costs(

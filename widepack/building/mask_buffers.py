@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from widepack_artifacts.program import Kind, Program
 from ..capture.module_tensors import tensors_of
 from ..costs.mask_data import MOST_ELEMENTS, known_of
 from ..costs.mask_values import Known
-from ..costs.mask_weights import mask_slots
+from ..costs.mask_weights import is_number, mask_slots
 from ..ir.torch_internals import op_base_name, schema_of
 
 
@@ -39,19 +39,26 @@ def known_masks(
     return {name: known for name, known in found.items() if known is not None}
 
 
-def fresh_masks(program: Program, make: Callable[[], nn.Module]) -> dict[str, Known]:
+def fresh_masks(
+    program: Program, make: Callable[[], nn.Module], literals: Mapping[str, Tensor]
+) -> dict[str, Known]:
     """Returns what is known of the masks that a fresh module has in buffers, as `known_masks` does.
 
-    make: returns the module. It is called without memory for weights, and only if the program may have masks.
-    Buffers whose numbers are drawn are not known.
+    Args:
+        program: The member program.
+        make: Returns the module. It is called without memory for weights, and only if the program may have
+            masks. Parameters, and buffers whose numbers are drawn, are not known.
+        literals: The tensors in the code, by their names in the table.
     """
-    names = [slot.source for slot in mask_slots(program)]
+    slots = mask_slots(program)
+    names = [s.source for s in slots if s.source not in literals and not is_number(s)]
     try:
         first, second = (_set_numbers(make, names, seed) for seed in (0, 1)) if names else ({}, {})
     except Exception:  # noqa: BLE001  # code that gets no values may raise anything
         return {}
     same = {n: t for n, t in first.items() if n in second and torch.equal(t, second[n])}
-    found = {name: known_of([value]) for name, value in same.items()}
+    same |= {s.source: literals[s.source] for s in slots if s.source in literals}
+    found = {name: known_of([value]) for name, value in same.items() if _has_values(value)}
     return {name: known for name, known in found.items() if known is not None}
 
 
@@ -63,10 +70,13 @@ def _set_numbers(make: Callable[[], nn.Module], names: Iterable[str], seed: int)
         torch.manual_seed(seed)
         module = make()
     tensors: dict[str, Tensor] = dict(tensors_of(module))
-    tensors |= dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     kept = {n: tensors[n].detach() for n in names if n in tensors}
-    return {n: t for n, t in kept.items() if not isinstance(t, FakeTensor) and not t.is_meta}
+    return {n: t for n, t in kept.items() if _has_values(t)}
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
 _UNSET = frozenset(["empty", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"])

@@ -25,6 +25,7 @@ from ..errors import CaptureError
 from ..ir.kinds import slot_kinds
 from ..spec.entries import FORWARD
 from ..system.memory import available_bytes
+from ..verification.program_difference import is_literal
 from .mask_buffers import fresh_masks
 from .preview import Preview
 
@@ -57,7 +58,8 @@ def model_costs(
     with _rare_collections():
         preview, name = model_preview(make, inputs, entry)
         facts = facts_of(preview.captured, name)
-        facts = replace(facts, masks=fresh_masks(preview.program, make))
+        literals = {n: value for n, (_, value) in preview.captured.weights.items() if is_literal(n)}
+        facts = replace(facts, masks=fresh_masks(preview.program, make, literals))
         if not wide:
             captured = preview.captured
             states = {s.input for s in captured.states}

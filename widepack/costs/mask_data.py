@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .data_regions import region_of
-from .mask_values import FORBIDS, Bias, Known, Mask
+from .mask_values import FORBIDS, Bias, Constant, Known, Mask
 
 MOST_ELEMENTS = 2**24
 """The most elements of a weight whose data are read as a mask."""
@@ -31,15 +31,17 @@ def known_of(members: Iterable[Tensor]) -> Known:
             last two dims are pairs.
 
     Returns:
-        A mask for booleans, and for numbers that are 0 and 1. A bias for floats of which some forbid pairs.
-        None for other weights. A pair is true, or forbidden, if it is so at every place of the other dims and
-        in all members.
+        A mask for booleans, and for numbers that are 0 and 1. A bias for floats of which some forbid pairs. A
+        constant for one number that all members have. None for other weights. A pair is true, or forbidden,
+        if it is so at every place of the other dims and in all members.
     """
     form: Literal["mask", "bias"] | None = None
+    numbers: list[float] = []
     always = sometimes = torch.empty(0)
     for value in members:
-        if value.dim() < 2 or value.numel() > MOST_ELEMENTS:
-            return None
+        if value.numel() == 1 and not value.is_complex():
+            numbers.append(float(value))
+            continue
         found = _pairs_in(value)
         if found is None or form not in (None, found[0]):
             return None
@@ -49,7 +51,7 @@ def known_of(members: Iterable[Tensor]) -> Known:
         form = found[0]
         del value, found, pairs  # before the next one is read
     if form is None:
-        return None
+        return Constant(numbers[0]) if len(set(numbers)) == 1 else None
     sure = region_of(always)
     if form == "bias":
         return Bias(sure) if sure else None
@@ -58,10 +60,10 @@ def known_of(members: Iterable[Tensor]) -> Known:
 
 def _pairs_in(value: Tensor) -> tuple[Literal["mask", "bias"], Tensor] | None:
     """Returns where a mask is true, or where a bias forbids; None for other data."""
+    if value.dim() < 2 or not 0 < value.numel() <= MOST_ELEMENTS or value.is_complex():
+        return None
     if value.dtype == torch.bool:
         return "mask", value
-    if value.is_complex() or not value.numel():
-        return None
     for part in (value.flatten()[:_SAMPLE], value):
         true = part == 1
         is_mask = bool((true | (part == 0)).all())

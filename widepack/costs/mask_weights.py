@@ -1,4 +1,4 @@
-"""Finds the weights of a program that may be masks: buffers that reach the scores of attention."""
+"""Finds the weights of a program that may be masks, or numbers in masks: they reach scores of attention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .mask_steps import FOLLOWED, SOFTMAXES, is_attention
 
 
 def mask_slots(program: Program) -> list[Slot]:
-    """Returns the weights of a member program that may be masks.
+    """Returns the weights of a member program that may be masks, or one number in a mask.
 
-    They are tensors of at most `MOST_ELEMENTS` elements whose last two dims have several places, and that
-    only ops which make masks take to a softmax or to the mask of an attention.
+    A mask has at most `MOST_ELEMENTS` elements, and several queries and keys. Only ops which make masks take
+    it to a softmax, or to the mask of an attention.
     """
-    found = [slot for slot in program.weights if _may_be_mask(slot)]
+    found = [slot for slot in program.weights if is_number(slot) or _may_be_mask(slot)]
     if not found:
         return []
     reaching: set[str] = set()  # the values that such ops take on to scores
@@ -34,7 +34,17 @@ def mask_slots(program: Program) -> list[Slot]:
     return [slot for slot in found if slot.name in reaching]
 
 
-def _may_be_mask(slot: Slot) -> bool:
+def is_number(slot: Slot) -> bool:
+    """Whether a weight has one element, such as the literal `torch.tensor(float("-inf"))`."""
+    sizes = _sizes(slot)
+    return sizes is not None and prod(sizes) == 1
+
+
+def _sizes(slot: Slot) -> tuple[int, ...] | None:
     types = member_types(slot.type)
-    sizes = parse_slot(types[0]).numbers if len(types) == 1 else None
+    return parse_slot(types[0]).numbers if len(types) == 1 else None
+
+
+def _may_be_mask(slot: Slot) -> bool:
+    sizes = _sizes(slot)
     return sizes is not None and len(sizes) > 1 and min(sizes[-2:]) > 1 and prod(sizes) <= MOST_ELEMENTS
