@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sympy
 import torch
 import torch.nn.functional as F
+from attention_masks import (
+    HEADS,
+    INF,
+    INPUTS,
+    SIZES,
+    WIDTH,
+    Attention,
+    Maker,
+    Several,
+    additive,
+    check,
+    forbidden,
+    ij,
+)
 from click.testing import CliRunner
-from counted import torch_flops
 from torch import Tensor, nn
 
 from widepack import primitives as primitives  # fills the registry
@@ -19,14 +31,6 @@ from widepack.building.model_costs import model_costs
 from widepack_artifacts.costs import FORMAT, MASKED_FORMAT, documents, read_documents
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.main import cli
-
-HEADS, WIDTH = 2, 8
-INF = float("-inf")
-Maker = Callable[[int, int], Tensor]
-
-
-def ij(t: int, s: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(t)[:, None], torch.arange(s)[None]
 
 
 def causal(t: int, s: int) -> Tensor:
@@ -86,17 +90,24 @@ def read_at(t: int, s: int) -> Tensor:
     return ((j <= i) & (j > i - 4))[:1]
 
 
+def one_query(t: int, s: int) -> Tensor:
+    """What the second query sees, for all."""
+    return window(t, s)[1:2].expand(t, s)
+
+
+def one_key(t: int, s: int) -> Tensor:
+    """Who sees the second key, for all keys; and positions with one row only."""
+    rows = torch.arange(1)[:, None] + 1
+    return causal(t, s)[:, 1:2] & (rows >= torch.arange(s)[None] - 3)
+
+
 BOOLS: dict[str, Maker] = {
     f.__name__: f
     for f in (
         *(causal, window, both_sides, prefix, sinks, tril, upside_down),
-        *(transposed, last_keys, viewed, read_at),
+        *(transposed, last_keys, viewed, read_at, one_query, one_key),
     )
 }
-
-
-def additive(mask: Tensor) -> Tensor:
-    return torch.zeros(mask.shape).masked_fill(~mask, INF)
 
 
 def added_form(mask: Maker) -> Maker:
@@ -126,70 +137,6 @@ def triu_of_window(t: int, s: int) -> Tensor:
 
 FLOATS: dict[str, Maker] = {f.__name__: f for f in (full_triu, times_least, where_window, triu_of_window)}
 FLOATS |= {f"additive {name}": added_form(mask) for name, mask in BOOLS.items()}
-
-
-def forbidden(mask: Tensor) -> int:
-    return int(((~mask) if mask.dtype == torch.bool else mask < -1e4).sum())
-
-
-class Attention(nn.Module):
-    """Attention with a mask. how: as an argument, or written out in one of the usual ways."""
-
-    def __init__(self, mask: Maker, how: str = "argument") -> None:
-        super().__init__()
-        self.mask, self.how = mask, how
-
-    def forward(self, q: Tensor, k: Tensor) -> Any:
-        mask = self.mask(q.shape[-2], k.shape[-2])
-        if self.how == "argument":
-            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
-        scores = q @ k.transpose(-1, -2) * WIDTH**-0.5
-        if self.how == "added":
-            scores = scores + (additive(mask) if mask.dtype == torch.bool else mask)
-        elif self.how == "filled":
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        elif self.how == "where":
-            scores = torch.where(mask, torch.tanh(scores / 30.0) * 30.0, torch.full([], INF))
-        return F.dropout(scores.softmax(-1), 0.1, self.training).to(k.dtype) @ k
-
-
-INPUTS = [f"q=float32[B,{HEADS},T,{WIDTH}]", f"k=float32[B,{HEADS},S,{WIDTH}]"]
-SIZES = [(1, 5, 5), (3, 9, 17), (2, 17, 9), (1, 40, 40), (2, 2, 30)]
-
-
-class Several(nn.Module):
-    """Attention with several masks, each in a module of its own."""
-
-    def __init__(self, parts: list[Attention]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, q: Tensor, k: Tensor) -> Any:
-        return [part(q, k) for part in self.parts]
-
-
-def check(parts: list[tuple[Maker, str]], wide: int = 0) -> None:
-    """Compares the formulas of each module with its mask. What reads no weight is Shared: it runs once."""
-
-    def make() -> nn.Module:
-        return Several([Attention(mask, how) for mask, how in parts])
-
-    costs = model_costs(make, INPUTS, wide=wide)
-    by_module: dict[str, int] = {}
-    for b, t, s in SIZES:
-        sizes = {"B": b, "T": t, "S": s}
-        values = costs.values(sizes, members=3)
-        found = {f"parts.{i}": 0 for i in range(len(parts))}
-        for row in costs.rows:
-            found[row.module] += int(costs.evaluate(row.costs.get("masked_flops", ("0", "0")), values))
-        for i, (mask, how) in enumerate(parts):
-            wanted = 4 * b * HEADS * WIDTH * forbidden(mask(t, s))
-            assert found[f"parts.{i}"] == wanted, (mask, how, sizes)
-            by_module[f"parts.{i}"] = by_module.get(f"parts.{i}", 0) + wanted
-        assert costs.at(values)["masked_flops"] == sum(found.values())
-        assert costs.at(values)["flops"] == torch_flops(make, INPUTS, sizes)
-    assert all(by_module.values())
-    assert read_documents(documents({"forward": costs})) == {"forward": costs}
 
 
 def test_boolean_masks() -> None:
@@ -298,14 +245,6 @@ def test_what_data_decides_forbids_nothing_here() -> None:
         costs = model_costs(make, inputs)
         assert "masked_flops" not in costs.totals
         assert documents({"forward": costs})["format"] == FORMAT
-
-
-def test_blocks_are_not_known() -> None:
-    def blocks(t: int, s: int) -> Tensor:
-        i, j = ij(t, s)
-        return i // 4 == j // 4
-
-    assert "masked_flops" not in model_costs(lambda: Attention(blocks), INPUTS).totals
 
 
 def test_files_of_the_first_format() -> None:

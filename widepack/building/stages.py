@@ -77,8 +77,8 @@ def run_build(request: BuildRequest) -> BuildReport:
         )
         if writer is None:
             return replace(report, seconds=stages.seconds)
-        proved, factored = _verified(request, lowered, writer, stages)
-        manifest = _published(request, lowered, proved, factored, writer, stages)
+        proved, written, factored = _verified(request, lowered, writer, stages)
+        manifest = _published(request, lowered, proved, written, factored, writer, stages)
         report = _final_report(request, lowered, proved, manifest)
     # The artifact is published and complete, so a failure of the tuning does not damage it.
     if request.tune_batches is not None:
@@ -158,11 +158,11 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
 
 def _verified(
     request: BuildRequest, lowered: LoweredBuild, writer: Writer, stages: Stages
-) -> tuple[list[ProvedEntry], Factored]:
+) -> tuple[list[ProvedEntry], WeightFiles, Factored]:
     """Writes the weights, and verifies every entry with them.
 
-    Returns: the entries, and what the manifest says of weights that are stored as factors. Raises:
-    VerificationError.
+    Returns: the entries, the weights files, and what the manifest says of weights that are stored as factors.
+    Raises: VerificationError.
     """
     with stages.stage("write weights"):
         files = write_weights(writer, lowered.table, request.shard_bytes, stages.step)
@@ -172,7 +172,7 @@ def _verified(
     written = WeightFiles.open(writer, files, factored)
     plain = replace(request.strategies, plain=True)
     with stages.stage("verify"):
-        return [
+        proved = [
             prove(
                 entry,
                 lowered.wides[entry.entry],
@@ -182,13 +182,15 @@ def _verified(
                 request.tolerance,
             )
             for entry in lowered.entries
-        ], factored
+        ]
+    return proved, written, factored
 
 
 def _published(
     request: BuildRequest,
     lowered: LoweredBuild,
     proved: Sequence[ProvedEntry],
+    written: WeightFiles,
     factored: Factored,
     writer: Writer,
     stages: Stages,
@@ -201,7 +203,8 @@ def _published(
         entries = {p.entry.entry: replace(manifest.entries[p.entry.entry], rows=p.rows) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls))
-        write_build_costs(writer, [p.entry for p in proved], lowered.table.factory.name)
+        name = lowered.table.factory.name
+        write_build_costs(writer, [p.entry for p in proved], name, written.weights)
     with stages.stage("publish"):
         provenance = {
             **provenance_of(lowered.table.factory, request.strategies, stages.seconds),

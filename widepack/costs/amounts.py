@@ -20,6 +20,7 @@ from ..ir.kinds import weights_only
 from ..ir.tensor_type import dtype_in, member_types, parse_slot
 from ..spec.dtypes import dtype_of
 from .expressions import ZERO, World
+from .mask_values import Known
 from .masked_pairs import Masked
 from .recorder import Kernel, KernelRecorder, record
 
@@ -45,28 +46,37 @@ class Amounts:
 
 
 def member_amounts(
-    program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int], modules: Mapping[str, str]
+    program: Program,
+    slots: Mapping[str, Kind],
+    sizes: Mapping[str, int],
+    modules: Mapping[str, str],
+    masks: Mapping[str, Known],
 ) -> Amounts:
-    """Adds up a member program. slots: the kinds of its weights and inputs; they split every amount.
+    """Adds up a member program.
 
-    Raises: LoweringError for a dim that an op fixes.
+    slots: the kinds of its weights and inputs; they split every amount. masks: what is known of weights that
+    are masks, by their names in the table. Raises: LoweringError for a dim that an op fixes.
     """
-    return _amounts(program, kinds_of(program, slots), sizes, modules, set())
+    return _amounts(program, kinds_of(program, slots), sizes, modules, masks, set())
 
 
 def wide_amounts(
-    programs: Mapping[int, Program], sizes: Mapping[str, int], modules: Mapping[str, str]
+    programs: Mapping[int, Program],
+    sizes: Mapping[str, int],
+    modules: Mapping[str, str],
+    masks: Mapping[str, Known],
 ) -> Amounts:
     """Adds up the wide program of two numbers of members, and splits every amount by the line through both.
 
-    programs: by the number of members, made by one plan. Nodes that depend on weights alone have run before.
+    programs: by the number of members, made by one plan. masks: as `member_amounts` takes them. Nodes that
+    depend on weights alone have run before.
     Raises: LoweringError; WidepackError if the two programs have different nodes.
     """
     found = []
     for program in programs.values():
         shared: dict[str, Kind] = {s.name: "shared" for s in (*program.weights, *program.inputs)}
         shared |= {n.name: "shared" for n in program.nodes}
-        found.append(_amounts(program, shared, sizes, modules, weights_only(program)))
+        found.append(_amounts(program, shared, sizes, modules, masks, weights_only(program)))
     (few, many), (first, second) = programs, found
     if list(first.rows) != list(second.rows) or len(first.states) != len(second.states):
         raise WidepackError(
@@ -104,11 +114,14 @@ def _amounts(
     kinds: Mapping[str, Kind],
     sizes: Mapping[str, int],
     modules: Mapping[str, str],
+    masks: Mapping[str, Known],
     early: set[str],
 ) -> Amounts:
     fakes = Fakes(sizes)
     amounts = Amounts(World(fakes.dims, dtype_of(main_dtype(program))))
     recorder = KernelRecorder(amounts.world)
+    for slot in program.weights:
+        recorder.masks.hold(slot.name, masks.get(slot.source))
     outputs = record(program, fakes, kinds, recorder, early - {s.name for s in program.weights})
     fakes.check()
     placed = _placed(program, modules)

@@ -25,6 +25,8 @@ A = sympy.Symbol(ACTIVATION_BYTES, integer=True, positive=True)
 ZERO = sympy.Integer(0)
 _FACTORED = 60
 """The most terms of a formula that is factored for its text."""
+_MOST_SUBTRACTED = 20
+"""The most terms that a sum subtracts one by one."""
 
 
 class World:
@@ -106,6 +108,16 @@ def _factored(expr: Any) -> Any:
 
 class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     """Prints formulas as Python writes them; `sympy` prints polynomials so already."""
+
+    def _print_Add(self, expr: Any, order: Any = None) -> str:
+        """Puts the negative terms of a long sum into parentheses: a reader nests `-` once for each."""
+        terms = self._as_ordered_terms(expr, order=order)
+        negative = [t for t in terms if t.could_extract_minus_sign()]
+        if len(negative) <= _MOST_SUBTRACTED or len(negative) == len(terms):
+            return str(super()._print_Add(expr, order))
+        kept = [t for t in terms if not t.could_extract_minus_sign()]
+        first, rest = (sympy.Add(*ts, evaluate=False) for ts in (kept, [-t for t in negative]))
+        return f"{super()._print_Add(first)} - ({super()._print_Add(rest)})"
 
     def _infix(self, expr: Any, sign: str) -> str:
         left, right = (self.parenthesize(a, PRECEDENCE["Pow"]) for a in expr.args)

@@ -2,48 +2,28 @@
 
 | value | what it is |
 |---|---|
-| `Index` | whole numbers that are a sum over the indices of the dims: `arange(T)`, `i - j` |
+| `Index` | whole numbers that follow from the indices of the dims: `arange(T)`, `i - j`, `i // 4` |
 | `Distance` | the absolute values of an `Index` |
 | `Constant` | one number everywhere |
 | `Mask` | booleans, or the numbers 0 and 1 |
 | `Bias` | what is added to scores, and forbids some pairs |
 | `Scores` | products of queries and keys, later their softmax |
 
-Pairs are the last two dims of a value. No value of an input and of a weight is known.
+Pairs are the last two dims of a value. No value of an input is known. Of weights, those of masks in buffers
+are known (mask_data.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import sympy
 
-from .pair_regions import EVERYTHING, NOTHING, Box, Range, Region, both, complement, either
+from .mask_indices import Index, not_negative
+from .pair_regions import EVERYTHING, NOTHING, Region, both, complement, either
 
 FORBIDS = -1e4
 """A score that is this much smaller has no weight after a softmax."""
-_ZERO = sympy.Integer(0)
-
-
-@dataclass(frozen=True)
-class Index:
-    """Whole numbers: `start`, and for each dim the index times a step."""
-
-    steps: tuple[Any, ...] = ()
-    start: Any = _ZERO
-
-    def combined(self, other: Index, sign: int) -> Index:
-        """Returns the sum, or with sign -1 the difference."""
-        rank = max(len(self.steps), len(other.steps))
-        mine, others = ((_ZERO,) * (rank - len(x.steps)) + x.steps for x in (self, other))
-        steps = tuple(a + sign * b for a, b in zip(mine, others))
-        return Index(steps, sympy.expand(self.start + sign * other.start))
-
-    def times(self, factor: Any) -> Index:
-        """Returns the product with a number."""
-        return Index(tuple(s * factor for s in self.steps), sympy.expand(self.start * factor))
 
 
 @dataclass(frozen=True)
@@ -119,7 +99,7 @@ def as_index(value: Known) -> Index | None:
 
 def as_mask(value: Known) -> Mask:
     """Returns a value as booleans. What is not known may be true or false."""
-    if isinstance(value, Index) and not value.steps and value.start.is_number:
+    if isinstance(value, Index) and not (value.steps or value.quotients) and value.start.is_number:
         value = Constant(float(value.start))
     if isinstance(value, Constant):
         return Mask(EVERYTHING, EVERYTHING) if value.number else Mask(NOTHING, NOTHING)
@@ -172,7 +152,8 @@ def compared(name: str, a: Known, b: Known) -> Mask:
         return Mask()
     difference = first.combined(second, -1)
     if name in ("gt", "ge"):
-        return _not_negative(Index(difference.steps, difference.start - int(name == "gt")))
+        region = not_negative(difference.combined(Index((), sympy.Integer(name == "gt")), -1))
+        return Mask() if region is None else Mask(region, region)
     if name in ("lt", "le"):
         return compared("gt" if name == "lt" else "ge", second, first)
     equal = compared("ge", first, second).also(compared("ge", second, first))
@@ -180,39 +161,13 @@ def compared(name: str, a: Known, b: Known) -> Mask:
 
 
 def _distance(name: str, of: Index, other: Index | None) -> Mask:
-    if other is None or any(other.steps):
+    if other is None or any(other.steps) or other.quotients:
         return Mask()
     if name in ("gt", "ge", "ne"):
         return _distance({"gt": "le", "ge": "lt", "ne": "eq"}[name], of, other).opposite()
     low = compared({"lt": "gt", "le": "ge"}.get(name, "eq"), of, other.times(-1))
     high = compared(name, of, other)
     return low.either(high) if name == "eq" else low.also(high)
-
-
-def _not_negative(value: Index) -> Mask:
-    """Returns where whole numbers are 0 or more."""
-    *lead, i, j = (_ZERO, _ZERO, *value.steps)[-max(2, len(value.steps)) :]
-    c = value.start
-    upward, downward = Range(-c, None), Range(None, c + 1)
-    ranges: dict[Any, Callable[[], Box]] = {
-        (1, -1): lambda: Box(apart=upward),
-        (-1, 1): lambda: Box(apart=downward),
-        (1, 0): lambda: Box(queries=upward),
-        (-1, 0): lambda: Box(queries=downward),
-        (0, 1): lambda: Box(keys=upward),
-        (0, -1): lambda: Box(keys=downward),
-    }
-    if any(lead):
-        return Mask()
-    if (i, j) in ranges:
-        region = (ranges[i, j](),)
-        return Mask(region, region)
-    if (i, j) == (0, 0):
-        if c.is_nonnegative:
-            return Mask(EVERYTHING, EVERYTHING)
-        if c.is_negative:
-            return Mask(NOTHING, NOTHING)
-    return Mask()
 
 
 def _or(region: Region | None, otherwise: Region) -> Region:

@@ -32,7 +32,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import write_revised_costs
+from ..building.costs_file import reads_masks, write_revised_costs
 from ..building.factories import find_factory
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.write import WeightFiles, write_factored, write_tensors
@@ -120,7 +120,7 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
         )
         with stages.stage("verify"), guarded(title):
             proved = _proved(checked, wides, context)
-        new = _exported(reader, checked, proved, writer, stages)
+        new = _exported(reader, checked, proved, context.written, writer, stages)
         with stages.stage("publish"):
             history = _history(request, reader.manifest, checked, proved)
             manifest = writer.publish(_with_history(replace(new, factored=factored), history, shard_bytes))
@@ -187,6 +187,7 @@ def _exported(
     reader: Reader,
     checked: CheckedRevision,
     proved: Sequence[ProvedRevision],
+    written: WeightFiles,
     writer: Writer,
     stages: Stages,
 ) -> form.Manifest:
@@ -196,7 +197,7 @@ def _exported(
         entries = {p.name: p.write(writer, reader) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
-        _keep_costs(reader, checked, entries, writer)
+        _keep_costs(reader, checked, entries, written, writer)
     return replace(
         old,
         members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),
@@ -208,17 +209,25 @@ def _exported(
 
 
 def _keep_costs(
-    reader: Reader, checked: CheckedRevision, entries: Mapping[str, Entry], writer: Writer
+    reader: Reader,
+    checked: CheckedRevision,
+    entries: Mapping[str, Entry],
+    written: WeightFiles,
+    writer: Writer,
 ) -> None:
-    """Keeps the costs of the artifact, which hold for any number of members; derives them for new kinds."""
-    old = reader.manifest
+    """Keeps the costs of the artifact, which hold for any number of members.
+
+    They are derived again for new kinds, and if weights may be masks of attention.
+    """
+    old, derived = reader.manifest, [e.entry for e in checked.entries]
     name = costs_file(old.files)
     if not name:
         return
-    if all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed:
+    same = all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed
+    if same and not any(map(reads_masks, derived)):
         writer.take(reader, [name])
     else:
-        write_revised_costs(writer, [e.entry for e in checked.entries], stored_costs(reader))
+        write_revised_costs(writer, derived, stored_costs(reader), written.weights)
 
 
 def _with_history(
