@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from widepack.kernels.mlp_chain import ACTIVATIONS
 from widepack.kernels.triton_kernels import chain, launches, steps
 from widepack.kernels.triton_kernels.predictions import ROWS
 
@@ -25,7 +26,7 @@ MOST_SHARED = 99 << 10
 TYPES = {"tf32x3": "*fp32", "tf32": "*fp32", "ieee": "*bf16"}
 
 
-def compiled(kernel: Any, types: dict[Any, Any], constants: dict[Any, Any], warps: int, gpu: int) -> Any:
+def compiled(kernel: Any, types: dict[Any, Any], constants: dict[Any, Any], width: int, gpu: int) -> Any:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
@@ -33,8 +34,7 @@ def compiled(kernel: Any, types: dict[Any, Any], constants: dict[Any, Any], warp
         if isinstance(type_, str) and type_.startswith("*")
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": warps, "num_stages": 1}
-    return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launches.options(width))
 
 
 def fits(kernel: Any, path: Path) -> None:
@@ -79,7 +79,7 @@ def test_steps_compile(name: str, precision: str, width: int, gpu: int, tmp_path
         **({"RELU": False} if name == "rnn" else {"BIAS": True} if name == "gru" else {}),
     }
     types = cell_types(name, TYPES[precision])
-    fits(compiled(kernel, types, constants, launches.warps(width), gpu), tmp_path / "kernel")
+    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel")
 
 
 CHAINS = [
@@ -104,15 +104,14 @@ def test_chains_compile(widths: tuple[int, ...], precision: str, gpu: int, tmp_p
         "x_stride": "i32",
         "row_count": "i32",
     }
-    activations = ("gelu", "tanh", "silu", "relu")[:layers]
+    activations = tuple(ACTIVATIONS.index(name) for name in ("gelu", "tanh", "silu", "relu"))
     constants: dict[Any, Any] = {
         "WIDTHS": widths,
-        "ACTIVATIONS": activations,
+        "ACTIVATIONS": activations[:layers],
         "LAYERS": layers,
         "C": launches.chunk(max(widths[1:])),
         "R": ROWS,
         "PRECISION": precision,
         (chain.chain_kernel.arg_names.index("biases"), 1): None,
     }
-    warps = launches.warps(max(widths[1:]))
-    fits(compiled(chain.chain_kernel, types, constants, warps, gpu), tmp_path / "kernel")
+    fits(compiled(chain.chain_kernel, types, constants, max(widths[1:]), gpu), tmp_path / "kernel")

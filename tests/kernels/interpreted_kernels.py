@@ -7,11 +7,12 @@ kernel is defined: TRITON_INTERPRET=1 pytest tests/kernels/interpreted_kernels.p
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import small
 import torch
 from chain_cases import ACTIVATIONS, Chain, closeness
 from kernel_runs import recorded_kernels
@@ -20,6 +21,10 @@ from recurrent_cases import GATES, Layer, rand
 from widepack.ir import ops as ops  # defines the ops
 from widepack.kernels.projections import projected_parts
 from widepack.kernels.triton_kernels import available, launches
+from widepack.lowering.lower import lower
+from widepack.planning.heuristics import plans
+from widepack.planning.request import StrategyRequest
+from widepack_artifacts.program import Kind, Program, Ref
 
 assert os.environ["TRITON_INTERPRET"] == "1", "run this file with TRITON_INTERPRET=1"
 
@@ -159,6 +164,46 @@ def test_nan_of_a_member_stays_there_in_a_chain(ran: list[str]) -> None:
     y[1, :, 0] = clean[1, :, 0]
     assert torch.equal(y, clean)
     assert len(ran) == 2
+
+
+def test_the_plan_of_a_gpu_runs_its_chain_by_the_kernel(ran: list[str]) -> None:
+    """A program that was planned and lowered for a GPU runs on the CPU here."""
+    nodes = [
+        small.node("l0", "linear", Ref("x"), Ref("w0"), Ref("b0")),
+        small.node("a0", "gelu", Ref("l0")),
+        small.node("l1", "linear", Ref("a0"), Ref("w1")),
+    ]
+    weights = {"w0": "float32[20,6]", "b0": "float32[20]", "w1": "float32[3,20]"}
+    member = small.program(weights, {"x": "float32[B,T,6]"}, nodes, ["l1"])
+    check_on_gpu_plan(member, weights)
+    assert ran == ["mlp_chain"]
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_plan_of_a_gpu_runs_recurrent_layers_by_the_kernel(cell: str, ran: list[str]) -> None:
+    rows, weights = GATES[cell] * 5, {}
+    for at in ("0", "0r", "1", "1r"):
+        weights |= {f"wx{at}": f"float32[{rows},{10 if '1' in at else 6}]", f"wh{at}": f"float32[{rows},5]"}
+        weights |= {f"bx{at}": f"float32[{rows}]", f"bh{at}": f"float32[{rows}]"}
+    inputs = {"x": "float32[B,3,6]", "h": "float32[4,B,5]"} | (
+        {"c": "float32[4,B,5]"} if cell == "lstm" else {}
+    )
+    states = [Ref("h"), Ref("c")] if cell == "lstm" else Ref("h")
+    options = (True, 2, 0.0, False, True, True)
+    nodes = [
+        small.node("r", f"{cell}.input", Ref("x"), states, [Ref(w) for w in weights], *options),
+        *(small.node(f"o{i}", "operator.getitem", Ref("r"), i) for i in range(len(inputs))),
+    ]
+    member = small.program(weights, inputs, nodes, [n.name for n in nodes[1:]])
+    check_on_gpu_plan(member, weights)
+    assert ran == [op_of(cell)] * 4
+
+
+def check_on_gpu_plan(member: Program, stacked: Iterable[str]) -> None:
+    slots = {**small.all_kinds(member), **dict.fromkeys(stacked, cast(Kind, "stacked"))}
+    plan, *_ = plans(member, slots, 3, small.SIZES, "B", "cuda", "shared", StrategyRequest())
+    wide = lower([member], [0, 0, 0], slots, plan, small.SIZES).program
+    small.check(member, wide, slots)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from .checks import own_ops as checks
 from .library import define
 from .node_list import NodeList
 from .triton_kernels import launches
-from .triton_kernels.launches import ACTIVATIONS as ACTIVATIONS
+from .triton_kernels.activations import ACTIVATIONS as ACTIVATIONS
 
 OP = "widepack.mlp_chain.default"
 

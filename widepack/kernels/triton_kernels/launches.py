@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..projections import projected_parts
 from . import available
-from .predictions import ROWS, chain_times, step_times
+from .activations import ACTIVATIONS
+from .predictions import MOST_ROWS, ROWS, chain_times, step_times
 
 PROJECTED_BYTES = 64 << 20
 """The bytes of products with x that are computed before the steps that read them, on a CUDA device."""
@@ -28,8 +29,6 @@ WIDEST = 256
 WIDEST_FLOAT32 = 128
 """The same for products with all digits of float32."""
 MOST_LAYERS = 8
-ACTIVATIONS = ("", "relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh")
-"""The activations of a chain; "" is none, `gelu_tanh` is `gelu` with `approximate="tanh"`."""
 
 
 def rnn_steps(
@@ -38,7 +37,7 @@ def rnn_steps(
     """Runs `widepack::rnn_steps` by a kernel. bias: the sum of both biases."""
     if not _steps_run("rnn_steps", x, h, w_x, w_h, bias):
         return None
-    return _Steps(x, h, w_x, w_h, bias, reverse).run("rnn", {"RELU": act == "relu"})
+    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("rnn", {"RELU": act == "relu"})
 
 
 def gru_steps(
@@ -60,7 +59,7 @@ def gru_steps(
     if not _steps_run("gru_steps", x, h, w_x, w_h, bias, new_bias):
         return None
     given = () if new_bias is None else (new_bias.flatten(1).contiguous(),)
-    return _Steps(x, h, w_x, w_h, bias, reverse).run("gru", {"BIAS": bool(given)}, given)
+    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("gru", {"BIAS": bool(given)}, given)
 
 
 def lstm_steps(
@@ -70,7 +69,7 @@ def lstm_steps(
     if not _steps_run("lstm_steps", x, h, w_x, w_h, bias, c):
         return None
     cells = torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
-    y = _Steps(x, h, w_x, w_h, bias, reverse).run("lstm", {}, (cells,))
+    y = _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("lstm", {}, (cells,))
     return None if y is None else (y, cells.to(c.dtype))
 
 
@@ -79,7 +78,7 @@ def _steps_run(op: str, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, *others:
     if not available.usable(op, x, h, w_x, w_h, *others):
         return False
     members, batch, width = h.shape
-    if width > _widest(h.dtype):
+    if width > _widest(h.dtype) or batch > MOST_ROWS:
         return False
     gates = w_h.shape[2] // width
     return available.interpreted() or _steps_pay(gates, members, x.shape[1], batch, width, h.dtype, _tf32())
@@ -104,9 +103,12 @@ def chunk(width: int) -> int:
     return min(64, max(16, 1 << (width - 1).bit_length()))
 
 
-def warps(width: int) -> int:
-    """Returns the warps of a program whose widest state or layer has this width."""
-    return 8 if width > 32 else 4
+def options(width: int) -> dict[str, Any]:
+    """Returns how Triton compiles a kernel whose widest state or layer has this width.
+
+    a * b + c is rounded once, as in torch's own kernels.
+    """
+    return {"num_warps": 8 if width > 32 else 4, "num_stages": 1, "enable_fp_fusion": True}
 
 
 def _aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
@@ -114,7 +116,7 @@ def _aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
     return tuple(t is not None and t.data_ptr() % 16 == 0 for t in tensors)
 
 
-class _Steps:
+class _RecurrentCall:
     """All steps of a recurrent layer in one direction: their operands, and the kernels that run them."""
 
     def __init__(
@@ -126,12 +128,12 @@ class _Steps:
         self.bias, self.reverse = bias, reverse
         self.y = h.new_empty(self.members, x.shape[1], self.batch, self.width)
 
-    def run(self, cell: str, options: dict[str, Any], given: tuple[Tensor, ...] = ()) -> Tensor | None:
+    def run(self, cell: str, more: dict[str, Any], given: tuple[Tensor, ...] = ()) -> Tensor | None:
         """Starts the kernels. Returns y, or None if they cannot run.
 
         Args:
             cell: `rnn`, `gru` or `lstm`.
-            options: The constants that only this cell's kernel has.
+            more: The constants that only this cell's kernel has.
             given: The bias of a GRU's new gate, or the cells of an LSTM, which are written.
         """
         width, dtype = self.width, self.h.dtype
@@ -143,7 +145,7 @@ class _Steps:
             "R": ROWS,
             "REVERSE": self.reverse,
             "PRECISION": available.precision(dtype),
-            **options,
+            **more,
         }
         key = (cell, dtype, self.h.device, *constants.values(), *_aligned(self.w_h))
 
@@ -162,15 +164,15 @@ class _Steps:
         for first, products in parts:
             count = products.shape[1]
             numbers = (first, count, total, self.batch)
-            options = {**constants, "num_warps": warps(self.width), "num_stages": 1}
+            named = {**constants, **options(self.width)}
             if cell == "rnn":
-                steps.rnn_kernel[grid](products, self.w_h, state, self.y, stride, *numbers, **options)
+                steps.rnn_kernel[grid](products, self.w_h, state, self.y, stride, *numbers, **named)
             elif cell == "gru":
                 bias = given[0] if given else self.w_h  # which is not read then
-                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, stride, *numbers, **options)
+                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, stride, *numbers, **named)
             else:
                 cells = given[0]
-                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, stride, *numbers, **options)
+                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, stride, *numbers, **named)
             state, stride = self.y[:, first if self.reverse else first + count - 1], total * sizes
 
 
@@ -190,7 +192,7 @@ def mlp_chain(
     widths = (x.shape[2], *(w.shape[1] for w in weights))
     rows, shared = x.shape[1], x.shape[0] == 1 < members
     exact = available.precision(torch.float32)
-    if not chain_fits(widths, dtype, exact != "tf32x3") or rows * max(widths) >= 1 << 31:
+    if not chain_fits(widths, dtype, exact != "tf32x3") or rows > MOST_ROWS:
         return None
     given = tuple(b is not None for b in biases)
     sizes = (members, rows, widths, given, tuple(activations), shared, dtype, exact == "tf32")
@@ -202,7 +204,7 @@ def mlp_chain(
     y = x.new_empty(members, rows, widths[-1])
     constants = {
         "WIDTHS": widths,
-        "ACTIVATIONS": tuple(activations),
+        "ACTIVATIONS": tuple(map(ACTIVATIONS.index, activations)),
         "LAYERS": len(matrices),
         "C": chunk(max(widths[1:])),
         "R": ROWS,
@@ -215,9 +217,8 @@ def mlp_chain(
 
         grid = (members, -(-rows // ROWS))
         stride = x.stride(0) if x.shape[0] > 1 else 0
-        chain.chain_kernel[grid](
-            x, y, matrices, added, stride, rows, **constants, num_warps=warps(max(widths[1:])), num_stages=1
-        )
+        named = {**constants, **options(max(widths[1:]))}
+        chain.chain_kernel[grid](x, y, matrices, added, stride, rows, **named)
 
     return y if available.run("mlp_chain", key, x.device, launch) else None
 

@@ -52,8 +52,8 @@ TILE = 32
 ROWS = 16
 """The rows of the batch that one program of a Triton kernel runs."""
 MOST_ROWS = 4096
-"""The most rows of a member for which a chain is predicted. With more, torch's products reach a larger part
-of their rate than `PLAIN_PART`."""
+"""The most rows of a member for which a kernel is used. With more, torch's products reach a larger part of
+their rate than `PLAIN_PART`."""
 _STEP_OPS = {1: 3, 3: 7, 4: 9}  # the kernels of a step in plain torch, by the number of gates
 
 

@@ -8,6 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .activations import ACTIVATIONS
+
+# Triton 3.6 takes numbers in a tuple of constants, and no texts.
+_RELU = tl.constexpr(ACTIVATIONS.index("relu"))
+_TANH = tl.constexpr(ACTIVATIONS.index("tanh"))
+_SIGMOID = tl.constexpr(ACTIVATIONS.index("sigmoid"))
+_SILU = tl.constexpr(ACTIVATIONS.index("silu"))
+_GELU = tl.constexpr(ACTIVATIONS.index("gelu"))
+_GELU_TANH = tl.constexpr(ACTIVATIONS.index("gelu_tanh"))
+
 
 @triton.jit
 def load_tile(pointer, rows, columns, row_stride, column_stride, row_count, column_count):
@@ -81,18 +91,18 @@ def sigmoid(x):
 
 
 @triton.jit
-def activation(x, NAME: tl.constexpr):
-    """Returns an activation of x, in float32. NAME: of `chain.ACTIVATIONS`; "" is none. NaN stays NaN."""
-    if NAME == "relu":
+def activation(x, NUMBER: tl.constexpr):
+    """Returns an activation of x, in float32. NUMBER: its place in `ACTIVATIONS`. NaN stays NaN."""
+    if NUMBER == _RELU:
         x = tl.where(x < 0.0, 0.0, x)
-    elif NAME == "tanh":
+    elif NUMBER == _TANH:
         x = tanh(x)
-    elif NAME == "sigmoid":
+    elif NUMBER == _SIGMOID:
         x = sigmoid(x)
-    elif NAME == "silu":
+    elif NUMBER == _SILU:
         x = x * sigmoid(x)
-    elif NAME == "gelu":
+    elif NUMBER == _GELU:
         x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    elif NAME == "gelu_tanh":
+    elif NUMBER == _GELU_TANH:
         x = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     return x
