@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import small
@@ -181,7 +181,8 @@ def test_the_plan_of_a_gpu_runs_its_chain_by_the_kernel(ran: list[str]) -> None:
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_plan_of_a_gpu_runs_recurrent_layers_by_the_kernel(cell: str, ran: list[str]) -> None:
-    rows, weights = GATES[cell] * 5, {}
+    rows = GATES[cell] * 5
+    weights: dict[str, str] = {}
     for at in ("0", "0r", "1", "1r"):
         weights |= {f"wx{at}": f"float32[{rows},{10 if '1' in at else 6}]", f"wh{at}": f"float32[{rows},5]"}
         weights |= {f"bx{at}": f"float32[{rows}]", f"bh{at}": f"float32[{rows}]"}
@@ -200,7 +201,8 @@ def test_the_plan_of_a_gpu_runs_recurrent_layers_by_the_kernel(cell: str, ran: l
 
 
 def check_on_gpu_plan(member: Program, stacked: Iterable[str]) -> None:
-    slots = {**small.all_kinds(member), **dict.fromkeys(stacked, cast(Kind, "stacked"))}
+    own: dict[str, Kind] = dict.fromkeys(stacked, "stacked")
+    slots = {**small.all_kinds(member), **own}
     plan, *_ = plans(member, slots, 3, small.SIZES, "B", "cuda", "shared", StrategyRequest())
     wide = lower([member], [0, 0, 0], slots, plan, small.SIZES).program
     small.check(member, wide, slots)

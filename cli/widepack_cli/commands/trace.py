@@ -270,8 +270,8 @@ def _regions(plan: dict[str, Any]) -> list[str]:
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
     """Finds the wide program that a call on this machine would run.
 
-    A plan that was measured on this machine comes before the plan by rules of thumb. Without a batch, it is the
-    program of the smallest batches.
+    A plan that was measured on this machine comes before the plan by rules of thumb. Without a batch, it is
+    the program of the smallest batches.
 
     Raises:
         Refusal: There is none; the message lists the programs of the artifact.
