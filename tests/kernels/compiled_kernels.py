@@ -28,17 +28,26 @@ TYPES = {"tf32x3": "*fp32", "tf32": "*fp32", "ieee": "*bf16"}
 
 def compiled(kernel: Any, types: dict[Any, Any], constants: dict[Any, Any], width: int, gpu: int) -> Any:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, type_ in enumerate(signature.values())
-        if isinstance(type_, str) and type_.startswith("*")
-    }
+    paths = [
+        ((i, *more), type_)
+        for i, types_ in enumerate(signature.values())
+        for more, type_ in (
+            [((k,), t) for k, t in enumerate(types_)] if isinstance(types_, tuple) else [((), types_)]
+        )
+    ]
+    aligned = {path: [["tt.divisibility", 16]] for path, type_ in paths if type_.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launches.options(width))
 
 
-def fits(kernel: Any, path: Path) -> None:
-    """Checks the resources of a compiled kernel."""
+def fits(kernel: Any, path: Path, even: bool) -> None:
+    """Checks the resources of a compiled kernel, that it multiplies on tensor cores, and how it reads.
+
+    even: whether its widths are multiples of 64. Then most reads are of 16 bytes.
+    """
+    code = kernel.asm["ptx"]
+    assert "mma.sync" in code or "wgmma" in code
+    assert not even or code.count("ld.global.v4") > code.count("ld.global.b")
     assert kernel.metadata.shared <= MOST_SHARED
     path.write_bytes(kernel.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -71,6 +80,7 @@ def test_steps_compile(name: str, precision: str, width: int, gpu: int, tmp_path
     chunk = launches.chunk(width)
     constants = {
         "H": width,
+        "W": width * width * {"rnn": 1, "gru": 3, "lstm": 4}[name],
         "C": chunk,
         "K": -(-width // chunk),
         "R": ROWS,
@@ -79,7 +89,7 @@ def test_steps_compile(name: str, precision: str, width: int, gpu: int, tmp_path
         **({"RELU": False} if name == "rnn" else {"BIAS": True} if name == "gru" else {}),
     }
     types = cell_types(name, TYPES[precision])
-    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel")
+    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel", width % 64 == 0)
 
 
 CHAINS = [
@@ -101,11 +111,11 @@ def test_chains_compile(widths: tuple[int, ...], precision: str, gpu: int, tmp_p
         "y": pointer,
         "weights": (pointer,) * layers,
         "biases": tuple(b or "constexpr" for b in biases),
-        "x_stride": "i32",
         "row_count": "i32",
     }
     activations = tuple(ACTIVATIONS.index(name) for name in ("gelu", "tanh", "silu", "relu"))
     constants: dict[Any, Any] = {
+        "SHARED": False,
         "WIDTHS": widths,
         "ACTIVATIONS": activations[:layers],
         "LAYERS": layers,
@@ -114,4 +124,5 @@ def test_chains_compile(widths: tuple[int, ...], precision: str, gpu: int, tmp_p
         "PRECISION": precision,
         (chain.chain_kernel.arg_names.index("biases"), 1): None,
     }
-    fits(compiled(chain.chain_kernel, types, constants, max(widths[1:]), gpu), tmp_path / "kernel")
+    even = all(width % 64 == 0 for width in widths)
+    fits(compiled(chain.chain_kernel, types, constants, max(widths[1:]), gpu), tmp_path / "kernel", even)

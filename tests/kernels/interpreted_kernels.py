@@ -105,6 +105,21 @@ def test_states_may_be_parts_of_other_tensors(cell: str, ran: list[str]) -> None
 
 
 @pytest.mark.parametrize("cell", GATES)
+def test_a_weight_may_be_one_for_all_members(cell: str, ran: list[str]) -> None:
+    layer = Layer(cell)
+    layer.weights[1] = layer.weights[1][:1].expand(3, -1, -1)
+    w_x, w_h = layer.weights[0].mT.contiguous(), layer.weights[1][0].t().contiguous().expand(3, -1, -1)
+    biases = (layer.biases[0], layer.biases[1])
+    last: tuple[Any, ...] = (
+        (None, False) if cell == "lstm" else (False,) if cell == "gru" else (False, cell[4:])
+    )
+    op = getattr(torch.ops.widepack, op_of(cell))
+    found = op(layer.x, *layer.states, w_x, w_h, *biases, *last)
+    layer.same(found if cell == "lstm" else (found,), layer.members(False))
+    assert ran == [op_of(cell)]
+
+
+@pytest.mark.parametrize("cell", GATES)
 def test_nan_of_a_member_and_of_a_row_stays_there(cell: str, ran: list[str]) -> None:
     layer = Layer(cell)
     clean = layer.run(False)[0]

@@ -55,11 +55,9 @@ def usable(op: str, *operands: Tensor | None) -> bool:
         return False
     if first.dtype not in DTYPES or not all(t.numel() for t in tensors):
         return False
-    if torch.is_autocast_enabled(first.device.type):
+    if first.device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(first.device.type):
         return False
-    if first.device.type == "cpu":
-        return interpreted()
-    return first.device.type == "cuda" and _supported(first.device.index)
+    return interpreted() if first.device.type == "cpu" else _supported(first.device.index)
 
 
 @cache

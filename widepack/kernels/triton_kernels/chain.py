@@ -92,14 +92,14 @@ def _next_layer(
     return made
 
 
-@triton.jit(do_not_specialize=["x_stride", "row_count"])
+@triton.jit(do_not_specialize=["row_count"])
 def chain_kernel(
     x,
     y,
     weights,
     biases,
-    x_stride,
     row_count,
+    SHARED: tl.constexpr,
     WIDTHS: tl.constexpr,
     ACTIVATIONS: tl.constexpr,
     LAYERS: tl.constexpr,
@@ -109,11 +109,12 @@ def chain_kernel(
 ):
     """Runs a chain. WIDTHS: the inputs of the first layer, then the outputs of each.
 
-    x_stride: between members, or 0.
+    SHARED: whether all members read the same x.
     """
     member = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * R + tl.arange(0, R)
-    x += member * x_stride
+    if not SHARED:
+        x += member * row_count * WIDTHS[0]
     parts = _first_layer(
         x,
         weights[0],

@@ -124,7 +124,9 @@ class _RecurrentCall:
     ) -> None:
         self.members, self.batch, self.width = h.shape
         self.x = x.expand(self.members, -1, -1, -1)
-        self.h, self.w_x, self.w_h = h.contiguous(), w_x, w_h.contiguous()
+        self.h, self.w_x = h.contiguous(), w_x
+        shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
+        self.w_h = w_h if shared else w_h.contiguous()
         self.bias, self.reverse = bias, reverse
         self.y = h.new_empty(self.members, x.shape[1], self.batch, self.width)
 
@@ -140,6 +142,7 @@ class _RecurrentCall:
         columns = chunk(width)
         constants = {
             "H": width,
+            "W": self.w_h.stride(0),
             "C": columns,
             "K": -(-width // columns),
             "R": ROWS,
@@ -163,16 +166,16 @@ class _RecurrentCall:
         parts = projected_parts(self.x, self.w_x, self.bias, self.reverse, PROJECTED_BYTES)
         for first, products in parts:
             count = products.shape[1]
-            numbers = (first, count, total, self.batch)
+            numbers = (stride, first, count, total, self.batch)
             named = {**constants, **options(self.width)}
             if cell == "rnn":
-                steps.rnn_kernel[grid](products, self.w_h, state, self.y, stride, *numbers, **named)
+                steps.rnn_kernel[grid](products, self.w_h, state, self.y, *numbers, **named)
             elif cell == "gru":
                 bias = given[0] if given else self.w_h  # which is not read then
-                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, stride, *numbers, **named)
+                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, *numbers, **named)
             else:
                 cells = given[0]
-                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, stride, *numbers, **named)
+                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, *numbers, **named)
             state, stride = self.y[:, first if self.reverse else first + count - 1], total * sizes
 
 
@@ -203,6 +206,7 @@ def mlp_chain(
     added = tuple(None if b is None else b.contiguous() for b in biases)
     y = x.new_empty(members, rows, widths[-1])
     constants = {
+        "SHARED": shared,
         "WIDTHS": widths,
         "ACTIVATIONS": tuple(map(ACTIVATIONS.index, activations)),
         "LAYERS": len(matrices),
@@ -216,9 +220,8 @@ def mlp_chain(
         from . import chain  # imports Triton
 
         grid = (members, -(-rows // ROWS))
-        stride = x.stride(0) if x.shape[0] > 1 else 0
         named = {**constants, **options(max(widths[1:]))}
-        chain.chain_kernel[grid](x, y, matrices, added, stride, rows, **named)
+        chain.chain_kernel[grid](x, y, matrices, added, rows, **named)
 
     return y if available.run("mlp_chain", key, x.device, launch) else None
 

@@ -34,6 +34,7 @@ def rnn_kernel(
     total,
     batch,
     H: tl.constexpr,
+    W: tl.constexpr,
     C: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
@@ -41,10 +42,14 @@ def rnn_kernel(
     RELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Runs a plain RNN. K: the number of chunks. R: the rows of a program."""
+    """Runs a plain RNN.
+
+    W: the numbers between the weights of two members, or 0. K: the number of chunks. R: the rows of a
+    program.
+    """
     member = tl.program_id(0).to(tl.int64)
     rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
-    w += member * H * H
+    w += member * W
     state = ()
     for k in tl.static_range(K):
         state = state + (load_tile(h + member * h_stride, rows, k * C + columns, H, 1, batch, H),)
@@ -78,6 +83,7 @@ def gru_kernel(
     total,
     batch,
     H: tl.constexpr,
+    W: tl.constexpr,
     C: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
@@ -88,7 +94,7 @@ def gru_kernel(
     """Runs a GRU. The order of the gates is that of torch: reset, update, new."""
     member = tl.program_id(0).to(tl.int64)
     rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
-    w += member * 3 * H * H
+    w += member * W
     state = ()
     for k in tl.static_range(K):
         state = state + (load_tile(h + member * h_stride, rows, k * C + columns, H, 1, batch, H),)
@@ -134,6 +140,7 @@ def lstm_kernel(
     total,
     batch,
     H: tl.constexpr,
+    W: tl.constexpr,
     C: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
@@ -143,7 +150,7 @@ def lstm_kernel(
     """Runs an LSTM. The order of the gates is that of torch: input, forget, new, output."""
     member = tl.program_id(0).to(tl.int64)
     rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
-    w += member * 4 * H * H
+    w += member * W
     c += member * batch * H
     state = ()
     cells = ()
