@@ -40,12 +40,13 @@ def compiled(kernel: Any, types: dict[Any, Any], constants: dict[Any, Any], widt
     return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launches.options(width))
 
 
-def fits(kernel: Any, path: Path, even: bool) -> None:
+def fits(kernel: Any, path: Path, precision: str, even: bool) -> None:
     """Checks the resources of a compiled kernel, that it multiplies on tensor cores, and how it reads.
 
     even: whether its widths are multiples of 64. Then most reads are of 16 bytes.
     """
     code = kernel.asm["ptx"]
+    assert ("cvt.rna.tf32" in code) >= (precision == "tf32x3"), "factors are not rounded to the nearest"
     assert "mma.sync" in code or "wgmma" in code
     assert not even or code.count("ld.global.v4") > code.count("ld.global.b")
     assert kernel.metadata.shared <= MOST_SHARED
@@ -89,7 +90,7 @@ def test_steps_compile(name: str, precision: str, width: int, gpu: int, tmp_path
         **({"RELU": False} if name == "rnn" else {"BIAS": True} if name == "gru" else {}),
     }
     types = cell_types(name, TYPES[precision])
-    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel", width % 64 == 0)
+    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel", precision, width % 64 == 0)
 
 
 CHAINS = [
@@ -125,4 +126,9 @@ def test_chains_compile(widths: tuple[int, ...], precision: str, gpu: int, tmp_p
         (chain.chain_kernel.arg_names.index("biases"), 1): None,
     }
     even = all(width % 64 == 0 for width in widths)
-    fits(compiled(chain.chain_kernel, types, constants, max(widths[1:]), gpu), tmp_path / "kernel", even)
+    fits(
+        compiled(chain.chain_kernel, types, constants, max(widths[1:]), gpu),
+        tmp_path / "kernel",
+        precision,
+        even,
+    )
