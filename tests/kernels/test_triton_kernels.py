@@ -19,7 +19,7 @@ from recurrent_cases import OWN, Layer
 from widepack.kernels.triton_kernels.predictions import chain_times, most_rows, step_times, table
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux only"
+    importlib.util.find_spec("triton") is None, reason="needs Triton: pip install 'widepack[triton]'"
 )
 HERE = Path(__file__).parent
 
