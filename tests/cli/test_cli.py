@@ -541,6 +541,15 @@ def test_trace_shows_what_runs_once(artifacts: Artifacts) -> None:
     assert {s["strategy"] for s in large["steps"]} == {"loop"}
 
 
+def test_trace_explains_the_chain_of_layers_of_a_gpu(artifacts: Artifacts) -> None:
+    found = json.loads(done("trace", artifacts("mlp"), "--device", "cuda", "--json").stdout)
+    assert found["batch"][0] == 1, "without a batch, the plan of small ones is shown"
+    layers = [s for s in found["steps"] if s["op"] == "aten.linear.default"]
+    assert {s["strategy"] for s in layers} == {"chain"}
+    assert all(f"one kernel for {len(layers)} layers takes" in s["why"] for s in layers)
+    assert [op for s in layers for op in s["becomes"] if "mlp_chain" in op] == ["widepack.mlp_chain.default"]
+
+
 @pytest.mark.parametrize("command", ["inspect", "trace"])
 def test_inspection_needs_no_torch(command: str, artifact: Path) -> None:
     result = fresh(

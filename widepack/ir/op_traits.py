@@ -22,6 +22,7 @@ CostClass = Literal[
     "attention",
     "grouped linear",
     "factored",
+    "layer chain",
     "bilinear",
     "recurrent",
     "recurrent steps",
@@ -225,6 +226,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     ),
     # Products with a base and thin factors.
     "factored": frozenset({"widepack.delta_linear", "widepack.factored_weight"}),
+    # Linear layers and activations, one after the other.
+    "layer chain": frozenset({"widepack.mlp_chain"}),
     # Products of three operands.
     "bilinear": _aten(
         """

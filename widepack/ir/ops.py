@@ -24,6 +24,7 @@ from ..kernels import factored as factored
 from ..kernels import int8 as int8
 from ..kernels import masked as masked
 from ..kernels import member_products as member_products
+from ..kernels import mlp_chain as mlp_chain
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import recurrent_training as recurrent_training

@@ -15,13 +15,16 @@
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |
 | `member_products.py` | Defines the product of each member's matrices, with a derivative |
+| `mlp_chain.py` | Defines the op `mlp_chain`: linear layers with an activation after each |
 | `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `per_row.py` | Computes linear layers of rows that have weights of different members |
 | `pooling.py` | Computes `max_pool2d` by maxima of slices |
+| `projections.py` | Computes the products of a recurrent layer's inputs with their weights |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
 | `replacements.py` | Replaces ops that end the process on operands that a program may have, and slow ones |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
+| `triton_kernels/` | Triton kernels of widepack's own ops, for CUDA devices |
 """

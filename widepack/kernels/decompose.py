@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, masked, member_products, streamed
+from . import experts, factored, masked, member_products, mlp_chain, streamed
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -52,6 +52,8 @@ def decompose(program: Program) -> Program:
             nodes += _products_in_aten(node, program.members)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
+        elif node.op == mlp_chain.OP:
+            nodes += mlp_chain.mlp_chain_in_aten(node, program.members)
         elif node.op == masked.OP:
             nodes.append(replace(node, op=masked.PLAIN))
         elif node.op == experts.OP:

@@ -20,6 +20,8 @@ memory. Members run in blocks whose step takes up to `BLOCK_BYTES`, so the next 
 weights in the cache. The products with x are computed for as many steps at once as fit in `PROJECTED_BYTES`,
 so memory does not grow with T. No step allocates memory.
 
+On a CUDA device, one Triton kernel may run all steps (`triton_kernels`).
+
 `decompose.py` writes each op as ATen's op once for each member. That is right for any T, but then the program
 is exported for one T.
 """
@@ -36,6 +38,8 @@ from . import onednn
 from .checks import own_ops as checks
 from .library import define
 from .onednn import usable
+from .projections import projected_parts
+from .triton_kernels import launches
 
 BLOCK_BYTES = 2 << 20
 """The bytes that one step of a block of members may read and write, mostly hidden weights."""
@@ -79,21 +83,8 @@ def _steps(x: Tensor, w_x: Tensor, bias: Tensor | None, reverse: bool) -> Iterat
 
     A yielded tensor is valid until the next one is requested.
     """
-    members, total, batch, inputs = x.shape
-    step = members * batch * w_x.shape[2]
-    few = min(total, max(1, PROJECTED_BYTES // max(1, step * x.element_size())))
-    memory = x.new_empty(few * step)
-    starts = range(0, total, few)
-    for start in reversed(starts) if reverse else starts:
-        part = x[:, start : start + few]
-        count = part.shape[1]
-        rows = part.reshape(members, count * batch, inputs)
-        products = memory[: count * step].view(members, count * batch, w_x.shape[2])
-        if bias is None:
-            torch.bmm(rows, w_x, out=products)
-        else:
-            torch.baddbmm(bias.unsqueeze(1), rows, w_x, out=products)
-        steps = list(enumerate(products.view(members, count, batch, w_x.shape[2]).unbind(1), start))
+    for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
+        steps = list(enumerate(products.unbind(1), first))
         yield from reversed(steps) if reverse else steps
 
 
@@ -117,6 +108,8 @@ def _rnn_steps(
         )
     act_into = torch.ops.aten.tanh.out if act == "tanh" else torch.ops.aten.relu.out
     x, bias = _contiguous_input(x), _sum(b_x, b_h)
+    if (made := launches.rnn_steps(x, h, w_x, w_h, bias, reverse, act)) is not None:
+        return made
     y = _fake_steps(x, h)
     for block in step_blocks(h, w_h):
         state, weight, outs = h[block], w_h[block], y[block].unbind(1)
@@ -135,6 +128,8 @@ def _gru_steps(
     if b_h is not None:  # the new gate's part is added inside the reset gate's product
         bias = _sum(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
         after = b_h[:, 2 * width :].unsqueeze(1)
+    if (made := launches.gru_steps(x, h, w_x, w_h, bias, after, reverse)) is not None:
+        return made
     y = _fake_steps(x, h)
     for block in step_blocks(h, w_h):
         state, weight, outs, add = h[block], w_h[block], y[block].unbind(1), _block_of(after, block)
@@ -164,6 +159,8 @@ def _lstm_steps(
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
     x, bias, width = _contiguous_input(x), _sum(b_x, b_h), c.shape[2]
+    if w_p is None and (made := launches.lstm_steps(x, h, c, w_x, w_h, bias, reverse)) is not None:
+        return made
     y, last = _fake_lstm(x, h, c)
     for block in step_blocks(h, w_h):
         state, weight, outs, project = h[block], w_h[block], y[block].unbind(1), _block_of(w_p, block)

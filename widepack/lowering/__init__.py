@@ -7,6 +7,7 @@
 | file | what it does |
 |---|---|
 | `activation_fusion.py` | Fuses an activation into the layer before it |
+| `chain_fusion.py` | Joins layers of the strategy `chain` with the activations and layers that read their |
 | `differentiable.py` | Makes wide programs that have gradients |
 | `entry_of_part.py` | Shows an entry as lowering sees it if only a part of the members is loaded |
 | `int8_weights.py` | Replaces the weights of linear layers in a wide program by int8 weights |

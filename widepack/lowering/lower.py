@@ -22,6 +22,7 @@ from ..ir.values import Ragged, Shared, Stacked, Value
 from ..planning.mask_plans import in_loop
 from ..planning.plan import Plan
 from .activation_fusion import fuse_activations
+from .chain_fusion import join_chains
 from .interpreter import ProgramWriter, run_node
 from .loops import lower_loop
 from .packed_loops import pack_region
@@ -158,7 +159,9 @@ class _Lowering:
         program = Program(
             tuple(self.weights), tuple(self.inputs), tuple(self.writer.nodes), outputs, len(self.signatures)
         )
+        program, joined = join_chains(program)
         program, moved = fuse_activations(program)
+        moved |= joined
         names = {n: at for n, v in self.values.items() if (r := _name(v)) and (at := moved.get(r, r))}
         return Lowered(sweep(program), self.used, self.kinds, names)
 

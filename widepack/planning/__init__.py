@@ -7,6 +7,7 @@
 | file | what it does |
 |---|---|
 | `batch_growth.py` | Computes how figures of a program grow with its batch: bytes of activations |
+| `chain_plans.py` | Plans for chains of small linear layers on a GPU: the strategy `chain` |
 | `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
 | `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts`, at |
 | `heuristics.py` | Makes plans without a device: the rules of thumb |

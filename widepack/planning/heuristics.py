@@ -3,7 +3,8 @@
 1. A node that reads a Ragged value always runs in a `loop` region.
 2. `strategy="wide"` forbids other loops. `strategy="loop"` puts all that differs between members and depends
    on an input into one loop.
-3. On a GPU, the rest is wide, because N members in a loop cost N times the launches.
+3. On a GPU, the rest is wide, because N members in a loop cost N times the launches. Chains of small linear
+   layers are one kernel, for batches of few rows (`chain_plans.py`).
 4. On a CPU, the batch decides (`cpu_plans.py`).
 5. On a CPU, if tables and ids differ between members, one table of all members is looked up (`flat_index`). A
    gather along each table takes twice as long.
@@ -23,6 +24,7 @@ from widepack_artifacts.program import Kind, Program, Ref
 from ..ir import ops
 from ..ir.kinds import kinds
 from ..registry.registry import REGISTRY
+from .chain_plans import chain_plans
 from .cpu_plans import cpu_plans
 from .expert_plans import BECAUSE, expert_layers
 from .mask_plans import masked_attention
@@ -69,7 +71,10 @@ def plans(
     if device != "cpu":
         # The weights that a GPU reads take the time, and merged ones take the memory of N models.
         why = f"on {device} N members cost N times the launches; one op for all costs one"
-        return [regions.wide(why, {**split, **choices})]
+        plain = {**split, **choices}
+        if request.training:
+            return [regions.wide(why, plain)]
+        return chain_plans(regions, members, sizes, batch, plain, why)
     tables = looked_up(program, found)
     if split and SPLIT in request.preferred:
         return [regions.wide(REQUESTED, {**tables, **choices})]

@@ -10,6 +10,7 @@
 | `turned` | W Stacked | products over weights transposed at load; x Shared: one product |
 | `streamed` | on a CPU, float32, W Stacked | for one row per member: sums of rows of the weights |
 | `packed` | on a CPU, W Stacked, not float64 | one oneDNN call over prepacked weights |
+| `chain` | W Stacked, if a plan or the user names it | with the next layers: `mlp_chain` |
 | `products` | on a CPU, float32, W Stacked | oneDNN over plain weights, also in the backward pass |
 
 `packed` runs one product of `N*O` outputs where x is Shared. Otherwise it runs N groups, and its result has
@@ -182,6 +183,26 @@ def products(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = 
     rows, back = flatten_rows(w, value, rank(x))  # [N or 1, R, I]
     b = None if bias is None else w.stack(bias)
     return Stacked(back(w.call("widepack.member_products.default", rows, weight.value, b)))
+
+
+def _chainable(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
+    """Whether it may be a part of a chain: matrices of static sizes, one float dtype, a whole bias."""
+    if not isinstance(weight, Stacked) or rank(weight) != 2 or not is_whole_bias(bias, weight):
+        return False
+    values = [v for v in (x, weight, bias) if v is not None]
+    if not all(isinstance(v, (Shared, Stacked)) for v in values) or not all(weight.value.sizes):
+        return False
+    dtypes = {v.value.dtype for v in values}  # type: ignore[union-attr]
+    return len(dtypes) == 1 and all(d.is_floating_point for d in dtypes)
+
+
+@strategy("linear", "chain", family="linear", when=_chainable, derivative=False, on_request=True)
+def chain(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """for small layers on a GPU: one kernel with the activations and layers that follow"""
+    value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
+    rows, back = flatten_rows(w, value, rank(x))  # [N or 1, R, I]
+    b = None if bias is None else w.stack(bias)
+    return Stacked(back(w.call("widepack.mlp_chain.default", rows, [weight.value], [b], [""])))
 
 
 def flatten_rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:

@@ -175,6 +175,11 @@ def _products(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_val: Tensor
     return 2 * math.prod(out_val.shape) * weight.shape[-1]
 
 
+def _mlp_chain(x: Tensor, weights: Sequence[Tensor], *args: Any, out_val: Tensor) -> Any:
+    """Each row of x [N or 1, R, I] times the weights [N, O, I] of every layer, for all members."""
+    return sum(2 * x.shape[1] * math.prod(w.shape) for w in weights)
+
+
 def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:
     return 2 * out_val.numel() * x.shape[-1]
 
@@ -206,6 +211,7 @@ _OWN: dict[str, FlopFormula] = {
     "widepack.delta_linear": _delta_linear,
     "widepack.member_products": _products,
     "widepack.int8_linear": _int8_linear,
+    "widepack.mlp_chain": _mlp_chain,
     "widepack.expert_linear": _expert_linear,
     "widepack.expert_mm": _expert_linear,
     "aten._grouped_mm": _grouped,

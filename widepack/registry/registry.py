@@ -34,8 +34,8 @@ class Strategy:
     note: one line for `widepack primitives`.
     derivative: whether torch can differentiate the nodes that it writes. Some ops of widepack have no
         derivative; members that train do not use these strategies.
-    on_request: whether only a user may choose it, because its numbers differ from those of `sequential`: for
-        example one random draw for all members.
+    on_request: whether only a user or a rule of thumb may choose it: because its numbers differ from those of
+        `sequential`, for example one random draw for all members, or because it serves several nodes at once.
     """
 
     name: str

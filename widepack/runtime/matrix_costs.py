@@ -158,6 +158,19 @@ def factored(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     return Cost(work, float(8 * (count(dict(args)) + 2 * out.numel() + thin)))
 
 
+def layer_chain(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """`widepack::mlp_chain`: the rows of each layer times its weights, and two tensors of its results."""
+    x, weights = args.get("x"), list(tensors(args.get("weights")))
+    if not isinstance(x, torch.Tensor) or x.dim() != 3 or any(w.dim() != 3 for w in weights):
+        return NOTHING
+    rows = int(x.shape[1])
+    made = [int(w.shape[0]) * int(w.shape[1]) * rows for w in weights]
+    pairs = sum(w.numel() * rows for w in weights)
+    work = pairs * rate(x) + count(dict(args)) + 20.0 * sum(made) + 10_000.0 * len(weights)
+    copied = int(weights[0].shape[0]) * rows * int(x.shape[2]) if weights else 0
+    return Cost(work, float((2 * sum(made) + copied) * x.element_size() + size(args.get("weights"))))
+
+
 def attention(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     """Attention: a score for each query and key, and the sum of the values by score."""
     q, k, v = (args.get(key) for key in ("query", "key", "value"))

@@ -41,6 +41,7 @@ _RULES: Mapping[CostClass, Rule] = {
     "attention": matrix_costs.attention,
     "grouped linear": matrix_costs.grouped_linear,
     "factored": matrix_costs.factored,
+    "layer chain": matrix_costs.layer_chain,
     "bilinear": matrix_costs.bilinear,
     "recurrent": sequence_costs.recurrent_layer,
     "recurrent steps": sequence_costs.recurrent_steps_of_members,

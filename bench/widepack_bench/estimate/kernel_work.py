@@ -28,6 +28,7 @@ _PRODUCTS: Mapping[str, str] = {
     "widepack.expert_linear": "batched product",
     "widepack.expert_mm": "batched product",
     "widepack.linear": "packed product",
+    "widepack.mlp_chain": "batched product",
 }
 _CONVOLUTIONS: Mapping[str, str] = {
     "aten.convolution": "convolution",

@@ -270,7 +270,8 @@ def _regions(plan: dict[str, Any]) -> list[str]:
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
     """Finds the wide program that a call on this machine would run.
 
-    A plan that was measured on this machine comes before the plan by rules of thumb.
+    A plan that was measured on this machine comes before the plan by rules of thumb. Without a batch, it is
+    the program of the smallest batches.
 
     Raises:
         Refusal: There is none; the message lists the programs of the artifact.
@@ -286,7 +287,8 @@ def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int |
     ]
     machines = {"", _here(device)} if any(w.plan.get("machine") for w in found) else {""}
     found = sorted(
-        (w for w in found if w.plan.get("machine", "") in machines), key=lambda w: not w.plan.get("machine")
+        (w for w in found if w.plan.get("machine", "") in machines),
+        key=lambda w: (not w.plan.get("machine"), w.batch[0]),
     )
     if found:
         return found[0]

@@ -482,6 +482,16 @@ def _streamed(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.mlp_chain.default")
+def _mlp_chain(draw: Draw) -> list[Sample]:
+    weights = [draw.normal(3, 6, 4), draw.normal(3, 5, 6)]
+    return [
+        call(draw.normal(members, 7, 4), weights, biases, ["relu", "gelu_tanh"])
+        for members in (1, 3)
+        for biases in ([None, None], [draw.normal(3, 6), draw.normal(3, 5)], [None, draw.normal(3, 5)])
+    ]
+
+
 @_valid("widepack.member_products.default")
 def _member_products(draw: Draw) -> list[Sample]:
     small = [

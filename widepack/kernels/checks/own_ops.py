@@ -169,6 +169,29 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     of_shape("bias", bias, [members, outputs], weight)
 
 
+def mlp_chain(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str]
+) -> None:
+    """Checks `widepack.mlp_chain`. The op itself checks the names of the activations."""
+    require(len(weights) > 0, "there are no weights")
+    for name, found in (("biases", biases), ("activations", activations)):
+        if isinstance(found, str) or len(found) != len(weights):
+            raise OperandError(
+                f"there are {len(found)} {name}; {len(weights)} are needed, one for each layer"
+            )
+    members, _, inputs = dense("weights[0]", weights[0], 3).shape
+    first = weights[0]
+    require(first.is_floating_point(), f"weights[0] is {first.dtype}; a float is needed")
+    dense("x", x, 3)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs], first)
+    for k, (weight, bias) in enumerate(zip(weights, biases)):
+        outputs = dense(f"weights[{k}]", weight, 3).shape[1]
+        of_shape(f"weights[{k}]", weight, [members, outputs, inputs], first)
+        of_shape(f"biases[{k}]", bias, [members, outputs], first)
+        inputs = outputs
+
+
 def expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
     """Checks `widepack.expert_linear`. The op itself checks the numbers of the experts."""
     members, experts, _, inputs = dense("weight", weight, 4).shape

@@ -1,0 +1,131 @@
+"""Tests for which layers and batches a plan of a GPU joins linear layers into one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from small import all_kinds, node, program
+
+from widepack.ir.kinds import kinds
+from widepack.kernels.triton_kernels.predictions import MOST_ROWS
+from widepack.planning.chain_plans import linear_chains
+from widepack.planning.heuristics import plans
+from widepack.planning.plan import REQUESTED, Plan
+from widepack.planning.request import StrategyRequest
+from widepack_artifacts.program import Kind, Node, Program, Ref
+
+
+def mlp(widths: Sequence[int], activation: str = "relu", tokens: str = "", dtype: str = "float32") -> Program:
+    nodes: list[Node] = []
+    weights: dict[str, str] = {}
+    last = "x"
+    for i, (inputs, outputs) in enumerate(pairwise(widths)):
+        weights |= {f"w{i}": f"{dtype}[{outputs},{inputs}]", f"b{i}": f"{dtype}[{outputs}]"}
+        nodes.append(node(f"l{i}", "linear", Ref(last), Ref(f"w{i}"), Ref(f"b{i}")))
+        nodes.append(node(f"a{i}", activation, Ref(f"l{i}")))
+        last = f"a{i}"
+    return program(weights, {"x": f"{dtype}[B,{tokens}{widths[0]}]"}, nodes, [last])
+
+
+def slots_of(net: Program, shared: Sequence[str] = ()) -> dict[str, Kind]:
+    own: dict[str, Kind] = {w.name: "stacked" for w in net.weights if w.name not in shared}
+    return {**all_kinds(net), **own}
+
+
+def plans_of(
+    net: Program,
+    requested: str | list[str] = "auto",
+    device: str = "cuda",
+    members: int = 100,
+    batch: str = "B",
+    shared: Sequence[str] = (),
+    sizes: Mapping[str, int] | None = None,
+    training: bool = False,
+) -> list[Plan]:
+    slots = slots_of(net, shared)
+    request = replace(StrategyRequest.parse(requested), training=training)
+    return plans(net, slots, members, sizes or {"B": 32}, batch, device, "shared", request)
+
+
+def chained(plan: Plan) -> list[str]:
+    return sorted(n for n, c in plan.choices.items() if c.strategy == "chain")
+
+
+def chains_of(net: Program, shared: Sequence[str] = ()) -> list[list[str]]:
+    slots = slots_of(net, shared)
+    return linear_chains(net, kinds(net, slots))
+
+
+def test_small_layers_are_joined_up_to_a_batch() -> None:
+    small, large = plans_of(mlp((64, 128, 64)))
+    assert small.batch == (1, MOST_ROWS) and chained(small) == ["l0", "l1"] and not small.looped()
+    assert large.batch == (MOST_ROWS + 1, None) and chained(large) == []
+
+
+def test_the_reason_states_both_predictions() -> None:
+    because = plans_of(mlp((64, 128, 64)))[0].choices["l0"].because
+    assert because == (
+        "one kernel for 2 layers takes 5.4 us on an H100 as predicted, separate kernels take 15.0 us "
+        "(32 rows, in a CUDA graph)"
+    )
+
+
+def test_the_rows_of_a_member_count_and_not_the_batch() -> None:
+    small, large = plans_of(mlp((64, 128, 64), tokens="8,"))
+    assert small.batch == (1, MOST_ROWS // 8) and large.batch == (MOST_ROWS // 8 + 1, None)
+    (plan,) = plans_of(mlp((64, 128, 64)), batch="", sizes={"B": 32})
+    assert chained(plan) == ["l0", "l1"] and plan.batch == (1, None)
+
+
+def test_wide_layers_are_not_joined() -> None:
+    (plan,) = plans_of(mlp((64, 512, 512, 10)))
+    assert chained(plan) == []
+    assert chained(plans_of(mlp((64, 256, 256, 10)))[0]) == []
+    assert chained(plans_of(mlp((64, 256, 256, 10), dtype="bfloat16"))[0]) == ["l0", "l1", "l2"]
+    (plan,) = plans_of(mlp((64, 128, 64), dtype="float64"))
+    assert chained(plan) == []
+
+
+def test_a_cpu_a_loop_and_training_have_no_chains() -> None:
+    net = mlp((64, 128, 64))
+    for found in (
+        plans_of(net, device="cpu"),
+        plans_of(net, "loop"),
+        plans_of(net, "wide"),
+        plans_of(net, training=True),
+    ):
+        assert not any(chained(p) for p in found)
+
+
+def test_a_strategy_that_the_user_names_is_kept() -> None:
+    (plan,) = plans_of(mlp((64, 128, 64)), "turned")
+    assert {c.because for n, c in plan.choices.items() if n.startswith("l")} == {REQUESTED}
+    (on_cpu,) = plans_of(mlp((64, 128, 64)), ["wide", "chain"], device="cpu")
+    assert chained(on_cpu) == ["l0", "l1"]
+
+
+def test_chains_end_where_something_else_reads_or_computes() -> None:
+    net = mlp((8, 16, 16, 16, 16))
+    assert chains_of(net) == [["l0", "l1", "l2", "l3"]]
+    assert chains_of(net, ["w1"]) == [["l2", "l3"]]
+    assert chains_of(mlp((8, 16, 16), "exp")) == []
+    branched = program(
+        {w.name: w.type for w in net.weights},
+        {"x": "float32[B,8]"},
+        [*net.nodes, node("other", "exp", Ref("a1"))],
+        ["a3", "other"],
+    )
+    assert chains_of(branched) == [["l0", "l1"], ["l2", "l3"]]
+
+
+def test_a_layer_of_a_weight_that_is_an_activation_is_no_chain() -> None:
+    """The first argument of the second layer is a weight, and its weight is the first layer's result."""
+    net = program(
+        {"w0": "float32[6,4]", "v": "float32[3,6]"},
+        {"x": "float32[B,4]"},
+        [node("l0", "linear", Ref("x"), Ref("w0")), node("l1", "linear", Ref("v"), Ref("l0"))],
+        ["l1"],
+    )
+    assert chains_of(net) == []

@@ -1,0 +1,231 @@
+"""Starts the Triton kernels, with sizes and precisions chosen by rule.
+
+Each function returns None if its kernel may not run here (`available.py`), its shape does not fit, or the
+kernel is predicted to be slower. Then the op runs in plain torch. Nothing is tuned by trials, so a call under
+capture of a CUDA graph starts the same kernels as any other.
+
+Shapes fit if chunks of all widths stay in registers, by the reports of NVIDIA's assembler: widths up to 256,
+or up to 128 of float32 numbers without TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..projections import projected_parts
+from . import available
+from .activations import ACTIVATIONS
+from .predictions import MOST_ROWS, ROWS, chain_times, step_times
+
+PROJECTED_BYTES = 64 << 20
+"""The bytes of products with x that are computed before the steps that read them, on a CUDA device."""
+WIDEST = 256
+"""The largest width of a state or a layer."""
+WIDEST_FLOAT32 = 128
+"""The same for products with all digits of float32."""
+MOST_LAYERS = 8
+
+
+def rnn_steps(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool, act: str
+) -> Tensor | None:
+    """Runs `widepack::rnn_steps` by a kernel. bias: the sum of both biases."""
+    if not _steps_run("rnn_steps", x, h, w_x, w_h, bias):
+        return None
+    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("rnn", {"RELU": act == "relu"})
+
+
+def gru_steps(
+    x: Tensor,
+    h: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    bias: Tensor | None,
+    new_bias: Tensor | None,
+    reverse: bool,
+) -> Tensor | None:
+    """Runs `widepack::gru_steps` by a kernel.
+
+    Args:
+        x, h, w_x, w_h, reverse: The arguments of the op.
+        bias: What is added to the products with x.
+        new_bias: What is added to the new gate's product with h, `[N, 1, H]` or `[N, H]`.
+    """
+    if not _steps_run("gru_steps", x, h, w_x, w_h, bias, new_bias):
+        return None
+    given = () if new_bias is None else (new_bias.flatten(1).contiguous(),)
+    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("gru", {"BIAS": bool(given)}, given)
+
+
+def lstm_steps(
+    x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Runs `widepack::lstm_steps` without a projection by a kernel. bias: the sum of both biases."""
+    if not _steps_run("lstm_steps", x, h, w_x, w_h, bias, c):
+        return None
+    cells = torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
+    y = _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("lstm", {}, (cells,))
+    return None if y is None else (y, cells.to(c.dtype))
+
+
+def _steps_run(op: str, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, *others: Tensor | None) -> bool:
+    """Whether a recurrent op may run its kernel, and the kernel is predicted to be faster."""
+    if not available.usable(op, x, h, w_x, w_h, *others):
+        return False
+    members, batch, width = h.shape
+    if width > _widest(h.dtype) or batch > MOST_ROWS:
+        return False
+    gates = w_h.shape[2] // width
+    return available.interpreted() or _steps_pay(gates, members, x.shape[1], batch, width, h.dtype, _tf32())
+
+
+@lru_cache(maxsize=1024)
+def _steps_pay(*sizes: Any) -> bool:
+    return step_times(*sizes).faster
+
+
+def _tf32() -> bool:
+    return available.precision(torch.float32) == "tf32"
+
+
+def _widest(dtype: torch.dtype) -> int:
+    all_digits = dtype is torch.float32 and available.precision(dtype) == "tf32x3"
+    return WIDEST_FLOAT32 if all_digits else WIDEST
+
+
+def chunk(width: int) -> int:
+    """Returns the columns of a chunk of a state or a layer: a power of two from 16 to 64."""
+    return min(64, max(16, 1 << (width - 1).bit_length()))
+
+
+def options(width: int) -> dict[str, Any]:
+    """Returns how Triton compiles a kernel whose widest state or layer has this width.
+
+    a * b + c is rounded once, as in torch's own kernels.
+    """
+    return {"num_warps": 8 if width > 32 else 4, "num_stages": 1, "enable_fp_fusion": True}
+
+
+def _aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
+    """Whether each tensor begins at a multiple of 16 bytes; a compiled kernel depends on it."""
+    return tuple(t is not None and t.data_ptr() % 16 == 0 for t in tensors)
+
+
+class _RecurrentCall:
+    """All steps of a recurrent layer in one direction: their operands, and the kernels that run them."""
+
+    def __init__(
+        self, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool
+    ) -> None:
+        self.members, self.batch, self.width = h.shape
+        self.x = x.expand(self.members, -1, -1, -1)
+        self.h, self.w_x = h.contiguous(), w_x
+        shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
+        self.w_h = w_h if shared else w_h.contiguous()
+        self.bias, self.reverse = bias, reverse
+        self.y = h.new_empty(self.members, x.shape[1], self.batch, self.width)
+
+    def run(self, cell: str, more: dict[str, Any], given: tuple[Tensor, ...] = ()) -> Tensor | None:
+        """Starts the kernels. Returns y, or None if they cannot run.
+
+        Args:
+            cell: `rnn`, `gru` or `lstm`.
+            more: The constants that only this cell's kernel has.
+            given: The bias of a GRU's new gate, or the cells of an LSTM, which are written.
+        """
+        width, dtype = self.width, self.h.dtype
+        columns = chunk(width)
+        constants = {
+            "H": width,
+            "W": self.w_h.stride(0),
+            "C": columns,
+            "K": -(-width // columns),
+            "R": ROWS,
+            "REVERSE": self.reverse,
+            "PRECISION": available.precision(dtype),
+            **more,
+        }
+        key = (cell, dtype, self.h.device, *constants.values(), *_aligned(self.w_h))
+
+        def launch() -> None:
+            self._launch(cell, constants, given)
+
+        return self.y if available.run(f"{cell}_steps", key, self.h.device, launch) else None
+
+    def _launch(self, cell: str, constants: dict[str, Any], given: tuple[Tensor, ...]) -> None:
+        from . import steps  # imports Triton
+
+        total, sizes = self.x.shape[1], self.batch * self.width
+        grid = (self.members, -(-self.batch // ROWS))
+        state, stride = self.h, sizes
+        parts = projected_parts(self.x, self.w_x, self.bias, self.reverse, PROJECTED_BYTES)
+        for first, products in parts:
+            count = products.shape[1]
+            numbers = (stride, first, count, total, self.batch)
+            named = {**constants, **options(self.width)}
+            if cell == "rnn":
+                steps.rnn_kernel[grid](products, self.w_h, state, self.y, *numbers, **named)
+            elif cell == "gru":
+                bias = given[0] if given else self.w_h  # which is not read then
+                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, *numbers, **named)
+            else:
+                cells = given[0]
+                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, *numbers, **named)
+            state, stride = self.y[:, first if self.reverse else first + count - 1], total * sizes
+
+
+def chain_fits(widths: Sequence[int], dtype: torch.dtype, tf32: bool = False) -> bool:
+    """Whether a kernel may run a chain. widths: the inputs of the first layer, then the outputs of each."""
+    widest = WIDEST if tf32 or dtype is not torch.float32 else WIDEST_FLOAT32
+    return dtype in available.DTYPES and 2 <= len(widths) <= MOST_LAYERS + 1 and max(widths[1:]) <= widest
+
+
+def mlp_chain(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str]
+) -> Tensor | None:
+    """Runs `widepack::mlp_chain` by a kernel. The arguments are those of the op."""
+    if not available.usable("mlp_chain", x, *weights, *biases):
+        return None
+    members, dtype = weights[0].shape[0], x.dtype
+    widths = (x.shape[2], *(w.shape[1] for w in weights))
+    rows, shared = x.shape[1], x.shape[0] == 1 < members
+    exact = available.precision(torch.float32)
+    if not chain_fits(widths, dtype, exact != "tf32x3") or rows > MOST_ROWS:
+        return None
+    given = tuple(b is not None for b in biases)
+    sizes = (members, rows, widths, given, tuple(activations), shared, dtype, exact == "tf32")
+    if not available.interpreted() and not _chain_pays(*sizes):
+        return None
+    x = x.contiguous()
+    matrices = tuple(w.contiguous() for w in weights)
+    added = tuple(None if b is None else b.contiguous() for b in biases)
+    y = x.new_empty(members, rows, widths[-1])
+    constants = {
+        "SHARED": shared,
+        "WIDTHS": widths,
+        "ACTIVATIONS": tuple(map(ACTIVATIONS.index, activations)),
+        "LAYERS": len(matrices),
+        "C": chunk(max(widths[1:])),
+        "R": ROWS,
+        "PRECISION": available.precision(dtype),
+    }
+    key = ("chain", dtype, x.device, *constants.values(), *_aligned(x, *matrices, *added), given)
+
+    def launch() -> None:
+        from . import chain  # imports Triton
+
+        grid = (members, -(-rows // ROWS))
+        named = {**constants, **options(max(widths[1:]))}
+        chain.chain_kernel[grid](x, y, matrices, added, rows, **named)
+
+    return y if available.run("mlp_chain", key, x.device, launch) else None
+
+
+@lru_cache(maxsize=1024)
+def _chain_pays(*sizes: Any) -> bool:
+    return chain_times(*sizes).faster

@@ -1,0 +1,132 @@
+"""Joins layers of the strategy `chain` with the activations and layers that read their results.
+
+    mlp_chain(x, [W1], [b1], [""]) -> relu -> mlp_chain(., [W2], [b2], [""])
+    becomes mlp_chain(x, [W1, W2], [b1, b2], ["relu", ""])
+
+Nothing else may read a result in between. Views that flatten the rows of a layer, and restore them after it,
+may stand in between: a view after a chain moves behind the next activation, and the pair of both views
+between two layers disappears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from widepack_artifacts.program import Node, Program, Ref
+
+from ..ir.edit import renamed, uses, with_nodes
+from ..kernels.mlp_chain import OP, activation_of
+
+_SPLIT = "aten.unflatten.int"
+_FLATTEN = "aten.flatten.using_ints"
+_SIZE = "aten.sym_size.int"
+
+
+def join_chains(program: Program) -> tuple[Program, dict[str, str]]:
+    """Joins the chains of a wide program.
+
+    Returns: the program; and for each removed value the name of the value that replaces it. The name is ""
+    for a value inside of a chain, which no value replaces.
+    """
+    if not any(n.op == OP for n in program.nodes):
+        return program, {}
+    joining = _Joining(program)
+    for node in program.nodes:
+        joining.add(node)
+    return with_nodes(program, list(joining.made.values()), joining.to), joining.moved
+
+
+class _Joining:
+    """The nodes of a program so far, with chains that grow."""
+
+    def __init__(self, program: Program) -> None:
+        self.count = uses(program)
+        self.made: dict[str, Node] = {}
+        self.to: dict[str, Any] = {}
+        self.moved: dict[str, str] = {}
+
+    def add(self, node: Node) -> None:
+        """Adds a node, or joins it with the chain whose result it reads."""
+        node = renamed(node, self.to)
+        if self._reads_size(node):
+            return
+        source = self._only_read_here(node)
+        if source is None:
+            self.made[node.name] = node
+        elif node.op == OP and source.op == OP:
+            x, *lists = source.args
+            grown = [[*a, *b] for a, b in zip(lists, node.args[1:])]
+            self._replace(source, replace(node, args=(x, *grown)))
+        elif activation_of(node):
+            self._activate(node, source)
+        elif self._flattens(node, source):
+            chain = self.made[source.args[0].name]
+            del self.made[source.name]
+            self.moved |= {source.name: "", node.name: chain.name}
+            self.to[node.name] = Ref(chain.name)
+            self.count[chain.name] = self.count[node.name]
+        else:
+            self.made[node.name] = node
+
+    def _reads_size(self, node: Node) -> bool:
+        """Replaces a node that reads a size of a view by the size that the view was given."""
+        if node.op != _SIZE or not isinstance(node.args[0], Ref):
+            return False
+        source = self.made.get(node.args[0].name)
+        if source is None or not _splits_rows(source):
+            return False
+        dim, sizes = node.args[1], source.args[2]
+        if not 1 <= dim <= len(sizes) or -1 in sizes:
+            return False
+        self.to[node.name] = size = sizes[dim - 1]
+        self.moved[node.name] = size.name if isinstance(size, Ref) else ""
+        self.count[source.name] -= 1
+        return True
+
+    def _only_read_here(self, node: Node) -> Node | None:
+        """Returns the node whose result is the first argument of a node, and of no other."""
+        if not node.args or not isinstance(node.args[0], Ref):
+            return None
+        source = self.made.get(node.args[0].name)
+        return source if source is not None and self.count[source.name] == 1 else None
+
+    def _replace(self, source: Node, by: Node) -> None:
+        """Puts a node in the place of one that nothing reads any more."""
+        del self.made[source.name]
+        self.moved[source.name] = ""
+        self.made[by.name] = by
+
+    def _activate(self, node: Node, source: Node) -> None:
+        """Adds an activation to a chain, also to one behind a view that splits its rows."""
+        chain = self._chain_behind(source)
+        if chain is None or chain.args[3][-1]:
+            self.made[node.name] = node
+            return
+        x, weights, biases, names = chain.args
+        grown = replace(chain, args=(x, weights, biases, [*names[:-1], activation_of(node)]))
+        if source.op == OP:
+            self._replace(source, replace(grown, name=node.name, out=node.out, member=node.member))
+            return
+        self.made[chain.name] = grown
+        self.moved[chain.name] = ""
+        self._replace(source, replace(source, name=node.name, out=node.out, member=node.member))
+
+    def _chain_behind(self, source: Node) -> Node | None:
+        if source.op == OP:
+            return source
+        inner = (
+            self.made.get(source.args[0].name) if source.args and isinstance(source.args[0], Ref) else None
+        )
+        if inner is None or inner.op != OP or self.count[inner.name] != 1 or not _splits_rows(source):
+            return None
+        return inner
+
+    def _flattens(self, node: Node, source: Node) -> bool:
+        """Whether a node undoes the view that splits the rows of a chain."""
+        is_flat = node.op == _FLATTEN and node.args[1:] == (1, -2) and not node.kwargs
+        return is_flat and source.op == _SPLIT and self._chain_behind(source) is not None
+
+
+def _splits_rows(node: Node) -> bool:
+    return node.op == _SPLIT and len(node.args) == 3 and node.args[1] == 1 and not node.kwargs
