@@ -19,6 +19,7 @@ CostClass = Literal[
     "product",
     "contraction",
     "convolution",
+    "member convolutions",
     "attention",
     "grouped linear",
     "factored",
@@ -204,6 +205,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         """
     )
     | {"widepack.convolution"},
+    # The convolution of each member.
+    "member convolutions": frozenset({"widepack.member_convs"}),
     # Attention: the scores of each query and key.
     "attention": _aten(
         """

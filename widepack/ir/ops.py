@@ -23,6 +23,7 @@ from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
 from ..kernels import int8 as int8
 from ..kernels import masked as masked
+from ..kernels import member_convs as member_convs
 from ..kernels import member_products as member_products
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent

@@ -14,6 +14,7 @@
 | `int8.py` | Defines the ops of linear layers whose weights are int8, with one scale for each row |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |
+| `member_convs.py` | Defines the op `member_convs`: the members' own convolutions, on a GPU side by side on |
 | `member_products.py` | Defines the product of each member's matrices, with a derivative |
 | `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |

@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, masked, member_products, streamed
+from . import experts, factored, masked, member_convs, member_products, streamed
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -50,6 +50,8 @@ def decompose(program: Program) -> Program:
             nodes += _packed_layer_in_aten(node)
         elif node.op == member_products.PRODUCTS:
             nodes += _products_in_aten(node, program.members)
+        elif node.op == member_convs.OP:
+            nodes += member_convs.member_convs_in_aten(node, program.members)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
         elif node.op == masked.OP:

@@ -175,6 +175,11 @@ def _products(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_val: Tensor
     return 2 * math.prod(out_val.shape) * weight.shape[-1]
 
 
+def _member_convs(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor) -> Any:
+    """Each number of the result meets one filter."""
+    return 2 * math.prod(out_val.shape) * math.prod(weight.shape[2:])
+
+
 def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:
     return 2 * out_val.numel() * x.shape[-1]
 
@@ -204,6 +209,7 @@ _OWN: dict[str, FlopFormula] = {
     "aten.bilinear": _bilinear,
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
+    "widepack.member_convs": _member_convs,
     "widepack.member_products": _products,
     "widepack.int8_linear": _int8_linear,
     "widepack.expert_linear": _expert_linear,

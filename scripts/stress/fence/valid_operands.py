@@ -482,6 +482,16 @@ def _streamed(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.member_convs.default")
+def _member_convs(draw: Draw) -> list[Sample]:
+    return [
+        call(draw.normal(x, 2, 4, 9, 8), draw.normal(3, 6, 4 // args[3], 3, 3), bias, *args)
+        for x in (1, 3)
+        for args in (([1, 1], [1, 1], [1, 1], 1), ([2, 1], [0, 1], [1, 2], 2))
+        for bias in (None, draw.normal(3, 6))
+    ]
+
+
 @_valid("widepack.member_products.default")
 def _member_products(draw: Draw) -> list[Sample]:
     small = [

@@ -208,6 +208,27 @@ def delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Ten
         of_shape("bias", bias, [rows, outputs], base)
 
 
+def member_convs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> None:
+    """Checks `widepack.member_convs`."""
+    members, outputs, inputs, *window = dense("weight", weight, 4, 5, 6).shape
+    dense("x", x, weight.dim())
+    geometry(len(window), stride, padding, dilation, groups)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs * groups, *x.shape[3:]], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+    require(members > 0, "weight is for 0 members; at least 1 is needed")
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    extents(x.shape[3:], window, stride, padding, dilation)
+
+
 def member_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Checks `widepack.member_products`."""
     members, outputs, inputs = dense("weight", weight, 3).shape
