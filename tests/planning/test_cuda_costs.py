@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import Tensor
 
+from widepack.kernels import member_convs
 from widepack.kernels.member_convs import OP as MEMBER_CONVS
-from widepack.planning import cuda_costs
+from widepack.planning import cuda_costs, cuda_plans
 from widepack.planning.cuda_costs import KERNEL_S, LAUNCH_S, CallTime, CudaModel, call_time, products_s
 from widepack.runtime.meta_values import run_on_meta
 from widepack.system.devices import DEVICES
@@ -152,3 +155,26 @@ def test_every_device_of_the_table_has_what_the_model_needs() -> None:
         model = CudaModel(device)
         assert device.multiprocessors > 0 and model.rate(torch.float64) < model.rate(torch.float32)
         assert model.short in device.name and " " not in model.short
+
+
+def test_the_page_has_the_constants_of_the_model() -> None:
+    """Values are written in microseconds, or as a part."""
+    page = (ROOT / "docs" / "explanation" / "gpu-plans.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([A-Z_]+(?:\[\"\w+\"\])?)` \| ([\d.]+(?: us)?) \|", page, re.MULTILINE))
+    found = {
+        "LAUNCH_S": cuda_costs.LAUNCH_S,
+        "VIEW_S": cuda_costs.VIEW_S,
+        "KERNEL_S": cuda_costs.KERNEL_S,
+        "PRODUCT_PART": cuda_costs.PRODUCT_PART,
+        "BANDWIDTH_PART": cuda_costs.BANDWIDTH_PART,
+        'GROUPED_PART["float32"]': cuda_costs.GROUPED_PART["float32"],
+        'GROUPED_PART["half"]': cuda_costs.GROUPED_PART["half"],
+        "CHANNELS_LAST_PART": cuda_costs.CHANNELS_LAST_PART,
+        "STREAMS": member_convs.STREAMS,
+        "MARGIN": cuda_plans.MARGIN,
+        "LOOP_PART": cuda_plans.LOOP_PART,
+    }
+    assert rows.keys() == found.keys()
+    for name, text in rows.items():
+        value = found[name] * 1e6 if text.endswith(" us") else found[name]
+        assert value == pytest.approx(float(text.removesuffix(" us")), abs=5e-4), name

@@ -15,6 +15,7 @@ from torch import nn
 from widepack.building.factories import find_factory
 from widepack.building.preview import Preview, PreviewMembers
 from widepack.planning import cuda_plans as cuda
+from widepack.planning.cuda_costs import CudaModel
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, Plan
 from widepack.planning.request import StrategyRequest
@@ -103,7 +104,7 @@ def test_a_depthwise_convolution_stays_grouped() -> None:
 def test_the_boundary_is_where_both_plans_take_the_same_time() -> None:
     of = made(convolution(64), "input=float32[B,64,32,32]", 20)
     small_batch, large_batch = plans_of(of)
-    predictor = cuda.Predictor(of.program, of.simple.slots, 20, {}, False, cuda.CudaModel())
+    predictor = cuda.Predictor(of.program, of.simple.slots, 20, {}, False, CudaModel())
     assert small_batch.batch[1] is not None
     for batch, before in ((2, True), (small_batch.batch[1], True), (2 * small_batch.batch[1] + 2, False)):
         at = {**of.sizes, "B": batch}
@@ -217,7 +218,7 @@ def test_another_device_has_other_times() -> None:
     of = made(convolution(64), "input=float32[B,64,32,32]", 8)
     times = {}
     for name in ("h100", "a100", "l4"):
-        model = cuda.CudaModel(DEVICES[name])
+        model = CudaModel(DEVICES[name])
         predictor = cuda.Predictor(of.program, of.simple.slots, 8, {}, False, model)
         times[name] = predictor.at({**of.sizes, "B": 256}, 256).wide.total.seconds
     assert times["h100"] < times["a100"] < times["l4"]

@@ -85,7 +85,7 @@ def test_wrong_operands_are_refused(x: Any, weight: Any, bias: Any, options: Any
 
 
 @dataclass
-class Stream:
+class StandInStream:
     """A stand-in for a CUDA stream, which writes what happens on it into a common log."""
 
     name: str
@@ -93,7 +93,7 @@ class Stream:
     device: str = "cuda:0"
     cuda_stream: int = 0
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: StandInStream) -> None:
         self.log.append((self.name, "waits for", other.name))
 
 
@@ -105,15 +105,15 @@ class Cuda:
     made: int = 0
     current: Any = None
 
-    def Stream(self, device: str) -> Stream:  # torch's name
+    def Stream(self, device: str) -> StandInStream:  # torch's name
         self.made += 1
-        return Stream(f"side {self.made - 1}", self.log, device, self.made)
+        return StandInStream(f"side {self.made - 1}", self.log, device, self.made)
 
-    def current_stream(self) -> Stream:
+    def current_stream(self) -> StandInStream:
         return self.current  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: StandInStream) -> Iterator[None]:
         before, self.current = self.current, stream
         try:
             yield
@@ -124,7 +124,7 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
-    found.current = Stream("main", found.log)
+    found.current = StandInStream("main", found.log)
     for name in ("Stream", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     monkeypatch.setattr(member_convs, "SIDE", member_convs.SideStreams())
@@ -151,7 +151,7 @@ def test_streams_fork_before_the_first_member_and_join_after_the_last(cuda: Cuda
 def test_another_current_stream_has_side_streams_of_its_own(cuda: Cuda) -> None:
     """A stream that is being captured must not share side streams with other work."""
     member_convs.run_on_streams(lambda i: None, 2)
-    with cuda.stream(Stream("captured", cuda.log, cuda_stream=99)):
+    with cuda.stream(StandInStream("captured", cuda.log, cuda_stream=99)):
         member_convs.run_on_streams(lambda i: None, 2)
     assert cuda.made == 4
     waited = {(a, b) for a, _, b in cuda.log}

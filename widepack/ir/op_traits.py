@@ -221,6 +221,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
             "widepack.linear",
             "widepack.streamed_linear",
             "widepack.expert_linear",
+            "widepack.grouped_experts",
             "widepack.expert_mm",
             "widepack.member_products",
             "widepack.int8_linear",

@@ -21,6 +21,7 @@ from widepack_artifacts.opset import EXTRA, allowed
 from ..errors import ArtifactError, UsageError
 from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
+from ..kernels import grouped_experts as grouped_experts
 from ..kernels import int8 as int8
 from ..kernels import masked as masked
 from ..kernels import member_convs as member_convs

@@ -11,6 +11,7 @@
 | `experts.py` | Defines the op `expert_linear`: each row is multiplied by the matrix of one expert |
 | `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
+| `grouped_experts.py` | Defines the op `grouped_experts`: products of rows with the matrices of experts |
 | `int8.py` | Defines the ops of linear layers whose weights are int8, with one scale for each row |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |

@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, masked, member_convs, member_products, streamed
+from . import experts, factored, grouped_experts, masked, member_convs, member_products, streamed
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -58,6 +58,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op=masked.PLAIN))
         elif node.op == experts.OP:
             nodes += experts.expert_linear_in_aten(node, program.members)
+        elif node.op == grouped_experts.OP:
+            nodes += grouped_experts.grouped_experts_in_aten(node, program.members)
         elif node.op == experts.OF_ONE_MEMBER:
             nodes += experts.expert_mm_in_aten(node)
         elif node.op in (factored.LINEAR, factored.WEIGHT):

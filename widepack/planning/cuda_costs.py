@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ..ir import ops
 from ..ir.op_traits import cost_class
+from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.member_convs import STREAMS
 from ..registry.flop_formulas import own_formula, tensors_in
@@ -58,6 +59,9 @@ DEPTH = 8
 """The inner size of a product is padded to a multiple of this: the same guide, chapter 2.2."""
 SPLIT_DEPTH = 256
 """cuBLAS divides the inner size where tiles are few. The least inner size of a part is an assumption."""
+SORTING_KERNELS = 7
+"""How many kernels `grouped_experts` starts to sort rows by expert and to find where groups end. An estimate
+from its ops: a read at indices, a sort of four kernels, a search and a cast."""
 _HALF = ("float16", "bfloat16")
 
 
@@ -180,6 +184,8 @@ def call_time(op: str, args: Any, kwargs: Mapping[str, Any], result: Any, model:
         return _convolution(name, given, result, model)
     if op == MEMBER_CONVS:
         return _member_convs(given, result, model)
+    if op == GROUPED_EXPERTS:
+        return _grouped_experts(given, moved, model)
     formula = own_formula(op)
     if formula is None:
         return _kernel(0.0, moved, model)
@@ -189,6 +195,27 @@ def call_time(op: str, args: Any, kwargs: Mapping[str, Any], result: Any, model:
         steps = max(1, int(x.shape[1]) if x.dim() > 3 else int(max(x.shape[:-1])))
         return _kernel(computing / steps, moved / steps, model).times(2 * steps)
     return _kernel(computing, moved, model)
+
+
+def _grouped_experts(given: Mapping[str, Any], moved: float, model: CudaModel) -> CallTime:
+    """Returns the time of a grouped product of experts: rows are sorted, multiplied and put back.
+
+    Experts have about as many rows. Matrices of experts without rows are not read.
+    """
+    x, weight = given["x"], given["weight"]
+    rows, experts = int(x.shape[0] * x.shape[1]), int(weight.shape[0] * weight.shape[1])
+    used = max(1, min(rows, experts))
+    computing = products_s(
+        -(-rows // used),
+        int(weight.shape[3]),
+        int(weight.shape[2]),
+        used,
+        model.rate(x.dtype),
+        model.device.multiprocessors,
+    )
+    unread = _bytes(weight) * (1 - used / experts)
+    small = _kernel(0.0, 16.0 * rows, model).times(SORTING_KERNELS)
+    return _kernel(computing, moved - unread, model) + copy_time([x, x], model) + small
 
 
 def view_time() -> CallTime:

@@ -36,6 +36,10 @@ MARGIN = 0.9
 """Another strategy than the first is chosen if it takes at most this part of the time of the first."""
 LOOP_PART = 0.8
 """A loop is chosen if its predicted time is at most this part of the time of one op for all members."""
+FUSED = ("pointwise", "norm")
+"""The families whose chains a compiler makes one kernel of."""
+LEAST_FUSED = 0.1
+"""The least part of the time of these families that a reason names."""
 STEPS = 4
 """How many batches are tried to find the one between two classes."""
 _WHY = "on cuda N members cost N times the launches; one op for all costs one"
@@ -51,6 +55,13 @@ class BatchTimes:
     batch: int
     wide: ProgramTimes
     loop: CallTime
+
+    @property
+    def fused_part(self) -> float:
+        """The part of the time of one op for all members that chains of pointwise ops and norms take."""
+        times = self.wide.nodes.values()
+        total = sum(t.time.seconds for t in times)
+        return sum(t.time.seconds for t in times if t.family in FUSED) / total if total else 0.0
 
     @property
     def loops(self) -> bool:
@@ -261,7 +272,11 @@ def reason(found: list[BatchTimes], batch: str, loop: bool, model: CudaModel) ->
             names, times = ["a loop over the members takes", "one op for all of them"], times[::-1]
         at = f"at {batch} = {p.batch} " if batch else ""
         rows.append(f"{at}{names[0]} about {_us(times[0])}, {names[1]} {_us(times[1])}")
-    return f"predicted for an {model.short}: " + "; ".join(rows)
+    words = f"predicted for an {model.short}: " + "; ".join(rows)
+    part = 0.0 if loop else found[-1].fused_part
+    if part < LEAST_FUSED:
+        return words
+    return f"{words}; pointwise ops and norms are {part:.0%} of it, which the backend `compile` can fuse"
 
 
 def node_choice(times: NodeTimes, model: CudaModel) -> NodeChoice:

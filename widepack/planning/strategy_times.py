@@ -35,12 +35,14 @@ from .cuda_costs import NOTHING, CallTime, CudaModel, call_time, view_time
 class NodeTimes:
     """The strategies of a node with their times, in the order in which they are tried; the chosen one.
 
-    first: whether lowering takes the chosen one without a plan, on every kind of device.
+    first: whether lowering takes the chosen one without a plan, on every kind of device. family: of the op,
+    as `widepack primitives` lists it.
     """
 
     times: Mapping[str, CallTime]
     chosen: str
     first: bool
+    family: str = ""
 
     @property
     def time(self) -> CallTime:
@@ -269,8 +271,9 @@ def _node_times(
     runs = writer.runs_of(node, args, kwargs, fixed, training)
     times = {name: time for name, (_, time) in runs.items()}
     chosen = choose(node, times) if len(times) > 1 else next(iter(times))
+    family = REGISTRY[node.op].family if node.op in REGISTRY else ""
     first = _first(writer, node, args, kwargs) if len(runs) > 1 else chosen
-    return runs[chosen][0], NodeTimes(times, chosen, fixed is None and chosen == first)
+    return runs[chosen][0], NodeTimes(times, chosen, fixed is None and chosen == first, family)
 
 
 def _applicable(writer: TimedWriter, node: Node, args: Any, kwargs: Any, training: bool) -> Sequence[str]:

@@ -214,6 +214,7 @@ _OWN: dict[str, FlopFormula] = {
     "widepack.int8_linear": _int8_linear,
     "widepack.expert_linear": _expert_linear,
     "widepack.expert_mm": _expert_linear,
+    "widepack.grouped_experts": _expert_linear,
     "aten._grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
     **{f"aten.{name}": _recurrent_layer for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

@@ -141,7 +141,8 @@ def member_convolutions(name: str, args: Mapping[str, Any], result: Any) -> Cost
 
 
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
-    """`widepack::linear`, `streamed_linear`, `member_products`, `int8_linear`, `expert_linear` and
+    """`widepack::linear`, `streamed_linear`, `member_products`, `int8_linear`, `expert_linear`,
+    `grouped_experts` and
     `expert_mm`: the size of the result times the inner size.
     """
     x, out = args.get("x"), first_tensor(result)

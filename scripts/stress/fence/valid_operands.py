@@ -513,6 +513,19 @@ def _delta_linear(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.grouped_experts.default")
+def _grouped_experts(draw: Draw) -> list[Sample]:
+    half = torch.bfloat16
+    return [
+        call(draw.normal(3, 5, 8).to(half), draw.normal(3, 4, 8, 16).to(half), draw.ints(-4, 4, 3, 5)),
+        call(
+            draw.normal(2, 6, 16).to(half),
+            draw.normal(2, 3, 8, 16).to(half).transpose(2, 3),
+            draw.ints(0, 3, 2, 6),
+        ),
+    ]
+
+
 @_valid("widepack.expert_linear.default")
 def _expert_linear(draw: Draw) -> list[Sample]:
     few = call(draw.normal(3, 2, 4), draw.normal(3, 5, 6, 4), draw.ints(-5, 5, 3, 2))
