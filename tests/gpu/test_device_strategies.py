@@ -48,7 +48,8 @@ def operands(
 def check(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
     """Compares with each member alone in float64."""
     for i in range(weight.shape[0]):
-        exact = torch.conv2d(*(v[i].cpu().double() for v in (x, weight, bias)), *OPTIONS)
+        one = [v[i].cpu().double() for v in (x, weight, bias)]
+        exact = torch.conv2d(*one, *OPTIONS)
         error = float((y[i].cpu().double() - exact).abs().max())
         eps = torch.finfo(torch.float32).eps
         assert error <= 8 * eps * weight[0, 0].numel() ** 0.5 * float(exact.abs().max()), f"member {i}"
