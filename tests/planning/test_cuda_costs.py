@@ -14,9 +14,9 @@ from torch import Tensor
 from widepack.kernels import member_convs
 from widepack.kernels.member_convs import OP as MEMBER_CONVS
 from widepack.planning import cuda_costs, cuda_plans
-from widepack.planning.cuda_costs import KERNEL_S, LAUNCH_S, CallTime, CudaModel, call_time, products_s
+from widepack.planning.cuda_costs import KERNEL_S, CallTime, CudaModel, call_time, products_s
 from widepack.runtime.meta_values import run_on_meta
-from widepack.system.devices import DEVICES
+from widepack.system.devices import DEVICES, LAUNCH_S
 
 MODEL = CudaModel()
 H100 = DEVICES["h100"]
@@ -162,7 +162,7 @@ def test_the_page_has_the_constants_of_the_model() -> None:
     page = (ROOT / "docs" / "explanation" / "gpu-plans.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([A-Z_]+(?:\[\"\w+\"\])?)` \| ([\d.]+(?: us)?) \|", page, re.MULTILINE))
     found = {
-        "LAUNCH_S": cuda_costs.LAUNCH_S,
+        "LAUNCH_S": LAUNCH_S,
         "VIEW_S": cuda_costs.VIEW_S,
         "KERNEL_S": cuda_costs.KERNEL_S,
         "PRODUCT_PART": cuda_costs.PRODUCT_PART,

@@ -222,3 +222,22 @@ def test_another_device_has_other_times() -> None:
         predictor = cuda.Predictor(of.program, of.simple.slots, 8, {}, False, model)
         times[name] = predictor.at({**of.sizes, "B": 256}, 256).wide.total.seconds
     assert times["h100"] < times["a100"] < times["l4"]
+
+
+PUBLISHED = {"mlp-b32": 40, "deep-mlp": 6.2, "resblock": 4.9, "resnet18": 2.3}
+"""Speed-ups of WideCompiler's wide programs on an A100, eager, against an eager loop."""
+
+
+@pytest.mark.slow
+def test_the_model_ranks_published_speed_ups() -> None:
+    found = {}
+    for name in PUBLISHED:
+        row = NETWORKS[name]
+        form = row.form("full")
+        model = Preview(find_factory(row.model, dict(form.options)), list(form.inputs))
+        of = model.of(row.members, device="cuda")
+        a100 = CudaModel(DEVICES["a100"])
+        predictor = cuda.Predictor(of.program, of.simple.slots, row.members, {}, False, a100)
+        times = predictor.at({**of.sizes, of.batch: row.batch}, row.batch)
+        found[name] = times.loop.seconds / times.wide.total.seconds
+    assert sorted(found, key=found.__getitem__) == sorted(PUBLISHED, key=PUBLISHED.__getitem__)

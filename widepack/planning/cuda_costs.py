@@ -35,11 +35,8 @@ from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.member_convs import STREAMS
 from ..registry.flop_formulas import own_formula, tensors_in
-from ..system.devices import DEVICES, Device
+from ..system.devices import DEVICES, LAUNCH_S, Device
 
-LAUNCH_S = 5e-6
-"""Seconds in which the host starts one kernel through torch: 4 to 6 us, https://susun-blog.com/blog/
-pegainfer-3-cuda-graph (RTX 5070 Ti)."""
 VIEW_S = 1e-6
 """Seconds in which the host makes a view. An assumption."""
 KERNEL_S = 2e-6
