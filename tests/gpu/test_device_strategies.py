@@ -49,7 +49,7 @@ def check(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
     """Compares with each member alone in float64."""
     for i in range(weight.shape[0]):
         one = [v[i].cpu().double() for v in (x, weight, bias)]
-        exact = torch.conv2d(*one, *OPTIONS)
+        exact = torch.conv2d(one[0], one[1], one[2], *OPTIONS)
         error = float((y[i].cpu().double() - exact).abs().max())
         eps = torch.finfo(torch.float32).eps
         assert error <= 8 * eps * weight[0, 0].numel() ** 0.5 * float(exact.abs().max()), f"member {i}"

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from widepack_artifacts.program import Kind, Node, Program
 
-from ..errors import WidepackError
 from .cuda_costs import CallTime, CudaModel, copy_time
 from .plan import NodeChoice, Plan
 from .regions import Regions
@@ -43,7 +42,6 @@ LEAST_FUSED = 0.1
 STEPS = 4
 """How many batches are tried to find the one between two classes."""
 _WHY = "on cuda N members cost N times the launches; one op for all costs one"
-_FAILS = (WidepackError, RuntimeError, IndexError, ValueError, TypeError)  # of strategies at these sizes
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Predictor:
     def at(self, sizes: Mapping[str, int], batch: int) -> BatchTimes:
         """Predicts the times at the given sizes. batch: the size of the batch among them.
 
-        Raises: one of `_FAILS`.
+        Raises: What a strategy raises that cannot run at these sizes.
         """
         best = first = self.times(sizes, _first)
         several = {n: t.times for n, t in first.nodes.items() if len(t.times) > 1}
@@ -116,7 +114,7 @@ class Predictor:
         return BatchTimes(batch, best, (alone.total + copies).times(members))
 
     def times(self, sizes: Mapping[str, int], choose: Choose) -> ProgramTimes:
-        """Returns the times of one op for all members. Raises: one of `_FAILS`."""
+        """Returns the times of one op for all members. Raises: as `at`."""
         return walk(self._program, self._slots, sizes, self._wide, self._fixed, choose, self._training)
 
     def _preferring(self, name: str) -> Choose:
@@ -156,22 +154,33 @@ def cuda_plans(
         return [regions.wide(because or _WHY, fixed)]
     small, large = found[0], found[-1]
     loops = tuple(p.loops and not because for p in (small, large))
-    if loops[0] == loops[1] and (loops[0] or small.wide.strategies == large.wide.strategies):
-        words = because or reason(found, batch, loops[0], predictor.model)
-        return [_plan(regions, large, words, loops[0], fixed, predictor.model, (1, None))]
-    at = _boundary(predictor, sizes, batch, small, large, loops)
-    return [
-        _plan(
-            regions,
-            p,
-            because or reason([p], batch, loop, predictor.model),
-            loop,
-            fixed,
-            predictor.model,
-            batches,
-        )
-        for p, loop, batches in ((small, loops[0], (1, at)), (large, loops[1], (at + 1, None)))
-    ]
+    every: tuple[int, int | None] = (1, None)
+    classes = [(large, loops[1], every, found)]
+    if loops[0] != loops[1] or not (loops[0] or small.wide.strategies == large.wide.strategies):
+        at = _boundary(predictor, sizes, batch, small, large, loops)
+        classes = [(small, loops[0], (1, at), [small]), (large, loops[1], (at + 1, None), [large])]
+    firsts = _firsts(found)
+    plans = []
+    for times, loop, batches, told in classes:
+        why = because or reason(told, batch, loop, predictor.model)
+        if loop:
+            plans.append(regions.loop(why, fixed, *batches))
+            continue
+        choices = {
+            name: node_choice(node, predictor.model, node.chosen == firsts[name])
+            for name, node in times.wide.nodes.items()
+            if regions.found[name] == "stacked"
+        }
+        plans.append(regions.wide(why, {**choices, **fixed}, *batches))
+    return plans
+
+
+def _firsts(found: list[BatchTimes]) -> dict[str, str | None]:
+    """Returns the strategy of each node that lowering takes without a plan; None if it depends on the device
+    or the batch.
+    """
+    every = [{name: times.first for name, times in p.wide.nodes.items()} for p in found]
+    return {name: first if all(e[name] == first for e in every) else None for name, first in every[0].items()}
 
 
 def predictions(predictor: Predictor, sizes: Mapping[str, int], batch: str) -> list[BatchTimes]:
@@ -188,8 +197,8 @@ def predictions(predictor: Predictor, sizes: Mapping[str, int], batch: str) -> l
         try:
             if some:
                 return [predictor.at(at, at.get(batch, 1)) for at in some]
-        except _FAILS:
-            continue  # a guard ties the batch to another dim, or a size depends on values
+        except Exception:  # noqa: BLE001  # a guard, a size that depends on values, an op without meta tensors
+            continue
     return []
 
 
@@ -225,7 +234,7 @@ def _boundary(
                 else predictor.times(at, _as_in(p.wide.strategies)).total.seconds
                 for p, loop in zip((small, large), loops)
             ]
-        except _FAILS:
+        except Exception:  # noqa: BLE001  # as above
             break
         low, high = (middle, high) if seconds[0] <= seconds[1] else (low, middle)
     return max(1, low)
@@ -233,26 +242,6 @@ def _boundary(
 
 def _as_in(strategies: Mapping[str, str]) -> Choose:
     return lambda node, times: strategies[node.name] if strategies[node.name] in times else next(iter(times))
-
-
-def _plan(
-    regions: Regions,
-    found: BatchTimes,
-    because: str,
-    loop: bool,
-    fixed: Mapping[str, NodeChoice],
-    model: CudaModel,
-    batches: tuple[int, int | None],
-) -> Plan:
-    """Returns the plan of a batch class."""
-    if loop:
-        return regions.loop(because, fixed, *batches)
-    choices = {
-        name: node_choice(times, model)
-        for name, times in found.wide.nodes.items()
-        if regions.found[name] == "stacked"
-    }
-    return regions.wide(because, {**choices, **fixed}, *batches)
 
 
 def reason(found: list[BatchTimes], batch: str, loop: bool, model: CudaModel) -> str:
@@ -279,12 +268,13 @@ def reason(found: list[BatchTimes], batch: str, loop: bool, model: CudaModel) ->
     return f"{words}; pointwise ops and norms are {part:.0%} of it, which the backend `compile` can fuse"
 
 
-def node_choice(times: NodeTimes, model: CudaModel) -> NodeChoice:
+def node_choice(times: NodeTimes, model: CudaModel, first: bool = False) -> NodeChoice:
     """Returns the choice of a node, with its predicted time and that of the next best strategy.
 
     Args:
         times: The times of the node's strategies.
         model: The device.
+        first: Whether lowering takes the chosen strategy without a plan.
     """
     own = times.time
     kernels = f"{own.kernels} kernel{'' if own.kernels == 1 else 's'}"
@@ -292,7 +282,7 @@ def node_choice(times: NodeTimes, model: CudaModel) -> NodeChoice:
     others = sorted((t.seconds, name) for name, t in times.times.items() if name != times.chosen)
     if others:
         words += f"; next {others[0][1]}, {_us(others[0][0])}"
-    return NodeChoice(times.chosen, words, first=times.first)
+    return NodeChoice(times.chosen, words, first=first)
 
 
 def _us(seconds: float) -> str:

@@ -24,7 +24,7 @@ from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import memory_id
 from ..ir.values import Ragged, Shared, Stacked, Value
 from ..registry.flop_formulas import tensors_in
-from ..registry.registry import REGISTRY
+from ..registry.registry import REGISTRY, Strategy
 from ..registry.writer import Writer, unwrap, wide_items
 from ..runtime.meta_values import META, meta_key, run_on_meta
 from ..spec.dtypes import dtype_of
@@ -37,13 +37,13 @@ from .cuda_costs import NOTHING, CallTime, CudaModel, call_time, view_time
 class NodeTimes:
     """The strategies of a node with their times, in the order in which they are tried; the chosen one.
 
-    first: whether lowering takes the chosen one without a plan, on every kind of device. family: of the op,
-    as `widepack primitives` lists it.
+    first: the strategy that lowering takes without a plan; None if that depends on the kind of device.
+    family: of the op, as `widepack primitives` lists it.
     """
 
     times: Mapping[str, CallTime]
     chosen: str
-    first: bool
+    first: str | None
     family: str = ""
 
     @property
@@ -69,6 +69,19 @@ class ProgramTimes:
         return {name: times.chosen for name, times in self.nodes.items()}
 
 
+@dataclass(frozen=True)
+class NodeRuns:
+    """The runs of a node by each strategy that may be chosen, in the order in which they are tried.
+
+    values, times: the wide value and the time of each. first: the strategy that lowering takes by itself;
+    None if that depends on the kind of device.
+    """
+
+    values: Mapping[str, Any]
+    times: Mapping[str, CallTime]
+    first: str | None
+
+
 Choose = Callable[[Node, Mapping[str, CallTime]], str]
 """Chooses a strategy from the times of those that apply, in the order in which they are tried."""
 
@@ -92,7 +105,7 @@ class TimedWriter(Writer):
         self.prologue: dict[str, Any] = {}
         self._early: dict[int, Value] = {}
         self._known: dict[Any, tuple[Any, CallTime]] = {}
-        self._runs: dict[Any, dict[str, tuple[Any, CallTime]]] = {}
+        self._runs: dict[Any, NodeRuns] = {}
 
     def tensor(self, type_: str, sizes: Mapping[str, int], members: int) -> Value:
         """Returns a new value of a type such as `float32[B,3]`. members: of its member axis; 0 for none."""
@@ -114,11 +127,8 @@ class TimedWriter(Writer):
         self.spent += time
         return value
 
-    def runs_of(
-        self, node: Node, args: Any, kwargs: Any, fixed: str | None, training: bool
-    ) -> dict[str, tuple[Any, CallTime]]:
-        """Returns the wide value and the time of each strategy of a node, in the order in which they are
-        tried. Equal nodes are run once.
+    def runs_of(self, node: Node, args: Any, kwargs: Any, fixed: str | None, training: bool) -> NodeRuns:
+        """Runs a node by each strategy that may be chosen. Equal nodes are run once.
 
         Args:
             node: The node of the member program.
@@ -131,17 +141,32 @@ class TimedWriter(Writer):
         if key is not None and key in self._runs:
             return self._runs[key]
         self.op = node.op
+        known = () if node.op not in REGISTRY else tuple(REGISTRY[node.op].strategies.values())
+        fits = [s for s in known if s.when(self, *args, **kwargs)]
         names: list[str | None] = [fixed]
-        if fixed is None:
-            names = [*_applicable(self, node, args, kwargs, training)] or names
-        found = {}
+        if fixed is None and not runs_once(node, args, kwargs):
+            names = [s.name for s in fits if not s.on_request and (s.derivative or not training)] or names
+        values, times = {}, {}
         for name in names:
             self.spent = NOTHING
             value, used = apply_choice(self, node, args, kwargs, name)
-            found[used] = value, self.spent
+            values[used], times[used] = value, self.spent
+        found = NodeRuns(values, times, self._first(node, known, args, kwargs))
         if key is not None:
             self._runs[key] = found
         return found
+
+    def _first(self, node: Node, known: Sequence[Strategy], args: Any, kwargs: Any) -> str | None:
+        """Returns the strategy that lowering takes by itself; None if it depends on the kind of device."""
+        if runs_once(node, args, kwargs):
+            return "once"
+        names = []
+        for device in ("cpu", "cuda"):
+            writer = Writer(self.members, device)
+            writer.op = node.op
+            first = next((s.name for s in known if s.when(writer, *args, **kwargs)), "sequential")
+            names.append(first)
+        return names[0] if names[0] == names[1] else None
 
     def _node_key(self, node: Node, args: Any, kwargs: Any, fixed: str | None) -> Any:
         """Returns what the runs of a node depend on; None if that is more than sizes and kinds."""
@@ -273,29 +298,6 @@ def _node_times(
     fixed: the strategy that is decided already, or None.
     """
     runs = writer.runs_of(node, args, kwargs, fixed, training)
-    times = {name: time for name, (_, time) in runs.items()}
-    chosen = choose(node, times) if len(times) > 1 else next(iter(times))
+    chosen = choose(node, runs.times) if len(runs.times) > 1 else next(iter(runs.times))
     family = REGISTRY[node.op].family if node.op in REGISTRY else ""
-    first = _first(writer, node, args, kwargs) if len(runs) > 1 else chosen
-    return runs[chosen][0], NodeTimes(times, chosen, fixed is None and chosen == first, family)
-
-
-def _applicable(writer: TimedWriter, node: Node, args: Any, kwargs: Any, training: bool) -> Sequence[str]:
-    """Returns the strategies that the model may choose for a node; empty if there is no choice."""
-    if node.op not in REGISTRY or runs_once(node, args, kwargs):
-        return []
-    return [
-        s.name
-        for s in REGISTRY[node.op].strategies.values()
-        if not s.on_request and (s.derivative or not training) and s.when(writer, *args, **kwargs)
-    ]
-
-
-def _first(writer: TimedWriter, node: Node, args: Any, kwargs: Any) -> str | None:
-    """Returns the strategy that lowering takes by itself; None if it depends on the kind of device."""
-    names = []
-    for device in ("cpu", "cuda"):
-        writer.device = device
-        strategies = REGISTRY[node.op].strategies.values()
-        names.append(next((s.name for s in strategies if s.when(writer, *args, **kwargs)), None))
-    return names[0] if names[0] == names[1] else None
+    return runs.values[chosen], NodeTimes(runs.times, chosen, runs.first, family)

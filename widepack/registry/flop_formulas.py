@@ -162,7 +162,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, *args: Any, out_val
     return 2 * math.prod(first.shape[:-1]) * weight.numel()
 
 
-def _factored_weight(base: Tensor, left: Tensor, right: Tensor, *, out_val: Any) -> Any:
+def _factored_weight(base: Tensor, left: Tensor, right: Tensor, *scale: Any, out_val: Any) -> Any:
     return 2 * left.numel() * right.shape[-1]
 
 
