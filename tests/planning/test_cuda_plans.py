@@ -184,6 +184,9 @@ def test_sizes_that_depend_on_values_leave_the_first_strategies() -> None:
     slots = all_kinds(net, w="stacked")
     (plan,) = plans(net, slots, 3, {"B": 4}, "B", "cuda", "shared", StrategyRequest())
     assert not plan.choices and "cost N times the launches" in plan.regions[0].because
+    slots = all_kinds(net, w="stacked", x="stacked")
+    (plan,) = plans(net, slots, 3, {"B": 4}, "B", "cuda", "each", StrategyRequest())
+    assert plan.strategies() == {"bmm": 1, "pointwise": 1, "loop": 3}, "numbers of one member in a loop"
 
 
 def test_a_guard_on_the_batch_leaves_one_class() -> None:
@@ -201,7 +204,11 @@ def test_members_of_other_shapes_run_member_after_member() -> None:
     net = chain()
     slots = all_kinds(net, x="stacked", w="ragged", b="ragged", v="stacked")
     (plan,) = plans(net, slots, 3, {"B": 4}, "B", "cuda", "each", StrategyRequest())
-    assert plan.looped() == {"one", "r", "two", "y"}
+    assert plan.looped() == {"one", "r", "two", "y"} and not plan.choices
+    slots = all_kinds(net, x="stacked", w="stacked", b="stacked", v="ragged")
+    (plan,) = plans(net, slots, 3, {"B": 4}, "B", "cuda", "each", StrategyRequest())
+    assert plan.looped() == {"two", "y"} and plan.strategies() == {"grouped": 1, "pointwise": 1, "loop": 2}
+    assert any(r.because.startswith("predicted for an H100") for r in plan.regions)
 
 
 def test_a_plan_takes_less_time_than_to_lower_it() -> None:

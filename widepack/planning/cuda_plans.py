@@ -12,14 +12,14 @@ of them. If both batches choose the same, one plan serves all batches. Else ther
 the batch between them is where both plans take about the same time.
 
 A loop over the members starts N times the kernels, and copies the results. It is the plan of a class only if
-it is predicted to take less than `LOOP_PART` of the time. Where sizes depend on values, or a strategy cannot
-run on meta tensors, each node takes its first strategy. No plan of this module has been timed on a device
-yet.
+it is predicted to take less than `LOOP_PART` of the time. Nodes with values of other shapes in each member
+always run in a loop, whose time is not counted. Where a strategy cannot run on meta tensors, each node takes
+its first strategy. No plan of this module has been timed on a device yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from widepack_artifacts.program import Kind, Node, Program
@@ -77,6 +77,7 @@ class Predictor:
         fixed: The strategies of nodes that are decided already.
         training: Whether the program has gradients.
         model: The device.
+        left_out: The nodes that run in a loop always.
     """
 
     def __init__(
@@ -87,10 +88,11 @@ class Predictor:
         fixed: Mapping[str, NodeChoice],
         training: bool,
         model: CudaModel,
+        left_out: Collection[str] = (),
     ) -> None:
         self._program, self._slots, self._training = program, slots, training
         self._fixed = {name: choice.strategy for name, choice in fixed.items()}
-        self._wide, self._alone = TimedWriter(members, model), TimedWriter(1, model)
+        self._wide, self._alone = TimedWriter(members, model, left_out), TimedWriter(1, model, left_out)
         self._convolutions = {n.name for n in program.nodes if ".conv" in n.op}
         self.model = model
 
@@ -148,12 +150,13 @@ def cuda_plans(
         training: Whether the plans are of a program with gradients.
         model: The device. Default: an H100 with torch's settings of TF32.
     """
-    predictor = Predictor(regions.program, slots, members, fixed, training, model or CudaModel())
-    found = [] if regions.ragged else predictions(predictor, sizes, batch)
+    model = model or CudaModel()
+    predictor = Predictor(regions.program, slots, members, fixed, training, model, regions.ragged)
+    found = predictions(predictor, sizes, batch)
     if not found:
         return [regions.wide(because or _WHY, fixed)]
     small, large = found[0], found[-1]
-    loops = tuple(p.loops and not because for p in (small, large))
+    loops = tuple(p.loops and not because and not regions.ragged for p in (small, large))
     every: tuple[int, int | None] = (1, None)
     classes = [(large, loops[1], every, found)]
     if loops[0] != loops[1] or not (loops[0] or small.wide.strategies == large.wide.strategies):

@@ -8,13 +8,13 @@ runs once at load, and takes no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Kind, Node, Program, Slot, substitute
+from widepack_artifacts.program import Kind, Node, Program, Slot, refs, substitute
 
 from ..ir import ops
 from ..ir.encoding import decode, iter_arguments, map_arguments
@@ -92,15 +92,17 @@ class TimedWriter(Writer):
     Args:
         members: N.
         model: The device.
+        left_out: The nodes of the member program that run in a loop always. Nodes that read them are left out
+            too.
 
     Attributes:
         spent: The time of the calls since it was last set.
         prologue: The wide values of a member program that exist before a call, by name.
     """
 
-    def __init__(self, members: int, model: CudaModel) -> None:
+    def __init__(self, members: int, model: CudaModel, left_out: Collection[str] = ()) -> None:
         super().__init__(members, "cuda")
-        self.model = model
+        self.model, self.left_out = model, left_out
         self.spent = NOTHING
         self.prologue: dict[str, Any] = {}
         self._early: dict[int, Value] = {}
@@ -238,7 +240,7 @@ def walk(
 
     Args:
         program: The member program.
-        slots: The kinds of its weights and inputs, none of them Ragged.
+        slots: The kinds of its weights and inputs. Ragged values, and nodes that read them, are left out.
         sizes: The size of each dim.
         writer: Runs the strategies. It may serve several walks through one program.
         fixed: The strategies of nodes that are decided already.
@@ -251,11 +253,13 @@ def walk(
     early: set[str] = set() if training else weights_only(program)
     values = dict(writer.prologue)
     for slot in (*program.weights, *program.inputs):
-        if slot.name not in values:
+        if slot.name not in values and slots[slot.name] != "ragged":
             values[slot.name] = _slot_value(writer, slot, slots[slot.name], sizes, slot.name in early)
     found: dict[str, NodeTimes] = {}
     for node in program.nodes:
-        if node.name in writer.prologue:
+        if node.name in writer.prologue or node.name in writer.left_out:
+            continue
+        if any(r not in values for r in refs((node.args, node.kwargs))):
             continue
         args, kwargs = (
             decode(substitute(a, values.__getitem__), META) for a in (list(node.args), node.kwargs)
@@ -269,7 +273,8 @@ def walk(
         if node.name not in early:
             found[node.name] = times
     writer.prologue = {name: value for name, value in values.items() if name in early}
-    outputs = [substitute(o.value, values.__getitem__) for o in program.outputs]
+    known = [o.value for o in program.outputs if all(r in values for r in refs(o.value))]
+    outputs = [substitute(o, values.__getitem__) for o in known]
     results = tensors_in([unwrap(x.value) for x in wide_items(outputs) if not isinstance(x, Ragged)])
     return ProgramTimes(found, tuple(results))
 
