@@ -25,6 +25,7 @@ OP = torch.ops.widepack.member_convs
 CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 OPTIONS = {"plain": (1, 0, 1, 1), "strided": (2, 1, 1, 2), "dilated": (1, 2, 2, 1)}
 N = 3
+DEVICE = torch.device("cuda:1")
 
 
 def drawn(*sizes: int, seed: int) -> Tensor:
@@ -109,7 +110,8 @@ class Cuda:
         self.made += 1
         return StandInStream(f"side {self.made - 1}", self.log, device, self.made)
 
-    def current_stream(self) -> StandInStream:
+    def current_stream(self, device: torch.device) -> StandInStream:
+        assert device == DEVICE, "the stream is that of the members' device"
         return self.current  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
@@ -134,7 +136,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 @pytest.mark.parametrize("members", [1, 3, member_convs.STREAMS, 2 * member_convs.STREAMS + 3])
 def test_streams_fork_before_the_first_member_and_join_after_the_last(cuda: Cuda, members: int) -> None:
     member_convs.run_on_streams(
-        lambda i: cuda.log.append((cuda.current.name, "runs", f"member {i}")), members
+        lambda i: cuda.log.append((cuda.current.name, "runs", f"member {i}")), members, DEVICE
     )
     side = [f"side {k}" for k in range(min(members, member_convs.STREAMS))]
     runs = [(side[i % len(side)], "runs", f"member {i}") for i in range(members)]
@@ -144,15 +146,15 @@ def test_streams_fork_before_the_first_member_and_join_after_the_last(cuda: Cuda
         *(("main", "waits for", name) for name in side),
     ]
     assert cuda.current.name == "main" and cuda.made == len(side)
-    member_convs.run_on_streams(lambda i: None, members)
+    member_convs.run_on_streams(lambda i: None, members, DEVICE)
     assert cuda.made == len(side), "the streams of a stream are made once"
 
 
 def test_another_current_stream_has_side_streams_of_its_own(cuda: Cuda) -> None:
     """A stream that is being captured must not share side streams with other work."""
-    member_convs.run_on_streams(lambda i: None, 2)
+    member_convs.run_on_streams(lambda i: None, 2, DEVICE)
     with cuda.stream(StandInStream("captured", cuda.log, cuda_stream=99)):
-        member_convs.run_on_streams(lambda i: None, 2)
+        member_convs.run_on_streams(lambda i: None, 2, DEVICE)
     assert cuda.made == 4
     waited = {(a, b) for a, _, b in cuda.log}
     assert waited == {
@@ -163,13 +165,15 @@ def test_another_current_stream_has_side_streams_of_its_own(cuda: Cuda) -> None:
     }
 
 
-def test_a_failing_member_raises_its_error(cuda: Cuda) -> None:
+def test_a_failing_member_raises_its_error_after_the_join(cuda: Cuda) -> None:
     def fail(i: int) -> None:
-        raise ValueError(f"member {i}")
+        if i == 1:
+            raise ValueError(f"member {i}")
 
-    with pytest.raises(ValueError, match="member 0"):
-        member_convs.run_on_streams(fail, 2)
+    with pytest.raises(ValueError, match="member 1"):
+        member_convs.run_on_streams(fail, 2, DEVICE)
     assert cuda.current.name == "main"
+    assert cuda.log[-2:] == [("main", "waits for", "side 0"), ("main", "waits for", "side 1")]
 
 
 def chain() -> Program:

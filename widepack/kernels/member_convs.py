@@ -68,27 +68,32 @@ def _member_convs(
     rows = x.expand(members, *x.shape[1:])
     if weight.device.type == "cuda":
         y = _fake(x, weight, bias, *options)
-        run_on_streams(lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members)
+        run_on_streams(
+            lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
+        )
         return y
     return torch.stack([_convolution(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
 
 
-def run_on_streams(run: Any, members: int) -> None:
-    """Calls `run(i)` for each member, on side streams of the current stream that fork from it and join it.
+def run_on_streams(run: Any, members: int, device: torch.device) -> None:
+    """Calls `run(i)` for each member, on side streams that fork from the current stream and join it.
 
     Args:
         run: Launches the kernels of a member. It must not return a tensor that was allocated on its stream.
         members: N.
+        device: Where the members are. It need not be the current device.
     """
-    current = torch.cuda.current_stream()
+    current = torch.cuda.current_stream(device)
     side = SIDE.of(current, min(members, STREAMS))
     for stream in side:
         stream.wait_stream(current)
-    for i in range(members):
-        with torch.cuda.stream(side[i % len(side)]):
-            run(i)
-    for stream in side:
-        current.wait_stream(stream)
+    try:
+        for i in range(members):
+            with torch.cuda.stream(side[i % len(side)]):
+                run(i)
+    finally:  # members that were launched before an error still write into the result's memory
+        for stream in side:
+            current.wait_stream(stream)
 
 
 def _run_into(y: Tensor, *given: Any) -> None:

@@ -77,9 +77,7 @@ DEVICES: Mapping[str, Device] = {
     ),
     "a100": Device("NVIDIA A100 SXM, 80 GB", _half(19.5, 312), 2.039e12, _A100, 156e12, 108),
     "a100-40gb": Device("NVIDIA A100 SXM, 40 GB", _half(19.5, 312), 1.555e12, _A100, 156e12, 108),
-    "l4": Device(
-        "NVIDIA L4, 24 GB", _half(30.3, 121), 3.0e11, f"{_NVIDIA}/en-us/data-center/l4/", 60.5e12, 58
-    ),
+    "l4": Device("NVIDIA L4, 24 GB", _half(30.3, 121), 3.0e11, f"{_NVIDIA}/en-us/data-center/l4/", 60e12, 58),
     "v100": Device("NVIDIA V100 SXM2", _half(15.7, 125, "float16"), 9.0e11, _V100, 0.0, 80),
 }
 """Devices by the names that `widepack analyze --device` takes."""
