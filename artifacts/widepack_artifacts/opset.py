@@ -131,7 +131,8 @@ _PYTHON = """
 _OWN = """
     pack_convolution pack_convolutions convolution pack_linear linear streamed_linear delta_linear
     expert_linear expert_mm factored_weight masked_attention rnn_steps gru_steps lstm_steps pack_lstm
-    packed_lstm rnn_training gru_training lstm_training member_products mlp_chain
+    packed_lstm rnn_training gru_training lstm_training member_products mlp_chain member_convs
+    grouped_experts
 """
 OF_ONE_MEMBER = frozenset({"widepack.expert_mm.default"})
 """widepack's own ops that programs of one member may use too."""

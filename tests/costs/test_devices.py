@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support import Artifacts
 
-from widepack_bench.measure.devices import DEVICES, Device
+from widepack.system.devices import DEVICES, Device
 from widepack_cli.main import cli
 from widepack_cli.shared.treemap import Box, squarified
 

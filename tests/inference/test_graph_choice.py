@@ -12,8 +12,9 @@ from graph_cases import artifact, check_equal, drawn, exact, of_member
 from graph_stand_in import StandInGraph, StandInMemory, StandInRecorder, use_stand_in
 
 from widepack import UsageError, load
-from widepack.inference.graph_limits import BYTES_PER_S, LAUNCH_S, why_no_graph, why_slower
+from widepack.inference.graph_limits import BYTES_PER_S, why_no_graph, why_slower
 from widepack.inference.model import WideModel
+from widepack.system.devices import LAUNCH_S
 
 
 @pytest.fixture(scope="module")

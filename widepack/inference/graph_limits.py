@@ -15,10 +15,9 @@ from ..ir.at_rest import draws
 from ..ir.tensor_type import tensor_type
 from ..runtime.executable import Executable
 from ..runtime.value_checks import checked_nodes
+from ..system.devices import LAUNCH_S
 from .bound_program import BoundProgram
 
-LAUNCH_S = 5e-6
-"""About the seconds in which the host starts one kernel. It has not been measured on a GPU."""
 BYTES_PER_S = 4e12
 """More than a GPU of today reads in a second, so that the time of reading is never overestimated."""
 _BACKENDS = ("eager", "compile", "aot")

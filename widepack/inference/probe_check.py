@@ -13,6 +13,7 @@ from widepack_artifacts import strict_json
 
 from ..errors import ProbeError, WidepackError
 from ..ir.at_rest import draws
+from ..ir.tensor_type import dtype_in
 from ..runtime.admission import guarded
 from ..runtime.executable import Executable
 from ..runtime.graph_module import Function
@@ -20,6 +21,7 @@ from ..system import user_cache
 from ..verification import probe as probes
 from ..verification import weight_error
 from ..verification.record import OutputBounds, free_places, read_bounds
+from ..verification.tf32_bounds import in_tf32, runs_in_tf32, tf32_kinds
 from ..verification.weight_error import WeightError
 from .bound_program import BoundProgram
 from .cast_bounds import CastBounds
@@ -42,20 +44,39 @@ class ProbeCheck:
         self._cast = CastBounds(self.runs)
 
     def bounds(self, pattern: str) -> list[OutputBounds] | None:
-        """Returns the bounds of each output: the artifact's, widened for swapped members. None: none were
-        recorded.
+        """Returns the bounds of each output: the artifact's, widened for swapped members and for ops that run
+        in TF32. None: none were recorded.
         """
         found = read_bounds(self.artifact.manifest.verification, self.name, pattern)
         if found is None:
             return None
         if self.artifact.probe is not None:
             probes.check_bounds(self.artifact.probe, self.inputs.probe_prefix(pattern), found)
-        rows = list(found if self.artifact.cast is None else self._cast.of(pattern)[0])
+        if self.artifact.cast is None:
+            rows = self._in_tf32(found) if self._tf32() else list(found)
+        else:
+            rows = list(self._cast.of(pattern)[0])  # of answers that were computed on this device
         prefix = self.inputs.probe_prefix(pattern)
         for number in self.artifact.chosen:
             if (swapped := self.artifact.swapped.get(number)) is not None:
                 rows = [a.wider(b) for a, b in zip(rows, swapped.bounds.get(prefix, rows))]
         return rows
+
+    def _in_tf32(self, rows: Sequence[OutputBounds]) -> list[OutputBounds]:
+        """Returns the bounds of a program that runs in TF32. Only outputs in float32 are less exact then."""
+        single = [dtype_in(o.type) in ("float32", "complex64") for o in self.inputs.entry.outputs]
+        return [in_tf32(row) if coarse else row for row, coarse in zip(rows, single)]
+
+    def _tf32(self) -> frozenset[str]:
+        """Returns the kinds of ops that run in TF32, if the entry's member program has such ops; else none.
+
+        torch's settings are read at each call, because a process may change them.
+        """
+        kinds = tf32_kinds(self.artifact.device)
+        if not kinds:
+            return kinds
+        program = self.artifact.program(self.inputs.entry.member[0], self.name)
+        return kinds if runs_in_tf32(program, kinds) else frozenset()
 
     def answers(self, pattern: str) -> dict[str, Tensor]:
         """Returns the probe's answers of the loaded members, by name."""
@@ -178,6 +199,7 @@ class ProbeCheck:
             str(artifact.device),
             str(artifact.options.prologue),
             *ran_on,
+            *(f"tf32 {kind}" for kind in sorted(self._tf32())),
             *([str(artifact.cast.dtype)] if artifact.cast else []),
         )
 

@@ -44,8 +44,8 @@ It never removes one by itself, each takes about 5 KB, and a service may load ar
 """
 
 
-def _refuse(op: str, args: Any, kwargs: Any) -> None:
-    """Checks an op of an untrusted program before it runs.
+def refuse_call(op: str, args: Any, kwargs: Any) -> None:
+    """Checks an op of an untrusted program before it runs on values without memory.
 
     Raises: LoweringError for operands that are no numbers, for sizes of too many terms, and when the time is
     over.
@@ -112,7 +112,7 @@ class Fakes:
         """
         untrusted = deadline.limited()
         if untrusted:
-            _refuse(op, args, kwargs)
+            refuse_call(op, args, kwargs)
         try:
             key = (op, _key(args), _key(kwargs))
             if key in self._known:
@@ -290,6 +290,7 @@ __all__ = [
     "Shapes",
     "bind_sizes_of_data",
     "member_slice",
+    "refuse_call",
     "replay",
     "run_node",
     "slot_value",

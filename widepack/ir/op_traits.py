@@ -19,6 +19,7 @@ CostClass = Literal[
     "product",
     "contraction",
     "convolution",
+    "member convolutions",
     "attention",
     "grouped linear",
     "factored",
@@ -205,6 +206,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         """
     )
     | {"widepack.convolution"},
+    # The convolution of each member.
+    "member convolutions": frozenset({"widepack.member_convs"}),
     # Attention: the scores of each query and key.
     "attention": _aten(
         """
@@ -219,6 +222,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
             "widepack.linear",
             "widepack.streamed_linear",
             "widepack.expert_linear",
+            "widepack.grouped_experts",
             "widepack.expert_mm",
             "widepack.member_products",
             "widepack.int8_linear",

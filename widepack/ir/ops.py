@@ -21,8 +21,10 @@ from widepack_artifacts.opset import EXTRA, allowed
 from ..errors import ArtifactError, UsageError
 from ..kernels import experts as experts  # these modules define ops
 from ..kernels import factored as factored
+from ..kernels import grouped_experts as grouped_experts
 from ..kernels import int8 as int8
 from ..kernels import masked as masked
+from ..kernels import member_convs as member_convs
 from ..kernels import member_products as member_products
 from ..kernels import mlp_chain as mlp_chain
 from ..kernels import packed as packed

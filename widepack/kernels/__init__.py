@@ -11,9 +11,11 @@
 | `experts.py` | Defines the op `expert_linear`: each row is multiplied by the matrix of one expert |
 | `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
+| `grouped_experts.py` | Defines the op `grouped_experts`: products of rows with the matrices of experts |
 | `int8.py` | Defines the ops of linear layers whose weights are int8, with one scale for each row |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `masked.py` | Defines the op `masked_attention`: attention that skips keys which the mask forbids |
+| `member_convs.py` | Defines the op `member_convs`: the members' own convolutions, on a GPU side by side on |
 | `member_products.py` | Defines the product of each member's matrices, with a derivative |
 | `mlp_chain.py` | Defines the op `mlp_chain`: linear layers with an activation after each |
 | `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |

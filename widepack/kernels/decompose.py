@@ -8,7 +8,16 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import experts, factored, masked, member_products, mlp_chain, streamed
+from . import (
+    experts,
+    factored,
+    grouped_experts,
+    masked,
+    member_convs,
+    member_products,
+    mlp_chain,
+    streamed,
+)
 from .factored_in_aten import factored_in_aten
 from .node_list import NodeList
 
@@ -50,6 +59,8 @@ def decompose(program: Program) -> Program:
             nodes += _packed_layer_in_aten(node)
         elif node.op == member_products.PRODUCTS:
             nodes += _products_in_aten(node, program.members)
+        elif node.op == member_convs.OP:
+            nodes += member_convs.member_convs_in_aten(node, program.members)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
         elif node.op == mlp_chain.OP:
@@ -58,6 +69,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op=masked.PLAIN))
         elif node.op == experts.OP:
             nodes += experts.expert_linear_in_aten(node, program.members)
+        elif node.op == grouped_experts.OP:
+            nodes += grouped_experts.grouped_experts_in_aten(node, program.members)
         elif node.op == experts.OF_ONE_MEMBER:
             nodes += experts.expert_mm_in_aten(node)
         elif node.op in (factored.LINEAR, factored.WEIGHT):

@@ -1,12 +1,7 @@
 """Writes the nodes of a wide program: it runs each node of the member program for all members on fake values.
 
-The first of these that is possible runs a node:
-
-1. the op itself, once, if all arguments are Shared and the op is pure
-2. the strategy that the plan names
-3. the first strategy of the op that applies
-4. `sequential`
-5. else an error with the node, op, kinds, shapes and the user's source line
+`planning/apply_choice.py` has the order in which strategies are tried. If none can run the node, the error
+has the node, op, kinds, shapes and the user's source line.
 
 After every node the rank, static sizes and dtype of the wide value are compared with those of the member's
 value. A difference is an error of the lowering at that node.
@@ -27,10 +22,10 @@ from ..ir import ops
 from ..ir.encoding import decode, encode, map_arguments, type_of
 from ..ir.fake_values import CPU, Fakes
 from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
+from ..planning.apply_choice import apply_choice
 from ..planning.plan import NodeChoice
 from ..registry.registry import REGISTRY, Strategy
-from ..registry.sequential import sequential
-from ..registry.writer import Writer, put_shared, unwrap, wide_items
+from ..registry.writer import Writer, unwrap, wide_items
 
 
 class ProgramWriter(Writer):
@@ -101,7 +96,7 @@ def run_node(
         )
         if node.op == "operator.getitem" and isinstance(args[0], tuple):
             return args[0][args[1]], "part"
-        value, name = _run(w, node, args, kwargs, choice)
+        value, name = apply_choice(w, node, args, kwargs, choice.strategy if choice is not None else None)
     except LoweringError:
         raise
     except Exception as e:  # a rule met an unknown case: the error names node and shapes
@@ -115,24 +110,6 @@ def run_node(
             "is an error of widepack; please report it, or build with --strategy loop"
         )
     return value, name
-
-
-def _run(w: ProgramWriter, node: Node, args: Any, kwargs: Any, choice: NodeChoice | None) -> tuple[Any, str]:
-    """Runs a node with the first possible strategy. Returns the wide value and the strategy's name."""
-    wides = wide_items([args, kwargs])
-    if any(isinstance(x, Ragged) for x in wides):
-        raise LoweringError(f"node {node.name} reads a Ragged value outside a loop region")
-    if all(isinstance(x, Shared) for x in wides) and ops.pure(node.op, node.args, node.kwargs):
-        return w.shared(w.call(node.op, *put_shared(args), **put_shared(kwargs))), "once"
-    strategies = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
-    named = strategies.get(choice.strategy) if choice is not None else None
-    if named is not None and named.when(w, *args, **kwargs):
-        return named.rule(w, *args, **kwargs), named.name
-    if choice is None or choice.strategy != "sequential":
-        for s in strategies.values():
-            if s.when(w, *args, **kwargs):
-                return s.rule(w, *args, **kwargs), s.name
-    return sequential(w, node.op, args, kwargs), "sequential"
 
 
 def applicable(w: Writer, op: str, args: Any, kwargs: Any) -> list[Strategy]:

@@ -63,7 +63,7 @@ def _programs_of(
         programs = job.simple(pattern)
         for device in targets:
             for plan in plans(programs[0], slots, job.count, job.sizes, job.batch, device, pattern, request):
-                strategies = sorted((n, c.strategy) for n, c in plan.choices.items())
+                strategies = sorted((n, c.strategy) for n, c in plan.choices.items() if not c.first)
                 key = f"{pattern} {sorted(plan.looped())} {strategies}"
                 if key not in by_strategies:
                     lowered = lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0])

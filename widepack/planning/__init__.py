@@ -6,9 +6,12 @@
 
 | file | what it does |
 |---|---|
+| `apply_choice.py` | Runs a node of the member program for all members, by the strategy that a plan |
 | `batch_growth.py` | Computes how figures of a program grow with its batch: bytes of activations |
 | `chain_plans.py` | Plans for chains of small linear layers on a GPU: the strategy `chain` |
 | `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
+| `cuda_costs.py` | Predicts how long the call of an op takes on a CUDA device, from sizes alone |
+| `cuda_plans.py` | Makes the plans of a CUDA device by predicted times: the fastest strategy of each |
 | `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts`, at |
 | `heuristics.py` | Makes plans without a device: the rules of thumb |
 | `mask_plans.py` | Plans for attention with masks on a CPU: the strategy `blocks` |
@@ -19,6 +22,7 @@
 | `request.py` | Parses the strategies that a user requests |
 | `split_plans.py` | Plans for weights that are a base of all members plus thin factors: the strategy |
 | `channels_last_plans.py` | Changes plans for members that train: convolutions in channels-last memory |
+| `strategy_times.py` | Predicts the time of every strategy of every node, by running the strategies on |
 | `training_plans.py` | Changes plans for members that train: large linear layers run through oneDNN |
 | `working_set.py` | Computes how many bytes of activations an op reads and writes, and up to |
 """

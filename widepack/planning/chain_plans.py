@@ -9,8 +9,8 @@ for an H100 in float32 without TF32, or in half precision. They were not measure
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,31 +41,28 @@ class _Shape:
     dtype: torch.dtype
 
 
-def chain_plans(
+def with_chains(
+    plans: Sequence[Plan],
     regions: Regions,
     members: int,
     sizes: Mapping[str, int],
     batch: str,
-    choices: Mapping[str, NodeChoice],
-    because: str,
+    fixed: Mapping[str, NodeChoice],
 ) -> list[Plan]:
-    """Returns the wide plans of a GPU: one with chains up to some batch, then one without.
+    """Returns the plans of a GPU with chains, up to the batch at which the prediction turns.
 
     Args:
+        plans: The plans of the other strategies, smallest batch first. Those that loop stay as they are.
         regions: The regions of the member program.
         members: N.
         sizes: An example size of each dim.
         batch: The dim that batch classes are made of, or "".
-        choices: The strategies of nodes that are decided already.
-        because: The reason why all runs wide.
+        fixed: The strategies of nodes that are decided already.
     """
-    plain = regions.wide(because, choices)
-    chains = [c for c in linear_chains(regions.program, regions.found) if not any(n in choices for n in c)]
-    if not chains:
-        return [plain]
-    shapes = at_two_batches(lambda at: _shapes(regions.program, chains, at), sizes, batch)
+    chains = [c for c in linear_chains(regions.program, regions.found) if not any(n in fixed for n in c)]
+    shapes = at_two_batches(lambda at: _shapes(regions.program, chains, at), sizes, batch) if chains else None
     if shapes is None:
-        return [plain]
+        return list(plans)
     chosen: dict[str, NodeChoice] = {}
     limits: list[int | None] = []
     for chain, small, large in zip(chains, *shapes):
@@ -76,12 +73,18 @@ def chain_plans(
         if most is None or most >= 1:
             limits.append(most)
             chosen |= {name: NodeChoice(CHAIN, why) for name in chain}
-    if not chosen:
-        return [plain]
     known = [most for most in limits if most is not None]
-    end = min(known) if known else None
-    first = regions.wide(because, {**chosen, **choices}, 1, end)
-    return [first] if end is None else [first, regions.wide(because, choices, end + 1)]
+    return [part for plan in plans for part in _divided(plan, chosen, min(known) if known else None)]
+
+
+def _divided(plan: Plan, chosen: Mapping[str, NodeChoice], end: int | None) -> list[Plan]:
+    """Returns a plan with chains up to the batch `end`, None for every one, and without them above it."""
+    least, most = plan.batch
+    if not chosen or not plan.looped().isdisjoint(chosen) or (end is not None and least > end):
+        return [plan]
+    last = most if end is None else end if most is None else min(most, end)
+    chained = replace(plan, batch=(least, last), choices={**plan.choices, **chosen})
+    return [chained] if last == most else [chained, replace(plan, batch=(end + 1, most))]  # type: ignore[operator]
 
 
 def linear_chains(program: Program, found: Mapping[str, Kind]) -> list[list[str]]:

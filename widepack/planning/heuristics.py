@@ -3,8 +3,9 @@
 1. A node that reads a Ragged value always runs in a `loop` region.
 2. `strategy="wide"` forbids other loops. `strategy="loop"` puts all that differs between members and depends
    on an input into one loop.
-3. On a GPU, the rest is wide, because N members in a loop cost N times the launches. Chains of small linear
-   layers are one kernel, for batches of few rows (`chain_plans.py`).
+3. On a GPU, predicted times decide (`cuda_plans.py`). N members in a loop cost N times the launches, so the
+   rest is wide with few exceptions. Chains of small linear layers are one kernel, for batches of few rows
+   (`chain_plans.py`).
 4. On a CPU, the batch decides (`cpu_plans.py`).
 5. On a CPU, if tables and ids differ between members, one table of all members is looked up (`flat_index`). A
    gather along each table takes twice as long.
@@ -24,8 +25,9 @@ from widepack_artifacts.program import Kind, Program, Ref
 from ..ir import ops
 from ..ir.kinds import kinds
 from ..registry.registry import REGISTRY
-from .chain_plans import chain_plans
+from .chain_plans import with_chains
 from .cpu_plans import cpu_plans
+from .cuda_plans import cuda_plans
 from .expert_plans import BECAUSE, expert_layers
 from .mask_plans import masked_attention
 from .plan import REQUESTED, NodeChoice, Plan
@@ -62,19 +64,22 @@ def plans(
     if device == "cpu":
         choices = {**masked_attention(program, found), **choices}
     regions = Regions.of(program, found, slots, device, pattern, request.plain)
+    on_gpu = device != "cpu" and bool(regions.looped)
+    if on_gpu and request.whole != "loop":
+        # The weights that a GPU reads take the time, and merged ones take the memory of N models.
+        because, fixed = (REQUESTED, choices) if request.whole == "wide" else ("", {**split, **choices})
+        found_plans = cuda_plans(
+            regions, slots, members, sizes, batch, fixed, because=because, training=request.training
+        )
+        if request.whole == "wide" or request.training:
+            return found_plans
+        return with_chains(found_plans, regions, members, sizes, batch, fixed)
     if request.whole == "wide":
         return [regions.wide(REQUESTED, choices)]
     if not regions.looped:
         return [regions.wide("no value differs between members", choices)]
     if request.whole == "loop":
         return [regions.loop(REQUESTED, choices)]
-    if device != "cpu":
-        # The weights that a GPU reads take the time, and merged ones take the memory of N models.
-        why = f"on {device} N members cost N times the launches; one op for all costs one"
-        plain = {**split, **choices}
-        if request.training:
-            return [regions.wide(why, plain)]
-        return chain_plans(regions, members, sizes, batch, plain, why)
     tables = looked_up(program, found)
     if split and SPLIT in request.preferred:
         return [regions.wide(REQUESTED, {**tables, **choices})]

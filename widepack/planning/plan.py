@@ -40,11 +40,14 @@ class NodeChoice:
     """The strategy of one node of a wide region.
 
     `because` is the reason, one sentence for people. `requested` says whether the user named the strategy.
+    `first` says whether lowering takes this strategy without the choice, on every kind of device; it is not
+    stored.
     """
 
     strategy: str
     because: str
     requested: bool = False
+    first: bool = field(default=False, compare=False)
 
     @classmethod
     def by_user(cls, strategy: str) -> NodeChoice:

@@ -12,6 +12,7 @@ other libraries.
 | `attention.py` | Attention: scaled_dot_product_attention |
 | `conv.py` | Convolutions and transposed convolutions |
 | `conv_patches.py` | Convolutions as batched products, over pixels or over columns of patches |
+| `conv_streams.py` | Convolutions as the members' own convolutions, on a GPU side by side on several |
 | `dim_order.py` | Dims and positions in another order: transpose, permute, flip, roll and rot90. |
 | `distance.py` | Distances and similarities between rows |
 | `dropout.py` | Dropout and random draws: the ops that read torch's random generator |
@@ -61,6 +62,7 @@ from ..registry.writer import rank as rank
 from . import attention as attention
 from . import conv as conv
 from . import conv_patches as conv_patches
+from . import conv_streams as conv_streams
 from . import dim_order as dim_order
 from . import distance as distance
 from . import dropout as dropout

@@ -12,9 +12,13 @@
 | `grouped_channels_last` | two or three spatial dims, W Stacked | `grouped` in channels-last memory |
 | `bmm_1x1` | kernel of size 1, no padding, both Stacked | one batched product over pixels (conv_patches.py) |
 | `unfold_bmm` | both Stacked | one batched product over columns of patches (conv_patches.py) |
+| `streams` | both Stacked | the members' own convolutions, on a GPU on several streams (conv_streams.py) |
 
 The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` and
 `grouped_channels_last` run one convolution of `N*O` outputs where x is Shared and g = 1.
+
+On a GPU, float32 convolutions run in TF32 unless torch.backends.cudnn.conv says otherwise; the batched
+products follow torch.backends.cuda.matmul, and are float32 by default.
 
 bench/results/strategies-cpu.json lists the fastest strategy for each shape; scripts/measure/strategies_cpu.py
 measured it. `packed` wins at most shapes. `grouped` wins where members have 32 channels of 16x16, or many

@@ -20,7 +20,7 @@ from .conv import fixed_numbers
 _OPS = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
 
 
-def _fits(
+def fits(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
     """Whether input and weight are Stacked and all sizes of the window are static."""
@@ -33,7 +33,7 @@ def _pixels(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
     """Whether the kernel has size 1 and there is no padding."""
-    if not _fits(w, x, weight, bias, *args, **kwargs):
+    if not fits(w, x, weight, bias, *args, **kwargs):
         return False
     window = weight.value.sizes[3:]  # type: ignore[union-attr]
     fixed = fixed_numbers(w, args, kwargs, window)
@@ -48,7 +48,7 @@ def bmm_1x1(
     return _product(w, x, weight, bias, args, kwargs)
 
 
-@strategy(_OPS, "unfold_bmm", family="conv", when=_fits)
+@strategy(_OPS, "unfold_bmm", family="conv", when=fits)
 def unfold_bmm(
     w: Writer, x: Stacked, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:

@@ -15,6 +15,7 @@ A network that calls a grouped product, as torch's and transformers' `grouped_mm
 | expert_mm | `experts` | on a CPU | one product for each expert in use |
 | expert_mm | `dense` | few experts | each row with the matrices of all experts of its member |
 | expert_mm | `copied` | always | the matrix of each row is copied |
+| expert_mm | `grouped_mm` | bfloat16, sizes of 8 | one grouped product (kernels/grouped_experts.py) |
 
 Matrices of fewer than `NUMBERS` numbers are copied for each row, or multiplied by all rows: that is faster.
 """
@@ -27,6 +28,7 @@ import torch
 
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value, WideValue, expression
 from ..kernels.experts import FEW, OF_ONE_MEMBER
+from ..kernels.grouped_experts import MULTIPLE
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
@@ -187,6 +189,24 @@ def expert_mm_copied(
     return Stacked(w.call("squeeze.dim", y, 2))
 
 
+def _grouped_fits(w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False) -> bool:
+    """Whether torch has a grouped product of these rows: bfloat16, and sizes that are multiples of 8."""
+    if not all(isinstance(v, (Shared, Stacked)) for v in (x, weight, index)):
+        return False
+    rows, matrices = x.value, weight.value  # type: ignore[union-attr]
+    sizes = matrices.sizes[-2:]
+    half = rows.dtype == matrices.dtype == torch.bfloat16
+    return half and all(size is not None and size and size % MULTIPLE == 0 for size in sizes)
+
+
+@strategy(OF_ONE_MEMBER, "grouped_mm", family="linear", when=_grouped_fits, derivative=False)
+def expert_mm_grouped(
+    w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False
+) -> WideValue:
+    """one grouped product of all members' experts; on a GPU without a wait of the host"""
+    return Stacked(w.call("widepack.grouped_experts.default", w.stack(x), w.stack(weight), w.stack(index)))
+
+
 @samples(OF_ONE_MEMBER)
 def _expert_mm(draw: Draw) -> list[Sample]:
     return [
@@ -194,4 +214,10 @@ def _expert_mm(draw: Draw) -> list[Sample]:
         call(draw.normal(B, 64), draw.normal(3, 64, 65) / 8, draw.ints(0, 3, B)),
         call(draw.normal(B, 4), draw.normal(3, 4, 6), draw.ints(0, 3, B), True),
         call(draw.normal(B, 4), draw.normal(3, 6, 4).transpose(1, 2), draw.ints(0, 3, B)),
+        call(draw.normal(B, 8).bfloat16(), draw.normal(3, 8, 16).bfloat16(), draw.ints(-3, 3, B), True),
+        call(
+            draw.normal(B, 16).bfloat16(),
+            draw.normal(3, 8, 16).bfloat16().transpose(1, 2),
+            draw.ints(0, 3, B),
+        ),
     ]

@@ -162,7 +162,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, *args: Any, out_val
     return 2 * math.prod(first.shape[:-1]) * weight.numel()
 
 
-def _factored_weight(base: Tensor, left: Tensor, right: Tensor, *, out_val: Any) -> Any:
+def _factored_weight(base: Tensor, left: Tensor, right: Tensor, *scale: Any, out_val: Any) -> Any:
     return 2 * left.numel() * right.shape[-1]
 
 
@@ -178,6 +178,11 @@ def _products(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_val: Tensor
 def _mlp_chain(x: Tensor, weights: Sequence[Tensor], *args: Any, out_val: Tensor) -> Any:
     """Each row of x [N or 1, R, I] times the weights [N, O, I] of every layer, for all members."""
     return sum(2 * x.shape[1] * math.prod(w.shape) for w in weights)
+
+
+def _member_convs(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor) -> Any:
+    """Each number of the result meets one filter."""
+    return 2 * math.prod(out_val.shape) * math.prod(weight.shape[2:])
 
 
 def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:
@@ -209,11 +214,13 @@ _OWN: dict[str, FlopFormula] = {
     "aten.bilinear": _bilinear,
     "widepack.factored_weight": _factored_weight,
     "widepack.delta_linear": _delta_linear,
+    "widepack.member_convs": _member_convs,
     "widepack.member_products": _products,
     "widepack.int8_linear": _int8_linear,
     "widepack.mlp_chain": _mlp_chain,
     "widepack.expert_linear": _expert_linear,
     "widepack.expert_mm": _expert_linear,
+    "widepack.grouped_experts": _expert_linear,
     "aten._grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
     **{f"aten.{name}": _recurrent_layer for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

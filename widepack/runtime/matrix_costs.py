@@ -19,6 +19,8 @@ from ..kernels.experts import PADDING
 from .cost_terms import NOTHING, Cost, count, first_tensor, rate
 
 _WITH_ADDEND = frozenset(f"aten.{n}" for n in ("addmm", "addbmm", "baddbmm", "addmv", "addr"))
+MEMBER = 5_000.0
+"""Nanoseconds that the call of one member's kernel takes beside its numbers."""
 _OUTER = frozenset(f"aten.{n}" for n in ("addr", "ger", "outer"))
 
 
@@ -126,8 +128,21 @@ def convolution(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     return Cost(work, float((columns + read) * x.element_size()))
 
 
+def member_convolutions(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """`widepack::member_convs`: the convolution of one member, N times, and a copy of each result."""
+    x, weight, out = args.get("x"), args.get("weight"), first_tensor(result)
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor) or out is None:
+        return NOTHING
+    if min(x.dim(), weight.dim(), out.dim()) < 4 or not weight.shape[0]:
+        return NOTHING
+    one = convolution(name, {"input": x[0], "weight": weight[0], "groups": args.get("groups", 1)}, out[0])
+    work = int(weight.shape[0]) * (one.work + MEMBER) + 2 * out.numel()
+    return Cost(work, one.room + 2.0 * size([out]))
+
+
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
-    """`widepack::linear`, `streamed_linear`, `member_products`, `int8_linear`, `expert_linear` and
+    """`widepack::linear`, `streamed_linear`, `member_products`, `int8_linear`, `expert_linear`,
+    `grouped_experts` and
     `expert_mm`: the size of the result times the inner size.
     """
     x, out = args.get("x"), first_tensor(result)

@@ -38,6 +38,7 @@ _RULES: Mapping[CostClass, Rule] = {
     "product": matrix_costs.product,
     "contraction": matrix_costs.contraction,
     "convolution": matrix_costs.convolution,
+    "member convolutions": matrix_costs.member_convolutions,
     "attention": matrix_costs.attention,
     "grouped linear": matrix_costs.grouped_linear,
     "factored": matrix_costs.factored,

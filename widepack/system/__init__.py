@@ -8,6 +8,7 @@ No module here depends on programs or weights.
 | `autocast.py` | Switches modes of torch off that would change programs: autocast, and the default device |
 | `compiled_cache.py` | Stores compiled programs in a folder |
 | `deadline.py` | Limits the CPU time that reading an untrusted program may take |
+| `devices.py` | Lists what devices can do at most: FLOP and bytes for each second, of data sheets |
 | `gate.py` | Lets calls run in parallel, and a swap wait for all of them, with a `Gate` |
 | `machine.py` | Names this machine, for measured plans, and lists the backends that it can run |
 | `memory.py` | Returns freed memory to the system |

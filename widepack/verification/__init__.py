@@ -29,6 +29,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `same_program.py` | Checks that all members are one program up to their weights, by looking |
 | `small_sizes.py` | Finds out on the member itself what torch.export assumes about small sizes |
 | `subject.py` | Describes what a verification runs: the members, their programs and modules |
+| `tf32_bounds.py` | Widens the bounds of answers that a GPU computes in TF32 |
 | `tolerance.py` | Measures errors of answers against float64, and defines the bound |
 | `weight_error.py` | Measures what int8 weights change in the members' answers |
 | `wide.py` | Runs comparison (b): wide programs against the members' float64 answers |

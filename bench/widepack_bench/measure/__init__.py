@@ -7,7 +7,7 @@
 | file | what it does |
 |---|---|
 | `answers.py` | Defines the output form of all contestants, and compares two outputs |
-| `devices.py` | Defines what devices can do at most: FLOP and bytes for each second |
+| `devices.py` | Measures what this machine can do at most, as a device |
 | `figures.py` | Defines the numbers of a row beside times: memory, start-up, the roofline |
 | `inputs.py` | Makes inputs for an artifact from its manifest: types, named dims, bounds and guards |
 | `levels.py` | Loads the steps from one op after the other to the artifact's plan, each as a model |

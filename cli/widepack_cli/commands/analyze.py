@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 
+from widepack.system.devices import DEVICES, Device
 from widepack_artifacts.costs import Costs
 from widepack_artifacts.costs_file import stored_costs
 from widepack_artifacts.errors import plain
 from widepack_artifacts.formulas import Number
 from widepack_artifacts.reader import opened
-from widepack_bench.measure.devices import DEVICES, HERE, Device, measured_here
+from widepack_bench.measure.devices import HERE, measured_here
 
 from ..shared.cost_document import document
 from ..shared.cost_groups import WAYS, groups

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from widepack.system.devices import Device
 from widepack_artifacts.costs import CostRow, Costs
 from widepack_artifacts.formulas import Number
-from widepack_bench.measure.devices import Device
 
 _MOVED = ("weights_read", "acts_read", "acts_written")
 

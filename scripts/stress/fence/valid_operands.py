@@ -492,6 +492,16 @@ def _mlp_chain(draw: Draw) -> list[Sample]:
     ]
 
 
+@_valid("widepack.member_convs.default")
+def _member_convs(draw: Draw) -> list[Sample]:
+    return [
+        call(draw.normal(x, 2, 4, 9, 8), draw.normal(3, 6, 4 // args[3], 3, 3), bias, *args)
+        for x in (1, 3)
+        for args in (([1, 1], [1, 1], [1, 1], 1), ([2, 1], [0, 1], [1, 2], 2))
+        for bias in (None, draw.normal(3, 6))
+    ]
+
+
 @_valid("widepack.member_products.default")
 def _member_products(draw: Draw) -> list[Sample]:
     small = [
@@ -510,6 +520,19 @@ def _delta_linear(draw: Draw) -> list[Sample]:
         call(draw.normal(x, 5, 4), draw.normal(6, 4), draw.normal(3, 6, 2), draw.normal(3, 2, 4), bias)
         for x in (1, 3)
         for bias in (None, draw.normal(1, 6), draw.normal(3, 6))
+    ]
+
+
+@_valid("widepack.grouped_experts.default")
+def _grouped_experts(draw: Draw) -> list[Sample]:
+    half = torch.bfloat16
+    return [
+        call(draw.normal(3, 5, 8).to(half), draw.normal(3, 4, 8, 16).to(half), draw.ints(-4, 4, 3, 5)),
+        call(
+            draw.normal(2, 6, 16).to(half),
+            draw.normal(2, 3, 8, 16).to(half).transpose(2, 3),
+            draw.ints(0, 3, 2, 6),
+        ),
     ]
 
 

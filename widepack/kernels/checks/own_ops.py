@@ -203,6 +203,19 @@ def expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -
     require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
 
 
+def grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> None:
+    """Checks `widepack.grouped_experts`. The op itself checks the numbers of the experts."""
+    members, experts, inputs, outputs = dense("weight", weight, 4).shape
+    require(weight.dtype is torch.bfloat16, f"weight is {weight.dtype}; bfloat16 is needed")
+    require(experts > 0, "weight has no experts")
+    require(inputs > 0 and outputs > 0, f"weight is {list(weight.shape)}; no size may be 0")
+    require(inputs % 8 == 0 and outputs % 8 == 0, f"{inputs} and {outputs} are not multiples of 8")
+    rows = dense("x", x, 3).shape[1]
+    of_shape("x", x, [members, rows, inputs], weight)
+    of_shape("index", integers("index", index, 2), [members, rows])
+    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
+
+
 def expert_mm(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
     """Checks `widepack.expert_mm`. The op itself checks the numbers of the experts."""
     experts, inputs, _ = dense("weight", weight, 3).shape
@@ -241,6 +254,27 @@ def delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Ten
         rows = dense("bias", bias, 2).shape[0]
         require(rows in (1, members), f"bias is for {rows} members; {members} are needed")
         of_shape("bias", bias, [rows, outputs], base)
+
+
+def member_convs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> None:
+    """Checks `widepack.member_convs`."""
+    members, outputs, inputs, *window = dense("weight", weight, 4, 5, 6).shape
+    dense("x", x, weight.dim())
+    geometry(len(window), stride, padding, dilation, groups)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs * groups, *x.shape[3:]], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+    require(members > 0, "weight is for 0 members; at least 1 is needed")
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    extents(x.shape[3:], window, stride, padding, dilation)
 
 
 def member_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

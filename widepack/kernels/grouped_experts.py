@@ -1,0 +1,75 @@
+"""Defines the op `grouped_experts`: products of rows with the matrices of experts, as one grouped product.
+
+    y[i, r] = x[i, r] @ weight[i, index[i, r]]
+    x: [N, R, I]   weight: [N, E, I, O]   index: [N, R], from -E to E - 1   y: [N, R, O], bfloat16
+
+The op sorts the rows of all members by expert, and calls torch's `grouped_mm` with the end of each group.
+That is one kernel on CUDA devices of compute capability 9.0, and the host waits for nothing, so a CUDA graph
+can capture it. Elsewhere torch runs one product after the other. `decompose.py` writes the op in ATen ops,
+which copy the matrix of each row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Tag
+
+from .checks import own_ops as checks
+from .library import define
+from .node_list import NodeList
+
+OP = "widepack.grouped_experts.default"
+MULTIPLE = 8
+"""I and O must be multiples of this: rows of a grouped product begin at multiples of 16 bytes."""
+
+
+def _grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    members, experts, inputs, outputs = weight.shape
+    numbers = torch.arange(members * experts, device=index.device).view(members, experts)
+    places = torch.arange(members, device=index.device).unsqueeze(1)
+    of_row, order = torch.sort(numbers[places, index.long()].flatten(), stable=True)  # refuses other experts
+    ends = torch.searchsorted(of_row, numbers.flatten(), right=True).to(torch.int32)
+    rows = x.reshape(-1, inputs).index_select(0, order)
+    y = x.new_empty(rows.shape[0], outputs)
+    if rows.shape[0]:
+        matrices = _aligned(weight.reshape(-1, inputs, outputs))
+        y.index_copy_(0, order, torch.nn.functional.grouped_mm(rows, matrices, offs=ends))
+    return y.view(*index.shape, outputs)
+
+
+def _aligned(matrices: Tensor) -> Tensor:
+    """Returns matrices whose rows, or columns, are dense and begin at multiples of 16 bytes."""
+    first, row, column = matrices.stride()
+    dense = (column == 1 and row % MULTIPLE == 0) or (row == 1 and column % MULTIPLE == 0)
+    begin = matrices.storage_offset() % MULTIPLE == 0
+    if dense and begin and first % MULTIPLE == 0:
+        return matrices
+    return matrices.clone(memory_format=torch.contiguous_format)
+
+
+def _fake(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[3]))
+
+
+define(
+    "grouped_experts(Tensor x, Tensor weight, Tensor index) -> Tensor",
+    _grouped_experts,
+    _fake,
+    checks.grouped_experts,
+)
+
+
+def grouped_experts_in_aten(node: Node, members: int) -> list[Node]:
+    """Returns a `grouped_experts` node as ATen nodes. members: N."""
+    new = NodeList(node)
+    x, weight, index = node.args
+    options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
+    numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
+    numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
+    matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, I, O]
+    rows = new.add("aten.unsqueeze.default", x, 2, suffix="one")
+    product = new.add("aten.matmul.default", rows, matrices, suffix="product")
+    new.add("aten.squeeze.dim", product, 2, suffix="of_rows")
+    return new.named_as_the_node()

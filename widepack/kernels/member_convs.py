@@ -1,0 +1,169 @@
+"""Defines the op `member_convs`: the members' own convolutions, on a GPU side by side on several streams.
+
+    member_convs(x, weight, bias, stride, padding, dilation, groups) -> [N, B, O, *s']
+    x: [N or 1, B, C, *s]   weight: [N, O, C / groups, *k]   bias: [N, O] or none
+
+Each member runs the convolution that it runs alone, so cuDNN takes its kernels of ungrouped convolutions. On
+a GPU the members are divided over `STREAMS` streams. Each stream begins when the current stream has reached
+the op (fork), and the current stream goes on when all have ended (join), by events. That is also legal while
+a CUDA graph is captured: the branches become part of the graph. On a CPU the members run one after the other.
+
+The result is allocated on the current stream before the fork. Each stream writes its members' results into
+it, so no memory of a side stream is read after the join. `decompose.py` writes the op as one grouped
+convolution.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node
+
+from .checks import own_ops as checks
+from .library import define
+from .node_list import NodeList
+
+OP = "widepack.member_convs.default"
+STREAMS = 8
+"""The most streams on which members run at once. It has not been measured on a GPU."""
+
+_CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+
+
+class SideStreams(threading.local):
+    """The side streams of each stream, for one thread.
+
+    Streams of another thread are never taken: one of them may be part of a graph that is being captured.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[Any, list[Any]] = {}
+
+    def of(self, current: Any, count: int) -> list[Any]:
+        """Returns `count` streams for members, beside the current stream."""
+        found = self._of.setdefault((current.device, current.cuda_stream), [])
+        while len(found) < count:
+            found.append(torch.cuda.Stream(current.device))  # type: ignore[no-untyped-call]
+        return found[:count]
+
+
+SIDE = SideStreams()
+
+
+def _member_convs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    members, options = weight.shape[0], (stride, padding, dilation, groups)
+    rows = x.expand(members, *x.shape[1:])
+    if weight.device.type == "cuda":
+        y = _fake(x, weight, bias, *options)
+        run_on_streams(
+            lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
+        )
+        return y
+    return torch.stack([_convolution(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
+
+
+def run_on_streams(run: Any, members: int, device: torch.device) -> None:
+    """Calls `run(i)` for each member, on side streams that fork from the current stream and join it.
+
+    Args:
+        run: Launches the kernels of a member. It must not return a tensor that was allocated on its stream.
+        members: N.
+        device: Where the members are. It need not be the current device.
+    """
+    current = torch.cuda.current_stream(device)
+    side = SIDE.of(current, min(members, STREAMS))
+    for stream in side:
+        stream.wait_stream(current)
+    try:
+        for i in range(members):
+            with torch.cuda.stream(side[i % len(side)]):
+                run(i)
+    finally:  # members that were launched before an error still write into the result's memory
+        for stream in side:
+            current.wait_stream(stream)
+
+
+def _run_into(y: Tensor, *given: Any) -> None:
+    y.copy_(_convolution(*given))
+
+
+def _part(bias: Tensor | None, i: int) -> Tensor | None:
+    return None if bias is None else bias[i]
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Runs a member's convolution."""
+    run = _CONVOLUTIONS[weight.dim() - 2]
+    return run(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    sizes = [
+        (size + 2 * margin - step * (window - 1) - 1) // by + 1
+        for size, window, by, margin, step in zip(x.shape[3:], weight.shape[3:], stride, padding, dilation)
+    ]
+    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[1], *sizes))
+
+
+define(
+    "member_convs(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+    "int groups) -> Tensor",
+    _member_convs,
+    _fake,
+    checks.member_convs,
+)
+
+
+def member_convs_in_aten(node: Node, members: int) -> list[Node]:
+    """Returns a `member_convs` node as one convolution of N * groups groups. members: N."""
+    new = NodeList(node)
+    x, weight, bias, stride, padding, dilation, groups = node.args
+    rows = new.add("aten.expand.default", x, [members, *(-1 for _ in range(2 + len(stride)))], suffix="rows")
+    image = new.add("aten.transpose.int", rows, 0, 1, suffix="image")  # [B, N, C, *s]
+    image = new.add("aten.flatten.using_ints", image, 1, 2, suffix="packed")
+    matrix = new.add("aten.flatten.using_ints", weight, 0, 1, suffix="weight")
+    if bias is not None:
+        bias = new.add("aten.flatten.using_ints", bias, 0, 1, suffix="bias")
+    y = new.add(
+        f"aten.conv{len(stride)}d.default",
+        image,
+        matrix,
+        bias,
+        stride,
+        padding,
+        dilation,
+        members * groups,
+        suffix="conv",
+    )
+    y = new.add("aten.unflatten.int", y, 1, [members, -1], suffix="members")
+    new.add("aten.transpose.int", y, 0, 1, suffix="stacked")
+    return new.named_as_the_node()
