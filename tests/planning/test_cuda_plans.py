@@ -53,8 +53,8 @@ def made(make: Any, spec: str, members: int, pattern: str = "each") -> PreviewMe
 @pytest.mark.parametrize(
     ("name", "pattern", "expected"),
     [
-        ("mlp-b32", "each", {"bmm": 2, "pointwise": 1}),
-        ("mlp-b32", "shared", {"one_gemm": 1, "bmm": 1, "pointwise": 1}),
+        ("deep-mlp", "each", {"bmm": 9, "pointwise": 8}),
+        ("deep-mlp", "shared", {"one_gemm": 1, "bmm": 8, "pointwise": 8}),
         ("resblock", "each", {"grouped": 2, "pointwise": 3}),
         ("resblock", "shared", {"one_conv": 1, "grouped": 1, "pointwise": 3}),
         ("gru-8", "each", {"fused": 1, "dim": 1, "bmm": 1}),
@@ -136,7 +136,7 @@ def test_what_the_user_requests_stays() -> None:
 
 def test_a_plan_of_first_strategies_has_the_program_of_the_cpu() -> None:
     """An artifact has one program for both devices then: choices that change nothing are marked."""
-    (plan,) = plans_of(network("mlp-b32"))
+    (plan,) = plans_of(network("deep-mlp"))
     assert all(choice.first for choice in plan.choices.values())
     large = plans_of(made(convolution(256), "input=float32[B,256,32,32]", 8))[1]
     assert not large.choices["conv2d"].first

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from widepack_artifacts.program import Node, Tag
 
-from .checks import own_ops as checks
+from .checks import experts as checks
 from .library import define, differentiate
 from .node_list import NodeList
 

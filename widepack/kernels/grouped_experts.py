@@ -16,7 +16,7 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Tag
 
-from .checks import own_ops as checks
+from .checks import experts as checks
 from .library import define
 from .node_list import NodeList
 

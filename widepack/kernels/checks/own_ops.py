@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import LARGEST, OperandError, dense, integers, numbers, of_shape, require
+from .require import LARGEST, OperandError, dense, numbers, of_shape, require
 
 _MARK = "widepack_mark"
 
@@ -190,41 +190,6 @@ def mlp_chain(
         of_shape(f"weights[{k}]", weight, [members, outputs, inputs], first)
         of_shape(f"biases[{k}]", bias, [members, outputs], first)
         inputs = outputs
-
-
-def expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
-    """Checks `widepack.expert_linear`. The op itself checks the numbers of the experts."""
-    members, experts, _, inputs = dense("weight", weight, 4).shape
-    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
-    require(experts > 0, "weight has no experts")
-    rows = dense("x", x, 3).shape[1]
-    of_shape("x", x, [members, rows, inputs], weight)
-    of_shape("index", integers("index", index, 2), [members, rows])
-    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
-
-
-def grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> None:
-    """Checks `widepack.grouped_experts`. The op itself checks the numbers of the experts."""
-    members, experts, inputs, outputs = dense("weight", weight, 4).shape
-    require(weight.dtype is torch.bfloat16, f"weight is {weight.dtype}; bfloat16 is needed")
-    require(experts > 0, "weight has no experts")
-    require(inputs > 0 and outputs > 0, f"weight is {list(weight.shape)}; no size may be 0")
-    require(inputs % 8 == 0 and outputs % 8 == 0, f"{inputs} and {outputs} are not multiples of 8")
-    rows = dense("x", x, 3).shape[1]
-    of_shape("x", x, [members, rows, inputs], weight)
-    of_shape("index", integers("index", index, 2), [members, rows])
-    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
-
-
-def expert_mm(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> None:
-    """Checks `widepack.expert_mm`. The op itself checks the numbers of the experts."""
-    experts, inputs, _ = dense("weight", weight, 3).shape
-    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
-    require(experts > 0, "weight has no experts")
-    rows = dense("x", x, 2).shape[0]
-    of_shape("x", x, [rows, inputs], weight)
-    of_shape("index", integers("index", index, 1), [rows])
-    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
 
 
 def factored_weight(base: Tensor, left: Tensor, right: Tensor, scale: Tensor | None = None) -> None:
