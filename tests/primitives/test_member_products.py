@@ -98,6 +98,14 @@ def test_derivatives_have_derivatives() -> None:
         assert torch.autograd.gradgradcheck(OP, values)
 
 
+def test_a_bias_of_one_number_in_memory_is_read_by_its_stride() -> None:
+    """oneDNN ignores strides: it read the numbers behind the one."""
+    x, weight, _ = operands(2, *LARGE)
+    numbers = torch.arange(1000.0)
+    bias = numbers[:1].expand(2, weight.shape[1])
+    close(OP(x, weight, bias), reference(x, weight, bias), x.shape[2])
+
+
 def test_infinite_and_missing_numbers_stay() -> None:
     x, weight, bias = operands(2, *LARGE)
     x[0, 0, 0], x[1, 2, 3] = float("inf"), float("nan")

@@ -65,6 +65,7 @@ def convolution(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns `x @ weight^T + bias` over a weight `[O, I]` in its own order."""
     run = torch.ops.mkldnn._linear_pointwise  # torch has no public name for it
+    bias = None if bias is None else bias.contiguous()  # oneDNN ignores its stride, which may be 0
     y: Tensor = run(x.contiguous(), weight, bias, "none", [], "")
     return y
 
