@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from small import all_kinds, program
 from torch import Tensor, nn
 
 import widepack
+from widepack.fused import programs
 from widepack.planning.channels_last_plans import CHANNELS_LAST, with_channels_last
 from widepack.planning.heuristics import plans
+from widepack.planning.plan import Plan
 from widepack.planning.request import StrategyRequest
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
@@ -93,3 +96,24 @@ def test_steps_are_those_of_the_members(strategies: str, own: bool) -> None:
             grad = fused.tensor_of(name).grad
             assert grad is not None and p.grad is not None
             torch.testing.assert_close(grad[i].double(), p.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_programs_that_torch_compiles_keep_the_memory_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiler chooses the order itself. `compile` plans again what was planned already."""
+    planned: list[int] = []
+
+    def counted(plans: list[Plan], *rest: Any) -> list[Plan]:
+        planned.append(len(plans))
+        return with_channels_last(plans, *rest)
+
+    monkeypatch.setattr(programs, "with_channels_last", counted)
+    x = torch.randn(4, 3, 10, 10)
+    fused = widepack.fuse([Net().train() for _ in range(2)], x)
+    assert planned
+    before = fused(x).detach()
+    planned.clear()
+    fused.compile(backend="eager")
+    after = fused(x)
+    after.sum().backward()
+    assert not planned
+    torch.testing.assert_close(after.detach(), before, rtol=1e-4, atol=1e-5)

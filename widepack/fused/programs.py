@@ -253,8 +253,9 @@ class FusedEntry(MemberPrograms):
             program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
         )
         if gradients and not transforms and self.device.type == "cpu":
-            program = with_reshapes(program)  # of values in channels-last memory
-            class_plans = with_channels_last(class_plans, program, kinds, self.sizes)
+            if self.compiled is None:  # torch's compiler chooses the memory order itself
+                program = with_reshapes(program)  # of values in channels-last memory
+                class_plans = with_channels_last(class_plans, program, kinds, self.sizes)
             class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 
@@ -264,12 +265,11 @@ class FusedEntry(MemberPrograms):
         return RebindingProgram(program, self.device)
 
     def compile(self, options: Mapping[str, Any]) -> None:
-        """Compiles the programs with gradients. options: those of `torch.compile`."""
+        """Compiles programs with gradients, which are planned again. options: those of `torch.compile`."""
         self.compiled = options
-        self._runners = {
-            key: replace(r, run=self._run(r.program, True)) if r.gradients else r
-            for key, r in self._runners.items()
-        }
+        self.capture_compared = self.capture_compared or any(r.checked for r in self.runners)
+        self._plans = {key: planned for key, planned in self._plans.items() if not key[1]}
+        self._runners = {key: runner for key, runner in self._runners.items() if not runner.gradients}
 
     def on_cpu(self) -> FusedEntry:
         """Returns the same entry on the CPU."""
