@@ -26,7 +26,7 @@
 | `projections.py` | Computes the products of a recurrent layer's inputs with their weights |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
-| `replacements.py` | Replaces ops that end the process on operands that a program may have, and slow ones |
+| `replacements.py` | Replaces ops that end the process on operands that a program may have |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 | `triton_kernels/` | Triton kernels of widepack's own ops, for CUDA devices |
 """

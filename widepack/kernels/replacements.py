@@ -1,5 +1,4 @@
-"""Replaces ops that end the process, or leave their values, on operands that a program may have, and ops that
-take many times as long as others for the same numbers.
+"""Replaces ops that end the process, or leave their values, on operands that a program may have.
 
 A replacement returns what the op returns, and has the op's parameters. It decides nothing by values, so that
 it can be traced: compiled programs contain it too.
@@ -12,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from .pooling import max_pool2d
 
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -190,7 +187,6 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten.empty_like.default": empty_like,
     "aten.new_empty.default": new_empty,
     "aten.lcm.default": least_common_multiple,
-    "aten.max_pool2d.default": max_pool2d,
     "aten.median.dim": median,
     "aten.nanmedian.dim": nanmedian,
     "aten.div.Scalar_mode": divide,

@@ -7,8 +7,7 @@ first convolution puts its input into channels-last memory, and what follows kee
 The weights change at every step, so each step reorders them, too. A convolution whose weight has more numbers
 than its input and its answer together keeps its strategy. So do all convolutions of a program that reads
 numbers of another dtype from memory. For inference, weights are packed instead (`packed_convs.py`). Programs
-that torch compiles keep torch's own order: compiled, a small convolutional net takes three times as long in
-channels-last memory.
+that torch compiles keep torch's own order, because its compiler chooses one itself.
 """
 
 from __future__ import annotations
