@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ import widepack
 from widepack.errors import VerificationError
 from widepack.fused.gradient_differences import ExactGradients, compare_gradients
 from widepack.fused.gradients import Gradients
+from widepack.kernels import onednn
 
 
 class Bounds(nn.Module):
@@ -129,7 +132,46 @@ def test_a_near_tie_that_rounding_decides_is_no_failure(wide: float, wide_exact:
     )
     computed: Gradients = {"w": torch.full((3,), wide), "b": torch.zeros(1)}
     if right:
-        compare_gradients(0, computed, own, own, exact)
+        assert compare_gradients(0, computed, own, own, exact) == {"w"}
     else:
         with pytest.raises(VerificationError, match="the gradient of w of member 0 differs"):
             compare_gradients(0, computed, own, own, exact)
+
+
+def test_a_kernel_of_float32_that_is_wrong_by_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 another kernel runs, so equal gradients there prove nothing. Other inputs differ again."""
+    right = onednn.linear
+
+    def wrong(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return right(x, weight, bias) * (1.0 if torch.is_grad_enabled() else 1.03)
+
+    monkeypatch.setattr(onednn, "linear", wrong)
+    members = [nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)) for _ in range(2)]
+    with pytest.raises(VerificationError, match="differs from its module's"):
+        widepack.fuse(members, torch.randn(128, 256))
+
+
+def test_shared_weights_have_an_error_of_widepack_too() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.head(Scaled.apply(self.trunk(x)))
+            return y
+
+    first = Net()
+    other = Net()
+    other.trunk.load_state_dict(first.trunk.state_dict())
+    with pytest.raises(VerificationError):
+        widepack.fuse([first, other], torch.randn(3, 4), share=["trunk.*"])

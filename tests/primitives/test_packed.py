@@ -97,7 +97,7 @@ def test_a_convolution_equals_its_decomposition(
     case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packs:
-        monkeypatch.setattr(packed, "packed_dtype", lambda weight: None)
+        monkeypatch.setattr(packed, "packed_dtype", lambda weight, inputs: None)
     y, want = convolve(case, dtype, bias)
     assert y.dtype == dtype
     torch.testing.assert_close(
@@ -121,7 +121,7 @@ def test_a_linear_layer_equals_its_decomposition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not packs:
-        monkeypatch.setattr(packed, "packed_dtype", lambda weight: None)
+        monkeypatch.setattr(packed, "packed_dtype", lambda weight, inputs: None)
     n, rows, inputs, outputs = shape
     x, w, b = (
         rand(n, rows, inputs, dtype=dtype),
@@ -193,3 +193,23 @@ def test_an_empty_batch_gives_an_empty_answer() -> None:
     assert OWN.linear(rand(2, 0, 4), OWN.pack_linear(rand(2, 3, 4), 5), None).shape == (2, 0, 3)
     weight = OWN.pack_convolution(rand(6, 4, 3, 3), [2, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5])
     assert OWN.convolution(rand(0, 8, 5, 5), weight, None, [2, 1], [1, 1], [1, 1], 2).shape == (0, 6, 3, 5)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nan_of_a_member_reaches_no_other(channels: int, dtype: torch.dtype) -> None:
+    """Kernels of 16 bits read channels in pairs: the last of an odd number with one of the next member."""
+    members, outputs = 3, 2
+    x = torch.ones(2, members * channels, 6, 6, dtype=dtype)
+    x[:, channels : 2 * channels] = float("nan")
+    weight = torch.ones(members * outputs, channels, 3, 3, dtype=dtype)
+    geometry = [1, 1], [1, 1], [1, 1], members
+    y = OWN.convolution(x, OWN.pack_convolution(weight, *geometry, list(x.shape)), None, *geometry)
+    finite = y.isfinite().all(dim=(0, 2, 3)).view(members, outputs).all(1)
+    assert finite.tolist() == [True, False, True]
+
+    rows = torch.ones(members, 4, channels, dtype=dtype)
+    rows[1, 2] = float("nan")
+    layer = OWN.pack_linear(torch.ones(members, outputs, channels, dtype=dtype), 4)
+    finite_rows = OWN.linear(rows, layer, None).isfinite().all(-1)
+    assert (~finite_rows).nonzero().tolist() == [[1, 2]]

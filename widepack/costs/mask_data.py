@@ -23,6 +23,11 @@ _SAMPLE = 4096
 """The elements that are looked at first: most weights are no masks."""
 
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_DTYPES = frozenset({torch.bool, *_WHOLE, torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""The dtypes that masks have. torch does not compare numbers of 8-bit float dtypes."""
+
+
 def known_of(members: Iterable[Tensor]) -> Known:
     """Returns what is known of a weight from its data.
 
@@ -39,7 +44,9 @@ def known_of(members: Iterable[Tensor]) -> Known:
     numbers: list[float] = []
     always = sometimes = torch.empty(0)
     for value in members:
-        if value.numel() == 1 and not value.is_complex():
+        if value.layout is not torch.strided or value.dtype not in _DTYPES:
+            return None
+        if value.numel() == 1:
             numbers.append(float(value))
             continue
         found = _pairs_in(value)
@@ -60,7 +67,7 @@ def known_of(members: Iterable[Tensor]) -> Known:
 
 def _pairs_in(value: Tensor) -> tuple[Literal["mask", "bias"], Tensor] | None:
     """Returns where a mask is true, or where a bias forbids; None for other data."""
-    if value.dim() < 2 or not 0 < value.numel() <= MOST_ELEMENTS or value.is_complex():
+    if value.dim() < 2 or not 0 < value.numel() <= MOST_ELEMENTS:
         return None
     if value.dtype == torch.bool:
         return "mask", value

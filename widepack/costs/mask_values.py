@@ -138,10 +138,20 @@ def chosen(mask: Mask, first: Known, second: Known) -> Known:
     return None
 
 
+def _number(value: Known) -> float | None:
+    """Returns a value that is one number everywhere; None for another."""
+    if isinstance(value, Index) and not (value.steps or value.quotients) and value.start.is_number:
+        return float(value.start)
+    return value.number if isinstance(value, Constant) else None
+
+
 def compared(name: str, a: Known, b: Known) -> Mask:
     """Returns the comparison of whole numbers or booleans. name: `ge`, `gt`, `le`, `lt`, `eq` or `ne`."""
     if name in ("eq", "ne") and (isinstance(a, Mask) or isinstance(b, Mask)):
-        found = as_mask(a).differs(as_mask(b))
+        if any(_number(v) not in (None, 0, 1) for v in (a, b)):
+            found = Mask(EVERYTHING, EVERYTHING)  # a mask has no such number
+        else:
+            found = as_mask(a).differs(as_mask(b))
         return found if name == "ne" else found.opposite()
     if isinstance(b, Distance):
         a, b, name = b, a, {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}.get(name, name)

@@ -41,7 +41,7 @@ def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradi
     errors = [
         error_and_size(g.double(), t)[0]
         for n, t in truth.items()
-        if t is not None and (g := own[n]) is not None
+        if t is not None and (g := own.get(n)) is not None
     ]
     exact = truth.get(name)
     if exact is None or not errors:
@@ -55,17 +55,22 @@ def compare_gradients(
     own: Gradients,
     scale: Gradients,
     exact: ExactGradients | None = None,
-) -> None:
-    """Raises VerificationError where two gradients differ by more than rounding.
+) -> set[str]:
+    """Returns the names of gradients that a near-tie may have changed.
 
     A gradient that is zero but for rounding, such as that of a bias before a BatchNorm, has an error of
     another size. So where two gradients differ, the error over float64 may be `OWN_ERRORS` times the largest
     error of the member's own gradients. A near-tie of a `max_pool` or a `relu` may be decided by rounding.
-    Such a decision changes a part of a gradient, and the gradients are equal in float64.
+    Such a decision changes a part of a gradient, and the gradients are equal in float64. Other inputs have no
+    tie at the same place, so the caller compares these gradients again.
 
     `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
     `exact` computes gradients in float64.
+
+    Raises:
+        VerificationError: Two gradients differ by more than rounding, or a near-tie, explains.
     """
+    near_ties: set[str] = set()
     bound = relative_bound([g for g in scale.values() if g is not None])
     largest = max((error_and_size(g, g)[1] for g in own.values() if g is not None), default=0.0)
     zero = torch.zeros(())
@@ -78,8 +83,10 @@ def compare_gradients(
         size = max(size, PART * largest)
         if error > bound * size + torch.finfo(b.dtype).tiny:
             if exact is not None and computed is not None:
-                decided = error <= DECIDED * size and exact.agree(name)
-                if decided or _is_as_exact(name, computed, own, exact.own()):
+                if _is_as_exact(name, computed, own, exact.own()):
+                    continue
+                if error <= DECIDED * size and exact.agree(name):
+                    near_ties.add(name)
                     continue
             whose = "all members" if i is None else f"member {i}"
             raise VerificationError(
@@ -88,3 +95,4 @@ def compare_gradients(
                 "no_grad, or the member computes its own gradient (torch.autograd.Function). "
                 f"{WAY_OUT}"
             )
+    return near_ties

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,20 +19,37 @@ def usable(weight: Tensor) -> bool:
     return available and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
 
 
-def packed_dtype(weight: Tensor) -> torch.dtype | None:
+def packed_dtype(weight: Tensor, inputs: int) -> torch.dtype | None:
     """Returns the dtype in which oneDNN packs a weight; None if it cannot.
 
     That is the weight's own dtype. On a processor without instructions for a 16-bit dtype it is float32, in
-    which a layer takes a small part of the time of torch's own kernels for that dtype.
+    which a layer takes a small part of the time of torch's own kernels for that dtype. So it is for an odd
+    number of inputs: kernels of 16 bits read inputs in pairs, and NaN behind the last one would reach the
+    answer.
+
+    Args:
+        weight: The weight, in the dtype of the layer.
+        inputs: The number of inputs of each group.
     """
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or weight.device.type != "cpu" or weight.numel() == 0:
         return None
-    if weight.dtype == torch.bfloat16:
-        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-    if weight.dtype == torch.float16:
-        return torch.float16 if torch.ops.mkldnn._is_mkldnn_fp16_supported() else torch.float32
-    return torch.float32 if weight.dtype == torch.float32 else None
+    if weight.dtype not in PACKED_DTYPES:
+        return None
+    return weight.dtype if inputs % 2 == 0 and _has_instructions(weight.dtype) else torch.float32
+
+
+@cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    """Returns whether the processor multiplies numbers of a dtype, in the place of oneDNN's emulation."""
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    if dtype == torch.bfloat16:
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        has = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+        known = not x86 or any(call is not None and call() for call in has)
+        return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return True
 
 
 def reorder_convolution_weight(

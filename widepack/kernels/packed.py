@@ -18,8 +18,9 @@ weights in its own order for all members in one call.
 oneDNN's fused relu is not used, because it makes 0 of NaN, which would hide a broken member. The ops of
 recurrent layers are in recurrent.py.
 
-Layers run in float32, bfloat16 and float16. On a processor without instructions for a 16-bit dtype the weight
-is packed in float32, and the answer is rounded to the dtype: torch's own kernels take many times as long.
+Layers run in float32, bfloat16 and float16. On a processor without instructions for a 16-bit dtype, and for
+an odd number of inputs, the weight is packed in float32, and the answer is rounded to the dtype
+(`onednn.packed_dtype`).
 
 A packed weight is opaque: only its sizes can be read. The weight prologue makes it, and it is never saved.
 Without oneDNN, and for other devices and dtypes, packing copies the weight, and the layer runs in ATen ops.
@@ -67,7 +68,7 @@ def _channels_last(spatial: int) -> torch.memory_format:
 def _pack_convolution(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
-    dtype = packed_dtype(weight)
+    dtype = packed_dtype(weight, weight.shape[1])
     if dtype is None:
         return weight.clone(memory_format=torch.contiguous_format)
     example = [max(1, n) for n in size]  # oneDNN divides by these
@@ -119,7 +120,7 @@ def _output_sizes(
 def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     members, outputs, inputs = weight.shape
     flat = weight.reshape(members * outputs, inputs, 1, 1)
-    dtype = packed_dtype(weight)
+    dtype = packed_dtype(weight, inputs)
     if dtype is None:
         return flat.clone(memory_format=torch.contiguous_format)
     size = [1, members * inputs, max(rows, 1), 1]

@@ -1,4 +1,4 @@
-"""Computes `max_pool2d` on a CPU by maxima of slices: torch's kernel takes 2 to 15 times as long.
+"""Computes `max_pool2d` on a CPU by maxima of slices: torch's kernel takes 2 to 20 times as long.
 
 torch's kernel for its own memory order visits the numbers of each window one by one, and both of its kernels
 compute indices that no program reads. A maximum of slices reads rows of numbers, without indices. The answer
@@ -36,11 +36,14 @@ def max_pool2d(
     if torch.is_inference_mode_enabled() and type(x) is Tensor and not ceil_mode:
         window, margin = _pair(kernel_size), _pair(padding)
         step = _pair(stride) if stride else window
-        if _fits(x, window, step, margin) and set(dilation) == {1}:
+        lengths = [len(numbers) for numbers in (kernel_size, stride or kernel_size, padding, dilation)]
+        if max(lengths) <= 2 and set(dilation) == {1} and _fits(x, window, step, margin):
             if any(margin):
                 sides = (margin[1], margin[1], margin[0], margin[0])
                 x = torch.nn.functional.pad(x, sides, value=-math.inf)
-            return _pooled(_pooled(x, -2, window[0], step[0]), -1, window[1], step[1])
+            for dim in sorted((-2, -1), key=lambda d: window[d]):  # views come first, maxima are dense
+                x = _pooled(x, dim, window[dim], step[dim])
+            return x
     y: Tensor = torch.ops.aten.max_pool2d.default(x, kernel_size, stride, padding, dilation, ceil_mode)
     return y
 

@@ -5,7 +5,8 @@ order, `max_pool2d` takes about 15 times as long, and grouped convolutions are r
 first convolution puts its input into channels-last memory, and what follows keeps this order.
 
 The weights change at every step, so each step reorders them, too. A convolution whose weight has more numbers
-than its input and its answer together keeps its strategy. So do all convolutions of a program that reads
+than its input and its answer together keeps its strategy, and so does one of 16 bits with an odd number of
+channels, whose kernels would read channels of the next member. So do all convolutions of a program that reads
 numbers of another dtype from memory. For inference, weights are packed instead (`packed_convs.py`). Programs
 that torch compiles keep torch's own order, because its compiler chooses one itself.
 """
@@ -29,6 +30,7 @@ from .plan import NodeChoice, Plan
 
 CHANNELS_LAST = "grouped_channels_last"
 _BECAUSE = "of members that train: pooling, norms and oneDNN are fastest in channels-last memory"
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _CONVOLUTION = re.compile(r"aten\.conv[23]d\.(default|padding)")
 
 
@@ -69,6 +71,7 @@ def _large_images(program: Program, found: Mapping[str, Kind], sizes: Mapping[st
         tensors = (x, weight, y)
         if node.name in early or not all(isinstance(v, torch.Tensor) for v in tensors):
             continue
-        if x.numel() + y.numel() >= weight.numel():  # type: ignore[union-attr]
+        pairs = weight.dtype in _SIXTEEN_BITS and weight.shape[1] % 2 == 1  # type: ignore[union-attr]
+        if not pairs and x.numel() + y.numel() >= weight.numel():  # type: ignore[union-attr]
             names.append(node.name)
     return names

@@ -18,8 +18,10 @@ from .plan import NodeChoice
 PACKED_BYTES = 1 << 30  # the limit of all packed weights together
 MOST_PADDED = 4  # a packed weight may take this many times the bytes of the plain weight,
 SMALL_BYTES = 4 << 20  # or this many bytes, as for the few channels of a first layer
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 4}
-"""The bytes of a packed number, by the dtype of the weight. Most processors compute float16 in float32."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""The bytes of a number of a plain weight, by the dtypes that are packed."""
+_PACKED_NUMBER = 4
+"""The most bytes of a packed number: 16-bit dtypes may be packed in float32."""
 _CONVOLUTION = re.compile(r"aten\.conv[123]d\.(default|padding)")
 
 
@@ -46,9 +48,8 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
         sizes = [d for d in type_.sizes if isinstance(d, int)]
         if not _has_packed_kernel(arguments, sizes, found):
             continue
-        width = _BYTES[type_.dtype]
-        plain = width * members * math.prod(sizes)
-        packed = members * _packed_bytes(sizes, arguments.get("groups", 1), width)
+        plain = _BYTES[type_.dtype] * members * math.prod(sizes)
+        packed = members * _packed_bytes(sizes, arguments.get("groups", 1))
         if packed > MOST_PADDED * plain and packed > SMALL_BYTES:
             continue
         total += packed
@@ -99,11 +100,11 @@ def _other_than_one(numbers: Any) -> bool:
     return any(n != 1 for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
 
 
-def _packed_bytes(sizes: Sequence[int], groups: int, width: int) -> int:
+def _packed_bytes(sizes: Sequence[int], groups: int) -> int:
     """Returns the bytes of a member's packed weight `[O, C/groups, *k]`.
 
-    width is the bytes of a number. The channels of each group are padded to blocks of 16. If each group has
-    one channel, the groups are padded instead.
+    The channels of each group are padded to blocks of 16. If each group has one channel, the groups are
+    padded instead.
     """
     inputs, outputs = sizes[1], sizes[0] // groups
 
@@ -111,4 +112,4 @@ def _packed_bytes(sizes: Sequence[int], groups: int, width: int) -> int:
         return -(-n // 16) * 16
 
     numbers = blocks(groups) if inputs == outputs == 1 else groups * blocks(inputs) * blocks(outputs)
-    return width * numbers * math.prod(sizes[2:])
+    return _PACKED_NUMBER * numbers * math.prod(sizes[2:])

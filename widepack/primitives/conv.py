@@ -139,7 +139,21 @@ def grouped(
     rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
     x, back = batched(w, x, weight)
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
-    return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
+    image = w.pack(stacked)
+    if reads_pairs(weight, transposed="transpose" in w.op):
+        image = w.call("contiguous", image)
+    return back(w.unpack(w.call(w.op, image, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
+
+
+def reads_pairs(weight: Stacked, transposed: bool = False) -> bool:
+    """Whether kernels of 16 bits may read a channel of the next group, in channels-last memory.
+
+    They read channels in pairs, and NaN of the next member would reach this one. The weight of a transposed
+    convolution does not show the channels of a group, so it may.
+    """
+    channels = weight.value.sizes[2]
+    odd = transposed or channels is None or channels % 2 == 1
+    return odd and weight.value.dtype in (torch.bfloat16, torch.float16)
 
 
 def fixed_numbers(
@@ -226,8 +240,10 @@ def packed(
 def _reorderable(
     w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """Whether channels-last memory serves it: a Shared input must have one group, as in `_packable`."""
-    if not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)):
+    """Whether channels-last memory serves it: a Shared input must have one group, as in `_packable`, and
+    kernels must not read beyond a group.
+    """
+    if not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)) or reads_pairs(weight):
         return False
     return isinstance(x, Stacked) or groups_of(w, args, kwargs, 3)[1] == 1
 
