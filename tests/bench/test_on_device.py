@@ -257,8 +257,9 @@ def test_the_record_of_tests_continues(tmp_path: Path) -> None:
     assert "a kernel is missing" in first["test_bad"]["text"]
     assert first["test_good"]["properties"] == [["compared", 7]]
     document = json.loads((tmp_path / "tests.json").read_text())
-    line = verdict.tests_line(document)
+    line = verdict.tests_line(document, rehearsal=False)
     assert line.figure == 3 and line.state == verdict.NOT_MET and "test_ends" in line.detail
+    assert line.missing == "1 skipped: no device"
 
     second = _recorded(tmp_path, TESTS.format(value=1, ends="pass"))
     assert {name: row["outcome"] for name, row in second.items()} == {
