@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widepack.system.user_cache import cache_folder
+from widepack.verification.tf32_bounds import OVERRIDE
 from widepack_bench.report.json_file import read_document, write_whole
 
 from .record_tests import VARIABLE
@@ -31,12 +34,26 @@ FORMAT = "widepack.device/1"
 OUTPUT_CHARS = 4000  # of the output of a step that are kept
 GRACE_S = 10.0  # of a step's time, in which an interrupted step writes its document
 LEAST_S = 5.0  # no step begins with less
-CACHE = Path(tempfile.gettempdir()) / "widepack-device"
 PLACES = (".", "artifacts", "bench", "cli", "serve", "scripts", "scripts/measure")
 
 
 class OtherMachine(Exception):
     """A folder has results of another device or another version of torch."""
+
+
+def compiled_folder() -> Path:
+    """Returns a folder for compiled code, into which no other user can write: steps run what is in it.
+
+    It is `device` in the user's cache folder, so that a later call finds what was compiled. Where it cannot
+    be made, or is not this user's alone, it is a new temporary folder.
+    """
+    folder = cache_folder() / "device"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = os.lstat(folder)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="widepack-device-"))
 
 
 def environment_of_steps(plan: Plan, packages: Sequence[str], tf32: bool) -> dict[str, str]:
@@ -48,16 +65,17 @@ def environment_of_steps(plan: Plan, packages: Sequence[str], tf32: bool) -> dic
         tf32: Whether float32 products and convolutions may use TF32. Without it all NVIDIA libraries of the
             process compute in float32, so that answers can be compared with float64.
     """
+    compiled = compiled_folder()
     places = [*(str(ROOT / place) for place in PLACES), *packages, os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "WIDEPACK_TEST_DEVICE": plan.device,
         "TOKENIZERS_PARALLELISM": "false",
-        "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"),  # later steps and calls find what was compiled
-        "TRITON_CACHE_DIR": str(CACHE / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),  # later steps and calls find what was compiled
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
         VARIABLE: plan.file("tests"),
-        **({} if tf32 or plan.device == CPU else {"NVIDIA_TF32_OVERRIDE": "0"}),
+        **({} if tf32 or plan.device == CPU else {OVERRIDE: "0"}),
     }
 
 
@@ -147,11 +165,12 @@ class DeviceRun:
         """Runs the commands of a step until `end`, by `time.monotonic`."""
         runs: list[dict[str, Any]] = []
         commands = step.commands(self.plan)
+        environment = {k: v for k, v in self._environment.items() if not (step.tf32 and k == OVERRIDE)}
         for command in commands:
             left = end - time.monotonic() - GRACE_S
             if left < LEAST_S:
                 break
-            runs.append(run_command(command, self._environment, left))
+            runs.append(run_command(command, environment, left))
         finished = len(runs) == len(commands) and all(
             not run["stopped"] and run["exit"] in step.finished for run in runs
         )

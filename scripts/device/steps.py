@@ -46,7 +46,7 @@ class Step:
 
     name: as `--steps` takes it. decides: the lines of `verdict.py` that it decides, in words. share: its part
     of the time. commands: what it runs, one after the other. finished: exit codes after which it is not run
-    again.
+    again. tf32: whether TF32 is as torch's settings say, also where it is off for the other steps.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Step:
     share: float
     commands: Callable[[Plan], list[Command]]
     finished: tuple[int, ...] = (0,)
+    tf32: bool = False
 
 
 def _tests(plan: Plan) -> list[Command]:
@@ -130,7 +131,7 @@ def _bench_layers(plan: Plan, names: str, small_names: str, document: str) -> li
 
 
 STEPS: tuple[Step, ...] = (
-    Step("tests", "tests/gpu passes", 0.12, _tests, finished=(0, 1, NO_TESTS)),
+    Step("tests", "tests/gpu passes", 0.12, _tests, finished=(0, 1, NO_TESTS), tf32=True),
     Step(
         "claims",
         "published ratios of networks, against the eager loop and compiled; peak memory of the device",

@@ -14,12 +14,17 @@
 | route | the geometric mean of the ratios to the fastest baseline | 1 |
 
 A line without a document, or whose row is missing, is `not measured`. A line without a bound is `measured`.
+A race that was not quiet, where widepack against itself misses 1, counts as no row. A line that needs all of
+its rows is `not measured in part` where the rows that there are reach the bound, and others are missing: they
+failed, were not quiet, or are tests that the device skipped.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,9 +36,14 @@ from .record_tests import PASSED, SKIPPED
 
 FORMAT = "widepack.device-verdict/1"
 MET, NOT_MET, NOT_MEASURED, MEASURED = "met", "not met", "not measured", "measured"
+IN_PART = "not measured in part"
+NOISY = "noisy"
 PROGRAMS = ("compiled-loop", "cuda-graph-loop")
 FLEET_ROW = ": 1 x 1"
+FLEETS = "32 fine-tunes of width 768 at one token, over merged"
 LOAD = "load of a large artifact over the bandwidth from pinned memory"
+SKIP = re.compile(r"(?s).*Skipped: (.*?)['\"]?\)?\s*\Z")
+"""What pytest writes of a test that is skipped; the group is the reason."""
 
 Row = Mapping[str, Any]
 
@@ -44,6 +54,7 @@ class Line:
 
     name: what is decided. figure: what was measured; None where it was not. bound: what the figure must
     reach; None without one. at_most: the figure must not exceed the bound. detail: how the figure came about.
+    missing: what must reach the bound too and has no figure, with the reasons.
     """
 
     name: str
@@ -51,16 +62,17 @@ class Line:
     bound: float | None
     detail: str = ""
     at_most: bool = False
+    missing: str = ""
 
     @property
     def state(self) -> str:
-        """Returns `met`, `not met`, `not measured`, or `measured`."""
+        """Returns `met`, `not met`, `not measured`, `not measured in part`, or `measured`."""
         if self.figure is None:
             return NOT_MEASURED
         if self.bound is None:
             return MEASURED
         reached = self.figure <= self.bound if self.at_most else self.figure >= self.bound
-        return MET if reached else NOT_MET
+        return NOT_MET if not reached else IN_PART if self.missing else MET
 
 
 def verdict(folder: Path) -> dict[str, Any]:
@@ -69,8 +81,10 @@ def verdict(folder: Path) -> dict[str, Any]:
         name: _read(folder, name)
         for name in ("tests", "claims", "layers", "fleets", "load", "suite", "route", "device")
     }
+    device = documents["device"]
+    rehearsal = device.get("rehearsal", False)
     lines = [
-        tests_line(documents["tests"]),
+        tests_line(documents["tests"], rehearsal),
         *network_lines(documents["claims"]),
         *layer_lines(documents["layers"]),
         *suite_lines(documents["suite"]),
@@ -80,21 +94,24 @@ def verdict(folder: Path) -> dict[str, Any]:
         fleets_line(documents["fleets"]),
         route_line(documents["route"]),
     ]
-    device = documents["device"]
     return {
         "format": FORMAT,
         "environment": device.get("environment", {}),
-        "rehearsal": device.get("rehearsal", False),
+        "rehearsal": rehearsal,
         "summary": {
             state: sum(line.state == state for line in lines)
-            for state in (MET, NOT_MET, NOT_MEASURED, MEASURED)
+            for state in (MET, NOT_MET, NOT_MEASURED, IN_PART, MEASURED)
         },
         "lines": [{**asdict(line), "state": line.state} for line in lines],
     }
 
 
-def tests_line(document: Row) -> Line:
-    """Decides whether the tests pass. A test that is skipped does not count."""
+def tests_line(document: Row, rehearsal: bool) -> Line:
+    """Decides whether the tests pass.
+
+    Tests that are skipped are missing, such as those of Triton's kernels where Triton is not installed.
+    rehearsal: the tests ran on a CPU, where some are skipped always.
+    """
     tests = document.get("tests", {})
     outcomes = [row["outcome"] for row in tests.values()]
     passed = outcomes.count(PASSED)
@@ -103,7 +120,11 @@ def tests_line(document: Row) -> Line:
     figure = float(len(bad) + max(0, missing)) if passed or bad else None
     named = f"; not passed: {', '.join(bad)}" if bad else ""
     detail = f"{passed} passed, {outcomes.count(SKIPPED)} skipped, {max(0, missing)} did not run{named}"
-    return Line("tests/gpu", figure, 0.0, detail, at_most=True)
+    skipped = Counter(
+        SKIP.sub(r"\1", row.get("text", "")) for row in tests.values() if row["outcome"] == SKIPPED
+    )
+    lacking = "" if rehearsal else "; ".join(f"{count} skipped: {why}" for why, count in skipped.items())
+    return Line("tests/gpu", figure, 0.0, detail, at_most=True, missing=lacking)
 
 
 def forms_ms(row: Row) -> dict[str, float]:
@@ -115,7 +136,14 @@ def forms_ms(row: Row) -> dict[str, float]:
 def bench_row(row: Row) -> Row | None:
     """Returns the measured row of a network; None where it failed or was refused as noisy."""
     rows = row.get("report", {}).get("rows", []) if "error" not in row else []
-    return rows[0] if rows and rows[0]["verdict"] != "noisy" else None
+    return rows[0] if rows and rows[0]["verdict"] != NOISY else None
+
+
+def _size(row: Row, found: Row | None) -> str:
+    """Returns the size of a network in words, or why it has no measured row."""
+    if found is not None:
+        return f"N={row['members']}, batch {row['batch']}: "
+    return str(row.get("error") or (NOISY if "report" in row else ""))
 
 
 def over_best_form(found: Row, baseline: str) -> tuple[float, str] | None:
@@ -135,7 +163,7 @@ def network_lines(document: Row) -> Iterator[Line]:
     for name, claims in NETWORKS.items():
         row = rows.get(name, {})
         found = bench_row(row)
-        size = f"N={row['members']}, batch {row['batch']}: " if found is not None else row.get("error", "")
+        size = _size(row, found)
         for claim in claims:
             measured = over_best_form(found, claim.baseline) if found is not None else None
             title = f"{name} over {claim.baseline}, published by {claim.source}"
@@ -156,11 +184,26 @@ def layer_lines(document: Row) -> Iterator[Line]:
     for name, ratio in LAYERS.items():
         best = best_ratio(rows, name)
         figure, how = best if best is not None else (None, "")
-        errors = "; ".join(row["error"] for row in rows.values() if row["name"] == name and "error" in row)
-        yield Line(f"{name}, published way", figure, ratio, how or errors)
+        how = "; not measured: ".join(part for part in (how, _left_out(rows, name, "published")) if part)
+        yield Line(f"{name}, published way", figure, ratio, how)
         lowest = lowest_ratio(rows, name)
         figure, how = lowest if lowest is not None else (None, "")
-        yield Line(f"{name}, one program", figure, 1.0, how)
+        yield Line(f"{name}, one program", figure, 1.0, how, missing=_left_out(rows, name, "inference"))
+
+
+def _left_out(rows: Mapping[str, Row], name: str, way: str) -> str:
+    """Returns the rows of a layer without a figure, and why. way: `published` or `inference`."""
+    why = {
+        row["members"]: row.get("error") or row.get(way, {}).get("error") or _noise(row.get(way, {}))
+        for row in rows.values()
+        if row["name"] == name
+    }
+    return "; ".join(f"N={members}: {reason}" for members, reason in why.items() if reason)
+
+
+def _noise(row: Row) -> str:
+    """Returns `noisy` for a race that was not quiet; else nothing."""
+    return "" if row.get("quiet", True) else NOISY
 
 
 def best_ratio(rows: Mapping[str, Row], name: str) -> tuple[float, str] | None:
@@ -169,26 +212,21 @@ def best_ratio(rows: Mapping[str, Row], name: str) -> tuple[float, str] | None:
     for row in rows.values():
         way = row.get("published", {}) if row["name"] == name else {}
         value = way.get("ratios", {}).get(ONE_MODULE, {}).get("value")
-        if value is not None:
-            found.append((value, f"N={row['members']}, {way['form']}{_noise(way)}"))
+        if value is not None and not _noise(way):
+            found.append((value, f"N={row['members']}, {way['form']}"))
     return max(found, default=None)
-
-
-def _noise(row: Row) -> str:
-    return "" if row.get("quiet", True) else ", noisy"
 
 
 def lowest_ratio(rows: Mapping[str, Row], name: str) -> tuple[float, str] | None:
     """Returns the lowest ratio of a layer to one compiled or graphed program over its numbers of members."""
     found = []
     for row in rows.values():
-        ratios = row.get("inference", {}).get("ratios", {}) if row["name"] == name else {}
+        way = row.get("inference", {}) if row["name"] == name else {}
+        ratios = way.get("ratios", {})
         values = {b: ratios[b]["value"] for b in PROGRAMS if ratios.get(b, {}).get("value") is not None}
-        if values:
+        if values and not _noise(way):
             fastest = min(values, key=lambda b: values[b])
-            way = row["inference"]
-            how = f"N={row['members']}, {way['form']} against {fastest}{_noise(way)}"
-            found.append((values[fastest], how))
+            found.append((values[fastest], f"N={row['members']}, {way['form']} against {fastest}"))
     return min(found, default=None)
 
 
@@ -196,8 +234,7 @@ def suite_lines(document: Row) -> Iterator[Line]:
     """Decides whether each row of the suite is as fast as its fastest baseline."""
     for key, row in document.get("rows", {}).items():
         found = bench_row(row)
-        size = f"N={row['members']}, batch {row['batch']}: " if found is not None else row.get("error", "")
-        yield _fastest_line(key, found, size)
+        yield _fastest_line(key, found, _size(row, found))
 
 
 def floor_line(*documents: Row) -> Line:
@@ -214,12 +251,15 @@ def floor_line(*documents: Row) -> Line:
 
 def memory_line(document: Row) -> Line:
     """Decides the peak memory."""
-    parts = {
-        f"{name}, {form}": found["part"]
+    measured = {
+        f"{name}, {form}": found
         for name, row in document.get("rows", {}).items()
         for form, found in row.get("memory", {}).items()
-        if found.get("part") is not None
     }
+    parts = {name: found["part"] for name, found in measured.items() if found.get("part") is not None}
+    lacking = "; ".join(
+        f"{name}: {found.get('error', '')}" for name, found in measured.items() if name not in parts
+    )
     worst = max(parts, key=lambda name: parts[name], default="")
     return Line(
         "peak memory over weights and N times one member's activations",
@@ -227,6 +267,7 @@ def memory_line(document: Row) -> Line:
         1.0,
         f"{worst}; {len(parts)} measured" if worst else "",
         at_most=True,
+        missing=lacking,
     )
 
 
@@ -246,21 +287,27 @@ def fleets_line(document: Row) -> Line:
     """Decides fleets at one token."""
     rows = document.get("rows", {})
     found = [row for key, row in rows.items() if key.endswith(FLEET_ROW) and "ratio" in row]
-    if not found:
-        errors = "; ".join(row["error"] for row in rows.values() if "error" in row)
-        return Line("32 fine-tunes of width 768 at one token, over merged", None, 1.0, errors)
+    if not found or _noise(found[0]):
+        reasons = [NOISY] if found else [row["error"] for row in rows.values() if "error" in row]
+        return Line(FLEETS, None, 1.0, "; ".join(reasons))
     row = found[0]
-    detail = f"N={row['members']}, width {row['width']}, {row['form']} against {row['fastest']}{_noise(row)}"
-    return Line("32 fine-tunes of width 768 at one token, over merged", row["ratio"]["value"], 1.0, detail)
+    detail = f"N={row['members']}, width {row['width']}, {row['form']} against {row['fastest']}"
+    return Line(FLEETS, row["ratio"]["value"], 1.0, detail)
 
 
 def route_line(document: Row) -> Line:
     """Decides rows of several members."""
-    values = [row["ratio"]["value"] for row in document.get("rows", {}).values() if "ratio" in row]
-    known = [v for v in values if v is not None]
+    rows = document.get("rows", {})
+    quiet = [row for row in rows.values() if "ratio" in row and not _noise(row)]
+    known = [row["ratio"]["value"] for row in quiet if row["ratio"]["value"] is not None]
+    lacking = "; ".join(
+        f"{key}: {row.get('error') or _noise(row)}"
+        for key, row in rows.items()
+        if "error" in row or _noise(row)
+    )
     mean = math.exp(sum(map(math.log, known)) / len(known)) if known else None
     lowest = f", the lowest {min(known):.2f}" if known else ""
-    return Line("route over the fastest baseline", mean, 1.0, f"{len(known)} rows{lowest}")
+    return Line("route over the fastest baseline", mean, 1.0, f"{len(known)} rows{lowest}", missing=lacking)
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -269,7 +316,9 @@ def table(document: Mapping[str, Any]) -> str:
     for line in document["lines"]:
         figure, bound = ("" if value is None else f"{value:.3g}" for value in (line["figure"], line["bound"]))
         sign = "" if line["bound"] is None else "at most " if line["at_most"] else "at least "
-        how = " ".join(line["detail"].replace("|", "/").split())[:300]
+        missing = f"not measured: {line['missing']}" if line.get("missing") else ""
+        how = "; ".join(part for part in (line["detail"], missing) if part)
+        how = " ".join(how.replace("|", "/").split())[:300]
         lines.append(f"| {line['name']} | {figure} | {sign}{bound} | {line['state']} | {how} |")
     counts = ", ".join(f"{count} {state}" for state, count in document["summary"].items())
     rehearsal = (

@@ -4,15 +4,18 @@
 
 | figure | what it is |
 |---|---|
-| `weights_bytes` | what `widepack.load` allocated: weights after the prologue |
+| `weights_bytes` | what `widepack.load` keeps: weights after the prologue, before the first call |
 | `member_bytes` | what one call of one member allocated at most, beyond the member's weights and the inputs |
-| `peak_bytes` | what was allocated at most during wide calls, with weights and inputs |
-| `allowed_bytes` | `weights_bytes` + inputs + N x `member_bytes` |
+| `peak_bytes` | what was allocated at most during wide calls, the first one too, with weights and inputs |
+| `allowed_bytes` | `weights_bytes` + inputs + N x `member_bytes` + `pieces_bytes` |
 | `part` | `peak_bytes` over `allowed_bytes` |
 
-`reserved_bytes` is what the allocator took from the device: it includes the memory of CUDA graphs. On a CPU,
-where torch has no such counters, the system's peak of the process stands in; its figures only show that the
-script runs.
+The memory of a CUDA graph stays taken between calls, and nothing is allocated when it runs. So with `--graph`
+the bytes of weights and of the peak are those that the allocator took from the device since the load: the
+runs before the capture count, and so does what they leave. The allocator takes whole pieces, so
+`pieces_bytes` is one piece of each size then; else it is 0. `reserved_bytes` is all that the allocator held
+at most. On a CPU, where torch has no such counters, the system's peak of the process stands in; its figures
+only show that the script runs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,8 @@ from widepack_bench.baselines.members import call_inputs, named_factory, own_mod
 from widepack_bench.report.environment import environment
 
 CALLS = 3
+PIECES = (2 + 20) * 2**20
+"""The bytes of torch's pieces for allocations of up to 1 MiB, and for those of up to 10 MiB."""
 
 
 class Peak:
@@ -61,7 +67,11 @@ class Peak:
         return _status("VmHWM")
 
     def reserved(self) -> int:
-        """Returns the most bytes that the allocator took from the device since the start."""
+        """Returns the bytes that the allocator holds of the device now."""
+        return torch.cuda.memory_reserved() if self._cuda else _status("VmRSS")
+
+    def most_reserved(self) -> int:
+        """Returns the most bytes that the allocator held of the device since the start."""
         return torch.cuda.max_memory_reserved() if self._cuda else self.most()
 
 
@@ -69,6 +79,26 @@ def _status(name: str) -> int:
     text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     line = next(line for line in text.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
+
+
+def of_calls(peak: Peak, load: Callable[[], Callable[[], object]], graph: bool) -> tuple[int, int]:
+    """Returns the bytes that a load keeps, and the most during its calls, beyond those before the load.
+
+    Args:
+        peak: Reads the bytes.
+        load: Loads an artifact, and returns what calls it.
+        graph: Whether calls run by CUDA graphs: then the bytes are those that the allocator holds.
+    """
+    empty = peak.start()
+    if graph:
+        empty = peak.reserved()
+    call = load()
+    kept = peak.start()  # a new peak: what only the load needed is no memory of calls
+    if graph:
+        kept = peak.reserved()
+    for _ in range(1 + CALLS):  # the first call captures the graph
+        call()
+    return kept - empty, (peak.most_reserved() if graph else peak.most()) - empty
 
 
 def measured(
@@ -105,15 +135,17 @@ def measured(
             member(*args, **kwargs)
         member_bytes = peak.most() - before
         del member
-        empty = peak.start()
-        ens = widepack.load(artifact, device=device, backend=backend, graph=graph)
-        ens(*args, **kwargs)
-        weights_bytes = peak.start() - empty
-        for _ in range(CALLS):
-            ens(*args, **kwargs)
-        inputs = sum(v.nbytes for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor))
-        allowed = weights_bytes + inputs + count * member_bytes
-        most = peak.most() - empty + inputs
+
+        def load() -> Callable[[], object]:
+            return partial(
+                widepack.load(artifact, device=device, backend=backend, graph=graph), *args, **kwargs
+            )
+
+        weights_bytes, most = of_calls(peak, load, graph)
+    inputs = sum(v.nbytes for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor))
+    pieces = PIECES if graph else 0
+    allowed = weights_bytes + inputs + count * member_bytes + pieces
+    most += inputs
     return {
         "members": count,
         "batch": batch,
@@ -121,8 +153,9 @@ def measured(
         "weights_bytes": weights_bytes,
         "member_bytes": member_bytes,
         "inputs_bytes": inputs,
+        "pieces_bytes": pieces,
         "peak_bytes": most,
-        "reserved_bytes": peak.reserved(),
+        "reserved_bytes": peak.most_reserved(),
         "allowed_bytes": allowed,
         "part": most / allowed if allowed > 0 else None,
     }

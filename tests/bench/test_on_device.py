@@ -1,4 +1,4 @@
-"""Tests `scripts/on_device.py`: steps within a time, later calls, the verdict, the tables."""
+"""Tests `scripts/on_device.py`: steps within a time, later calls, the record of tests, rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import device_results
-import fleet_results
 import pytest
 from paths import ROOT
 from peer_claims import LAYERS, NETWORKS, network
 from row_file import RowFile
 
-import results
 from device import running, verdict
 from device.record_tests import FORMAT as TESTS_FORMAT
 from device.record_tests import VARIABLE
 from device.running import DeviceRun, OtherMachine, run_command
 from device.steps import STEPS, Plan, Step, chosen, listed
 from widepack.errors import UsageError
+from widepack.verification.tf32_bounds import OVERRIDE
 from widepack_bench.layers.block_sweeps import sweeps
 from widepack_bench.layers.sweeps import find
 from widepack_bench.suite.rows import ROWS
@@ -130,6 +129,51 @@ def test_a_later_call_continues_what_is_not_finished(tmp_path: Path, monkeypatch
         DeviceRun(plan, {**MACHINE, "versions": {"torch": "2.12.0"}}, os.environ)
 
 
+def test_tf32_is_off_for_all_steps_but_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "LEAST_S", 0.1)
+    plan = Plan("cuda", tmp_path)
+    environment = running.environment_of_steps(plan, [], tf32=False)
+    assert OVERRIDE not in running.environment_of_steps(plan, [], tf32=True)
+    assert [step.name for step in STEPS if step.tf32] == ["tests"]
+    code = f"import os; print(os.environ.get({OVERRIDE!r}))"
+    steps = [_step("measures", code), replace(_step("tests", code), tf32=True)]
+    run = DeviceRun(plan, MACHINE, environment)
+    assert run.run(steps, 20.0, lambda line: None)
+    said = {name: row["runs"][0]["said"] for name, row in run.document["steps"].items()}
+    assert said == {"measures": "0\n", "tests": "None\n"}
+
+
+def test_compiled_code_is_in_a_folder_of_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = running.compiled_folder()
+    assert folder == tmp_path / "cache" / "widepack" / "device" == running.compiled_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    environment = running.environment_of_steps(Plan("cuda", tmp_path), [], tf32=False)
+    assert environment["TRITON_CACHE_DIR"] == str(folder / "triton")
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")
+
+    def elsewhere() -> bool:
+        found = running.compiled_folder()
+        assert found.stat().st_mode & 0o777 == 0o700 and found != running.compiled_folder()
+        return found.parent == tmp_path
+
+    folder.chmod(0o777)
+    assert elsewhere(), "other users may write here"
+    folder.chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert elsewhere(), "another user's"
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    assert elsewhere(), "a link"
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    assert elsewhere(), "no folder can be made"
+
+
 def test_a_step_that_has_no_time_left_is_not_run(tmp_path: Path) -> None:
     run = DeviceRun(Plan("cuda", tmp_path), MACHINE, os.environ)
     assert not run.run([_step("late", "print('here')")], 1.0, lambda line: None)
@@ -213,8 +257,9 @@ def test_the_record_of_tests_continues(tmp_path: Path) -> None:
     assert "a kernel is missing" in first["test_bad"]["text"]
     assert first["test_good"]["properties"] == [["compared", 7]]
     document = json.loads((tmp_path / "tests.json").read_text())
-    line = verdict.tests_line(document)
+    line = verdict.tests_line(document, rehearsal=False)
     assert line.figure == 3 and line.state == verdict.NOT_MET and "test_ends" in line.detail
+    assert line.missing == "1 skipped: no device"
 
     second = _recorded(tmp_path, TESTS.format(value=1, ends="pass"))
     assert {name: row["outcome"] for name, row in second.items()} == {
@@ -246,144 +291,3 @@ def test_a_file_of_rows_continues(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(UsageError, match=r"measured elsewhere: device cuda \(made up\), and now cpu"):
         RowFile(path, "test/1", "rows", "cpu")
-
-
-# ---------------------------------------------------------------- the verdict
-
-
-def _interval(value: float) -> dict[str, float]:
-    return {"value": value, "low": value, "high": value}
-
-
-def _network(ms: dict[str, float], baselines: dict[str, float], result: str = "holds") -> dict[str, Any]:
-    """Returns a row of `peer_networks.py`. ms: of each form, by backend; `auto` among them."""
-    fastest = min(baselines, key=lambda name: baselines[name])
-    row = {
-        "median_ms": ms["auto"],
-        "others": {f"widepack[{n}]": {"median_ms": t} for n, t in ms.items() if n != "auto"},
-        "baselines": {n: {"median_ms": t} for n, t in baselines.items()},
-        "fastest": fastest,
-        "verdict": result,
-        "roofline": {"floor_ms": 0.5},
-    }
-    return {"title": "a network", "members": 4, "batch": 8, "report": {"rows": [row]}}
-
-
-def _layer(name: str, members: int, published: float, programs: dict[str, float]) -> dict[str, Any]:
-    ratios = {name: _interval(value) for name, value in programs.items()}
-    return {
-        "name": name,
-        "members": members,
-        "published": {"form": "fused", "ratios": {"one module": _interval(published)}, "quiet": True},
-        "inference": {"form": "wide", "ratios": ratios, "quiet": False},
-    }
-
-
-def _documents(folder: Path) -> None:
-    memory = {"auto": {"part": 0.9}, "auto+graph": {"part": 1.2}}
-    claims = {
-        "mlp-b32": _network({"auto": 2.0, "auto+graph": 1.0}, {"loop": 50.0, "compiled-loop": 0.8})
-        | {"memory": memory},
-        "deep-mlp": _network({"auto": 2.0}, {"loop": 8.0}),
-        "resblock": _network({"auto": 2.0}, {"loop": 80.0, "compiled-member": 80.0}, "noisy"),
-        "resnet18": {"error": "out of memory"},
-    }
-    layers = {
-        "linear, N=4": _layer("linear", 4, 3.0, {"compiled-loop": 1.5, "compiled-member": 0.1}),
-        "linear, N=32": _layer("linear", 32, 9.0, {"compiled-loop": 0.7, "cuda-graph-loop": 1.1}),
-        "gru, N=32": {"name": "gru", "members": 32, "error": "its process ended"},
-    }
-    load = {"weights_bytes": 10**10, "load_bytes_per_s": 2e10, "pinned_bytes_per_s": 4e10, "part": 0.5}
-    fleet: dict[str, Any] = {
-        "members": 32,
-        "width": 768,
-        "form": "fleet",
-        "fastest": "merged",
-        "ratio": _interval(5.0),
-    }
-    written: dict[str, dict[str, Any]] = {
-        "claims": {"rows": claims},
-        "layers": {"rows": layers},
-        "suite": {"rows": {"vit, 1 thread": _network({"auto": 3.0}, {"loop": 2.0})}},
-        "load": {"rows": {"10 GB": load}},
-        "fleets": {"rows": {"768,1,32,8: 1 x 16": fleet | {"ratio": _interval(0.5)}, "768: 1 x 1": fleet}},
-        "route": {
-            "rows": {"a": {"ratio": _interval(4.0)}, "b": {"ratio": _interval(0.25)}, "c": {"error": ""}}
-        },
-        "tests": {"selected": 2, "tests": {"a": {"outcome": "passed"}, "b": {"outcome": "skipped"}}},
-        "device": {"rehearsal": False},
-    }
-    where = {**MACHINE, "threads": 1, "date": "2026-01-01"}
-    for name, document in written.items():
-        (folder / f"{name}.json").write_text(json.dumps({"environment": where, **document}))
-
-
-def test_the_verdict_decides_each_line(tmp_path: Path) -> None:
-    _documents(tmp_path)
-    document = verdict.verdict(tmp_path)
-    lines = {line["name"]: line for line in document["lines"]}
-
-    def found(*names: str) -> list[tuple[Any, str]]:
-        return [(lines[name]["figure"], lines[name]["state"]) for name in names]
-
-    assert found("tests/gpu") == [(0.0, "met")]
-    assert found(
-        "mlp-b32 over loop, published by WideCompiler", "deep-mlp over loop, published by WideCompiler"
-    ) == [(50.0, "met"), (4.0, "not met")]
-    assert found("mlp-b32 over the fastest baseline", "vit, 1 thread over the fastest baseline") == [
-        (0.8, "not met"),
-        (2 / 3, "not met"),
-    ]
-    assert (
-        found(
-            "resblock over compiled-member, published by WideCompiler",
-            "resnet18 over loop, published by WideCompiler",
-            "gru, published way",
-        )
-        == [(None, "not measured")] * 3
-    ), "a row that was refused as noisy, and rows that failed"
-    assert lines["resnet18 over loop, published by WideCompiler"]["detail"] == "out of memory"
-    assert found("linear, published way", "linear, one program") == [(9.0, "met"), (0.7, "not met")]
-    assert lines["linear, one program"]["detail"] == "N=32, wide against compiled-loop, noisy"
-    assert found("time-weighted floor") == [(1.5 / 6.0, "measured")]
-    assert found("peak memory over weights and N times one member's activations") == [(1.2, "not met")]
-    assert found(verdict.LOAD) == [(0.5, "measured")]
-    assert found("32 fine-tunes of width 768 at one token, over merged") == [(5.0, "met")]
-    assert found("route over the fastest baseline") == [(1.0, "met")]
-    assert sum(document["summary"].values()) == len(lines) == len(document["lines"])
-    assert "| deep-mlp over loop, published by WideCompiler | 4 | at least 6.2 | not met |" in verdict.table(
-        document
-    )
-
-
-@pytest.mark.parametrize(
-    ("document", "figure", "state"),
-    [
-        ({}, None, "not measured"),
-        ({"selected": 1, "tests": {"a": {"outcome": "skipped"}}}, None, "not measured"),
-        ({"selected": 3, "tests": {"a": {"outcome": "passed"}}}, 2.0, "not met"),
-    ],
-)
-def test_tests_that_did_not_run_do_not_pass(document: Any, figure: float | None, state: str) -> None:
-    line = verdict.tests_line(document)
-    assert (line.figure, line.state) == (figure, state)
-
-
-def test_tables_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    monkeypatch.setattr(fleet_results, "ROOT", tmp_path)
-    monkeypatch.setattr(device_results, "ROOT", tmp_path)
-    parts: Sequence[str] = [part() for part in device_results.PARTS.values()]
-    assert all(part.startswith("There are no figures yet.") for part in parts)
-    folder = tmp_path / "bench" / "results" / "device"
-    folder.mkdir(parents=True)
-    _documents(folder)
-    (folder / "verdict.json").write_text(json.dumps(verdict.verdict(folder)))
-    document = json.loads((folder / "verdict.json").read_text())
-    document["environment"] = {**MACHINE, "threads": 1}
-    (folder / "verdict.json").write_text(json.dumps(document))
-    lines, networks, layers = (part() for part in device_results.PARTS.values())
-    assert "| route over the fastest baseline | 1 | at least 1 | met |" in lines and "cuda (made up)" in lines
-    assert "| a network | 4 | 8 | 50.0 ms | 1.00 ms, auto+graph | compiled-loop, 800 us | 0.80 |" in networks
-    assert "- Not measured: resnet18: out of memory" in networks
-    assert "| linear | 8.8 | 9.0 (N=32, fused) | 0.70 |" in layers

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tf32_settings import without_tf32
 
 DEVICE = os.environ.get("WIDEPACK_TEST_DEVICE", "cuda")
 MISSING = torch.device(DEVICE).type == "cuda" and not torch.cuda.is_available()
@@ -28,7 +29,5 @@ def device() -> Iterator[str]:
     """Yields the device of a test. Float32 products are in float32, because TF32 keeps ten bits of each
     factor.
     """
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield DEVICE
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    with without_tf32():
+        yield DEVICE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,23 @@ import pytest
 import torch
 from loaded import saved
 from small import node, program
+from tf32_settings import without_tf32
 from torch import nn
 
 from widepack.errors import ProbeError
 from widepack.inference import probe_check
 from widepack.verification.record import OutputBounds
-from widepack.verification.tf32_bounds import EPS, in_tf32, runs_in_tf32, tf32_kinds
+from widepack.verification.tf32_bounds import EPS, OVERRIDE, in_tf32, runs_in_tf32, tf32_kinds
 from widepack_artifacts.program import Program, Ref
+from widepack_bench.report.environment import tf32
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 ALL = {"products", "convolutions", "recurrent layers"}
+
+
+@pytest.fixture(autouse=True)
+def without_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OVERRIDE, raising=False)
 
 
 @pytest.fixture
@@ -64,6 +72,44 @@ def test_a_setting_of_an_op_comes_before_that_of_its_library(
 ) -> None:
     settings(*given)
     assert tf32_kinds(CUDA) == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [("0", set()), ("1", ALL), ("", ALL)])
+def test_the_variable_of_the_environment_switches_tf32_off(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, value: str, expected: set[str]
+) -> None:
+    settings("tf32", "tf32", "tf32")
+    monkeypatch.setenv(OVERRIDE, value)
+    assert tf32_kinds(CUDA) == expected
+    assert tf32() == {"products": bool(expected), "convolutions": bool(expected)}
+
+
+@pytest.fixture
+def one_kind() -> Iterator[None]:
+    """Sets the precision of convolutions alone, as the docs show."""
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv.fp32_precision = "ieee"
+    yield
+    cudnn.allow_tf32 = True  # the default
+
+
+def test_the_precision_of_one_kind_of_ops_can_be_read(one_kind: None) -> None:
+    with pytest.raises(RuntimeError, match="different TF32 flags"):
+        assert torch.backends.cudnn.allow_tf32
+    assert tf32() == {"products": False, "convolutions": False}
+    assert tf32_kinds(CUDA) == {"recurrent layers"}
+    with without_tf32():
+        assert tf32_kinds(CUDA) == set() and not torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert tf32()["products"]
+    assert tf32_kinds(CUDA) == {"recurrent layers"}
+
+
+def test_settings_are_as_before_after_a_block_without_tf32() -> None:
+    with without_tf32():
+        assert tf32_kinds(CUDA) == set()
+    assert tf32_kinds(CUDA) == {"convolutions", "recurrent layers"}
+    assert torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
 def net(op: str) -> Program:

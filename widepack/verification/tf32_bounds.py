@@ -9,12 +9,16 @@ and products of matrices do not. widepack reads the settings and never changes t
 | `cudnn.conv.fp32_precision`, `cudnn.allow_tf32` | convolutions | on |
 | `cudnn.rnn.fp32_precision`, `cudnn.allow_tf32` | recurrent layers of one member | on |
 
+`NVIDIA_TF32_OVERRIDE=0` in the environment switches TF32 off in all libraries of the process, whatever the
+settings are.
+
 The bounds of an artifact were recorded in float32. Where a program runs in TF32, the members' own errors
 count as many times as the eps of TF32 is larger than that of float32, and an ulp is one of TF32.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Set
 
 import torch
@@ -26,6 +30,8 @@ from .record import OutputBounds
 
 EPS = 2.0**-10
 """The eps of TF32, which has ten bits behind the point."""
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+"""The variable of the environment that switches TF32 off with `0`."""
 _RATIO = EPS / torch.finfo(torch.float32).eps
 _PRODUCTS = frozenset(
     ["product", "contraction", "attention", "grouped linear", "factored", "bilinear", "recurrent steps"]
@@ -43,7 +49,7 @@ def tf32_kinds(device: torch.device) -> frozenset[str]:
     Args:
         device: The device. Only CUDA devices have TF32.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or os.environ.get(OVERRIDE) == "0":
         return frozenset()
     backends = torch.backends
     settings = {

@@ -47,11 +47,10 @@ def tf32() -> dict[str, bool]:
     """
     import torch
 
-    may = os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
-    return {
-        "products": may and torch.backends.cuda.matmul.allow_tf32,
-        "convolutions": may and torch.backends.cudnn.allow_tf32,
-    }
+    from widepack.verification.tf32_bounds import tf32_kinds
+
+    kinds = tf32_kinds(torch.device("cuda"))
+    return {kind: kind in kinds for kind in ("products", "convolutions")}
 
 
 def _installed(name: str) -> dict[str, str]:
