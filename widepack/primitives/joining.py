@@ -1,8 +1,8 @@
 """Joining tensors: cat, stack and the ops named after directions.
 
 cat                       y[i] = x0[i], x1[i], ... one after the other along dim    x: [N, *s]
-                          `channels_last`: where x0 comes from a convolution, in the memory order that the
-                          next convolution reads
+                          `channels_last`: where a tensor has its channels innermost in memory, in this order,
+                          which the next convolution reads
 stack                     y[i] = the tensors along a new dim                        y: [N, ..., K, ...]
 hstack, vstack, dstack    cat along the second, first or third dim, after small ranks are raised
 column_stack              cat along the second dim, vectors as columns
