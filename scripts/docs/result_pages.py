@@ -88,6 +88,14 @@ def suite_two_threads() -> str:
     return _lines_as_list(_suite(2))
 
 
+def suite_bfloat16() -> str:
+    return _lines_as_list(suite_table.table(read("suite-bfloat16-cpu")))
+
+
+def suite_bfloat16_tuned() -> str:
+    return _lines_as_list(suite_table.table(read("suite-bfloat16-tuned-cpu")))
+
+
 def layers() -> str:
     return _lines_as_list(layer_table.markdown(read("primitives-cpu")))
 
@@ -253,6 +261,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,
     "suite-two-threads": suite_two_threads,
+    "suite-bfloat16": suite_bfloat16,
+    "suite-bfloat16-tuned": suite_bfloat16_tuned,
     "layers": layers,
     "blocks": blocks,
     "zoo": zoo_results.zoo,
