@@ -11,7 +11,6 @@ import torch
 from paths import ROOT
 from torch import Tensor
 
-from widepack.kernels import member_convs
 from widepack.kernels.member_convs import OP as MEMBER_CONVS
 from widepack.planning import cuda_costs, cuda_plans
 from widepack.planning.cuda_costs import KERNEL_S, CallTime, CudaModel, call_time, products_s
@@ -170,7 +169,6 @@ def test_the_page_has_the_constants_of_the_model() -> None:
         'GROUPED_PART["float32"]': cuda_costs.GROUPED_PART["float32"],
         'GROUPED_PART["half"]': cuda_costs.GROUPED_PART["half"],
         "CHANNELS_LAST_PART": cuda_costs.CHANNELS_LAST_PART,
-        "STREAMS": member_convs.STREAMS,
         "MARGIN": cuda_plans.MARGIN,
         "LOOP_PART": cuda_plans.LOOP_PART,
     }

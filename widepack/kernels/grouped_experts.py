@@ -51,7 +51,7 @@ def _in_parts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     if experts > MOST_GROUPS:
         places = torch.arange(members, device=index.device).unsqueeze(1)
         return torch.matmul(x.unsqueeze(2), weight[places, index]).squeeze(2)
-    parts = (t.split(MOST_GROUPS // experts) for t in (x, weight, index))
+    parts = (torch.split(t, MOST_GROUPS // experts) for t in (x, weight, index))
     return torch.cat([_grouped_experts(*part) for part in zip(*parts, strict=True)])
 
 

@@ -11,7 +11,7 @@ computes, and it moves bytes between memory and processors, at the same time. Wh
 | moving | every operand and result once, at `BANDWIDTH_PART` of the device's bandwidth |
 | a convolution | the product of its windows with its filters: [B * places, O] of depth C / g * k |
 | a convolution of g groups | g such products, at a part of the rate (`GROUPED_PART`) |
-| `member_convs` | N convolutions on `STREAMS` streams: N starts, and products of the members at once |
+| `member_convs` | N convolutions one after the other: outside of a CUDA graph it uses one stream |
 | float32 | TF32 in convolutions and not in products of matrices, which are torch's defaults |
 
 No constant here has been measured on a device by widepack. Each names its source. The model ranks strategies;
@@ -33,7 +33,6 @@ from ..ir import ops
 from ..ir.op_traits import cost_class
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.member_convs import OP as MEMBER_CONVS
-from ..kernels.member_convs import STREAMS
 from ..registry.flop_formulas import own_formula, tensors_in
 from ..system.devices import DEVICES, LAUNCH_S, Device
 
@@ -301,22 +300,19 @@ def grouped_part(x: Tensor) -> float:
 
 
 def _member_convs(given: Mapping[str, Any], result: Tensor, model: CudaModel) -> CallTime:
-    """Returns the time of the members' own convolutions on several streams.
+    """Returns the time of the members' own convolutions, one after the other.
 
-    A member starts a convolution and the copy of its result. Members that run at once fill the device
-    together. The results are written twice. Operands of members with gaps are copied first.
+    A member starts a convolution and the copy of its result. The results are written twice. Operands of
+    members with gaps are copied first.
     """
     x, weight, groups = given["x"], given["weight"], int(given["groups"])
-    members, at_once = int(weight.shape[0]), min(int(weight.shape[0]), STREAMS)
+    members = int(weight.shape[0])
     outputs, depth = int(weight.shape[1]) // groups, math.prod(weight.shape[2:])
     rows = max(1, result.numel() // max(1, members * int(weight.shape[1])))
     rate = model.rate(x.dtype, convolution=True) * (grouped_part(x[0]) if groups > 1 else 1.0)
-    computing = products_s(
-        rows, outputs, depth, groups * at_once, rate, model.device.multiprocessors
-    ) * math.ceil(members / at_once)
+    computing = members * products_s(rows, outputs, depth, groups, rate, model.device.multiprocessors)
     copies = 0 if x[0].is_contiguous() else 1
     moved = _bytes([x, weight]) + 3 * _bytes(result) + 2 * copies * _bytes(x)
-    found = _kernel(computing, moved, model, starts=members * (2 + copies))
-    fork_and_join = CallTime(host=2 * at_once * VIEW_S + 4 * members * VIEW_S)
-    waits = CallTime(device=KERNEL_S * (math.ceil(members / at_once) + 1))
-    return found + fork_and_join + waits
+    starts = members * (2 + copies)
+    others = CallTime(host=4 * members * VIEW_S, device=(starts - 1) * KERNEL_S)
+    return _kernel(computing, moved, model, starts) + others
