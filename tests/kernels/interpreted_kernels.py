@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from widepack.kernels.triton_kernels import available, launches
 from widepack.lowering.lower import lower
 from widepack.planning.heuristics import plans
 from widepack.planning.request import StrategyRequest
-from widepack_artifacts.program import Kind, Program, Ref
+from widepack_artifacts.program import Kind, Node, Program, Ref
 
 assert os.environ["TRITON_INTERPRET"] == "1", "run this file with TRITON_INTERPRET=1"
 
@@ -184,13 +185,13 @@ def test_nan_of_a_member_stays_there_in_a_chain(ran: list[str]) -> None:
 
 def test_the_plan_of_a_gpu_runs_its_chain_by_the_kernel(ran: list[str]) -> None:
     """A program that was planned and lowered for a GPU runs on the CPU here."""
-    nodes = [
-        small.node("l0", "linear", Ref("x"), Ref("w0"), Ref("b0")),
-        small.node("a0", "gelu", Ref("l0")),
-        small.node("l1", "linear", Ref("a0"), Ref("w1")),
-    ]
-    weights = {"w0": "float32[20,6]", "b0": "float32[20]", "w1": "float32[3,20]"}
-    member = small.program(weights, {"x": "float32[B,T,6]"}, nodes, ["l1"])
+    widths, nodes, last, weights = (6, 20, 16, 16, 16, 16, 3), list[Node](), "x", dict[str, str]()
+    for i, (inputs, outputs) in enumerate(pairwise(widths)):
+        weights |= {f"w{i}": f"float32[{outputs},{inputs}]", f"b{i}": f"float32[{outputs}]"}
+        nodes.append(small.node(f"l{i}", "linear", Ref(last), Ref(f"w{i}"), Ref(f"b{i}")))
+        nodes.append(small.node(f"a{i}", "gelu", Ref(f"l{i}")))
+        last = f"a{i}"
+    member = small.program(weights, {"x": "float32[B,T,6]"}, nodes, [last])
     check_on_gpu_plan(member, weights)
     assert ran == ["mlp_chain"]
 
