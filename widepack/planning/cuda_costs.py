@@ -12,6 +12,7 @@ computes, and it moves bytes between memory and processors, at the same time. Wh
 | a convolution | the product of its windows with its filters: [B * places, O] of depth C / g * k |
 | a convolution of g groups | g such products, at a part of the rate (`GROUPED_PART`) |
 | `member_convs` | N convolutions one after the other: outside of a CUDA graph it uses one stream |
+| `*_steps` | the products with x, and the steps as `kernels/triton_kernels/predictions.py` predicts them |
 | float32 | TF32 in convolutions and not in products of matrices, which are torch's defaults |
 
 No constant here has been measured on a device by widepack. Each names its source. The model ranks strategies;
@@ -33,6 +34,8 @@ from ..ir import ops
 from ..ir.op_traits import cost_class
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.member_convs import OP as MEMBER_CONVS
+from ..kernels.triton_kernels.launches import steps_fit
+from ..kernels.triton_kernels.predictions import OWN_START, STEP_OPS, TRITON_START, step_times
 from ..registry.flop_formulas import own_formula, tensors_in
 from ..system.devices import DEVICES, LAUNCH_S, Device
 
@@ -59,6 +62,7 @@ SORTING_KERNELS = 7
 """How many kernels `grouped_experts` starts to sort rows by expert and to find where groups end. An estimate
 from its ops: a read at indices, a sort of four kernels, a search and a cast."""
 _HALF = ("float16", "bfloat16")
+_GATES = {"widepack.rnn_steps": 1, "widepack.gru_steps": 3, "widepack.lstm_steps": 4}
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,8 @@ def call_time(op: str, args: Any, kwargs: Mapping[str, Any], result: Any, model:
         return _kernel(0.0, moved, model)
     x = next(tensors_in(list(given.values())))
     computing = float(formula(*args, **kwargs, out_val=result)) / (model.rate(x.dtype) * PRODUCT_PART)
+    if name in _GATES and given.get("w_p") is None:
+        return _steps(_GATES[name], given, model)
     if kind in ("recurrent", "recurrent steps"):
         steps = max(1, int(x.shape[1]) if x.dim() > 3 else int(max(x.shape[:-1])))
         return _kernel(computing / steps, moved / steps, model).times(2 * steps)
@@ -212,6 +218,25 @@ def _grouped_experts(given: Mapping[str, Any], moved: float, model: CudaModel) -
     unread = _bytes(weight) * (1 - used / experts)
     small = _kernel(0.0, 16.0 * rows, model).times(SORTING_KERNELS)
     return _kernel(computing, moved - unread, model) + copy_time([x, x], model) + small
+
+
+def _steps(gates: int, given: Mapping[str, Any], model: CudaModel) -> CallTime:
+    """Returns the time of all steps of a recurrent layer, by one kernel or in plain torch.
+
+    The products with x are computed before.
+    """
+    x, h, w_x = given["x"], given["h"], given["w_x"]
+    members, batch, width = (int(n) for n in h.shape)
+    steps, tf32 = max(1, int(x.shape[1])), model.tf32_products
+    rate, processors = model.rate(x.dtype), model.device.multiprocessors
+    projected = products_s(steps * batch, gates * width, int(x.shape[-1]), members, rate, processors)
+    sums = float(members * steps * batch * gates * width * x.element_size())
+    before = _kernel(projected, _bytes([x, w_x]) + sums, model)
+    times = step_times(gates, members, steps, batch, width, h.dtype, tf32)
+    if times.faster and steps_fit(batch, width, h.dtype, tf32):
+        return before + CallTime(OWN_START + TRITON_START, times.kernel, 1, moving=times.kernel)
+    starts = steps * STEP_OPS[gates]
+    return before + CallTime(starts * LAUNCH_S, times.plain, starts, moving=times.plain)
 
 
 def view_time() -> CallTime:

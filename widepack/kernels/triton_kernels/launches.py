@@ -78,7 +78,7 @@ def _steps_run(op: str, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, *others:
     members, batch, width = h.shape
     if not available.usable(op, width, x, h, w_x, w_h, *others):
         return False
-    if width > _widest(h.dtype) or batch > MOST_ROWS:
+    if not steps_fit(batch, width, h.dtype, available.precision(torch.float32) != "tf32x3"):
         return False
     gates = w_h.shape[2] // width
     return available.interpreted() or _steps_pay(gates, members, x.shape[1], batch, width, h.dtype, _tf32())
@@ -93,9 +93,13 @@ def _tf32() -> bool:
     return available.precision(torch.float32) == "tf32"
 
 
-def _widest(dtype: torch.dtype) -> int:
-    all_digits = dtype is torch.float32 and available.precision(dtype) == "tf32x3"
-    return WIDEST_FLOAT32 if all_digits else WIDEST
+def _widest(dtype: torch.dtype, tf32: bool) -> int:
+    return WIDEST if tf32 or dtype is not torch.float32 else WIDEST_FLOAT32
+
+
+def steps_fit(batch: int, width: int, dtype: torch.dtype, tf32: bool = False) -> bool:
+    """Whether a kernel may run a recurrent layer. batch: a member's rows. width: of the state."""
+    return dtype in available.DTYPES and batch <= MOST_ROWS and width <= _widest(dtype, tf32)
 
 
 def chunk(width: int) -> int:
@@ -181,8 +185,8 @@ class _RecurrentCall:
 
 def chain_fits(widths: Sequence[int], dtype: torch.dtype, tf32: bool = False) -> bool:
     """Whether a kernel may run a chain. widths: the inputs of the first layer, then the outputs of each."""
-    widest = WIDEST if tf32 or dtype is not torch.float32 else WIDEST_FLOAT32
-    return dtype in available.DTYPES and 2 <= len(widths) <= MOST_LAYERS + 1 and max(widths[1:]) <= widest
+    few = 2 <= len(widths) <= MOST_LAYERS + 1
+    return dtype in available.DTYPES and few and max(widths[1:]) <= _widest(dtype, tf32)
 
 
 def mlp_chain(

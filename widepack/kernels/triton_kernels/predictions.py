@@ -60,7 +60,8 @@ ROWS = 16
 MOST_ROWS = 4096
 """The most rows of a member for which a kernel is used. With more, torch's products reach a larger part of
 their rate than `PLAIN_PART`."""
-_STEP_OPS = {1: 3, 3: 7, 4: 9}  # the kernels of a step in plain torch, by the number of gates
+STEP_OPS = {1: 3, 3: 7, 4: 9}
+"""The kernels of a step of a recurrent layer in plain torch, by the number of gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def step_times(
         2.0 * members * numbers * _round_up(batch, TILE) / plain_rate(dtype, tf32),
     )
     others = members * batch * width * size * 3 / CACHE_READ
-    count = _STEP_OPS[gates]
+    count = STEP_OPS[gates]
     plain = steps * (START + product + (count - 1) * (START + others))
     eager = steps * (max(OP_START, START + product) + (count - 1) * max(OP_START, START + others))
     programs = members * -(-batch // ROWS)
