@@ -25,6 +25,9 @@ from .node_list import NodeList
 OP = "widepack.grouped_experts.default"
 MULTIPLE = 8
 """I and O must be multiples of this: rows of a grouped product begin at multiples of 16 bytes."""
+SORTING_KERNELS = 7
+"""How many kernels the op starts to sort rows by expert and to find where groups end. An estimate from its
+ops: a read at indices, a sort of four kernels, a search and a cast."""
 MOST_GROUPS = 1023
 """The most groups of one grouped product: torch's kernel for compute capability 9.0 refuses 1,024."""
 

@@ -33,9 +33,10 @@ from torch import Tensor
 from ..ir import ops
 from ..ir.op_traits import cost_class
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
+from ..kernels.grouped_experts import SORTING_KERNELS
 from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.triton_kernels.launches import steps_fit
-from ..kernels.triton_kernels.predictions import OWN_START, STEP_OPS, TRITON_START, step_times
+from ..kernels.triton_kernels.predictions import GATES, OWN_START, STEP_OPS, TRITON_START, step_times
 from ..registry.flop_formulas import own_formula, tensors_in
 from ..system.devices import DEVICES, LAUNCH_S, Device
 
@@ -58,11 +59,8 @@ DEPTH = 8
 """The inner size of a product is padded to a multiple of this: the same guide, chapter 2.2."""
 SPLIT_DEPTH = 256
 """cuBLAS divides the inner size where tiles are few. The least inner size of a part is an assumption."""
-SORTING_KERNELS = 7
-"""How many kernels `grouped_experts` starts to sort rows by expert and to find where groups end. An estimate
-from its ops: a read at indices, a sort of four kernels, a search and a cast."""
 _HALF = ("float16", "bfloat16")
-_GATES = {"widepack.rnn_steps": 1, "widepack.gru_steps": 3, "widepack.lstm_steps": 4}
+_GATES = {f"widepack.{cell}_steps": gates for cell, gates in GATES.items()}
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ ROWS = 16
 MOST_ROWS = 4096
 """The most rows of a member for which a kernel is used. With more, torch's products reach a larger part of
 their rate than `PLAIN_PART`."""
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""The gates of a recurrent layer."""
 STEP_OPS = {1: 3, 3: 7, 4: 9}
 """The kernels of a step of a recurrent layer in plain torch, by the number of gates."""
 
