@@ -132,6 +132,13 @@ def test_predictions_grow_with_the_work() -> None:
     assert most_rows(8, (64, 512, 512, 512), (True,) * 3, ("relu", "relu", ""), False, torch.float32) == 0
 
 
+def test_equal_times_are_not_decided_by_rounding() -> None:
+    """Five layers with an activation each start ten ops in 50 us; the kernel starts in nine tenths of it."""
+    for layers, expected in ((5, False), (6, True)):
+        given = ((True,) * layers, ("relu",) * layers, False, torch.float32)
+        assert chain_times(8, 4, (16,) * (layers + 1), *given).faster == expected
+
+
 def test_the_limits_of_the_hardware_are_those_of_the_table_of_devices() -> None:
     h100 = DEVICES["h100"]
     assert (h100.bandwidth, h100.multiprocessors) == (predictions.BANDWIDTH, predictions.PROCESSORS)

@@ -47,6 +47,8 @@ OWN_START = 30e-6
 on a CPU: 28 us for a chain of two layers."""
 MARGIN = 0.9
 """A kernel must save a tenth of the predicted time of plain torch."""
+LEAST = 1e-9
+"""The seconds beyond the margin, so that rounding does not decide between equal times."""
 STEP = 1.5e-6
 """An estimate of the least time of one step in a kernel of all steps: dependent products and activations."""
 PLAIN_PART = 0.5
@@ -78,7 +80,8 @@ class PredictedTimes:
     @property
     def faster(self) -> bool:
         """Whether the kernel is faster in a graph and without one, by the margin."""
-        return self.kernel < MARGIN * self.plain and self.kernel_eager < MARGIN * self.plain_eager
+        pairs = ((self.kernel, self.plain), (self.kernel_eager, self.plain_eager))
+        return all(kernel + LEAST < MARGIN * plain for kernel, plain in pairs)
 
 
 def plain_rate(dtype: torch.dtype, tf32: bool) -> float:
