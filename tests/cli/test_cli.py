@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from loaded import saved
 from safetensors.torch import load_file
 from support import Artifacts
+from torch import nn
 
 from cases import load, write_checkpoints
 from widepack.errors import UsageError
@@ -541,8 +543,14 @@ def test_trace_shows_what_runs_once(artifacts: Artifacts) -> None:
     assert {s["strategy"] for s in large["steps"]} == {"loop"}
 
 
-def test_trace_explains_the_chain_of_layers_of_a_gpu(artifacts: Artifacts) -> None:
-    found = json.loads(done("trace", artifacts("mlp"), "--device", "cuda", "--json").stdout)
+def deep_network() -> nn.Module:
+    hidden = (layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.ReLU()))
+    return nn.Sequential(*hidden, nn.Linear(8, 8)).eval()
+
+
+def test_trace_explains_the_chain_of_layers_of_a_gpu(tmp_path: Path) -> None:
+    saved(deep_network, tmp_path, "input=float32[B,8]")
+    found = json.loads(done("trace", tmp_path / "e.wide", "--device", "cuda", "--json").stdout)
     assert found["batch"][0] == 1, "without a batch, the plan of small ones is shown"
     layers = [s for s in found["steps"] if s["op"] == "aten.linear.default"]
     assert {s["strategy"] for s in layers} == {"chain"}

@@ -1,4 +1,4 @@
-"""Tests the strategies for GPUs on a device: convolutions on several streams, grouped products of experts.
+"""Tests the strategies for GPUs on a device: the members' own convolutions, grouped products of experts.
 
 Times are recorded for the reader beside the times that the plans predict. On the CPU, with
 `WIDEPACK_TEST_DEVICE=cpu`, the ops are loops, and a stand-in records the graphs.
@@ -56,9 +56,9 @@ def check(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3, 8, 19])
-def test_convolutions_on_streams(device: str, members: int) -> None:
+def test_convolutions_one_after_the_other(device: str, members: int) -> None:
     x, weight, bias = operands(device, members, 4, 16, 12)
-    for _ in range(20):  # later calls reuse the streams and their memory
+    for _ in range(20):  # later calls reuse the memory
         y = CONVS(x, weight, bias, *OPTIONS)
         x = x * 0.5 + y * 0.5
         check(CONVS(x, weight, bias, *OPTIONS), x, weight, bias)

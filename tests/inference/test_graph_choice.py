@@ -12,9 +12,10 @@ from graph_cases import artifact, check_equal, drawn, exact, of_member
 from graph_stand_in import StandInGraph, StandInMemory, StandInRecorder, use_stand_in
 
 from widepack import UsageError, load
-from widepack.inference.graph_limits import BYTES_PER_S, why_no_graph, why_slower
+from widepack.inference.graph_limits import BYTES_PER_S, kernel_count, why_no_graph, why_slower
 from widepack.inference.model import WideModel
 from widepack.system.devices import LAUNCH_S
+from widepack_artifacts.program import Node, Program, Ref
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +199,28 @@ def test_auto_captures_nothing_for_weights_that_take_longer_to_read(
     assert made[-1].captures == 0
     assert "to start its kernels" in auto.graph_use()[0].why_not
     assert LAUNCH_S > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "x", "expected"),
+    [
+        ("aten.relu.default", ("x",), "float32[5,B,4]", 1),
+        ("widepack.member_convs.default", ("x", "w", None, [1], [0], [1], 1), "", 10),
+        ("widepack.grouped_experts.default", ("x", "w", "i"), "", 10),
+        ("widepack.rnn_steps.default", (*"xhuw", None, None, False, "tanh"), "float32[5,20,B,8]", 61),
+        ("widepack.gru_steps.default", (*"xhuw", None, None, False), "float32[5,20,B,8]", 141),
+        ("widepack.gru_steps.default", (*"xhuw", None, None, False), "float32[5,T,B,8]", 8),
+        (
+            "widepack.lstm_steps.default",
+            (*"xhcuw", None, None, None, False),
+            "float32[1,20,B,8]",
+            181,
+        ),
+    ],
+)
+def test_ops_of_several_kernels_count_as_often_as_they_start_some(
+    op: str, args: tuple[Any, ...], x: str, expected: int
+) -> None:
+    given = tuple(Ref(a) if isinstance(a, str) and len(a) == 1 else a for a in args)
+    nodes = (Node("x", "aten.transpose.int", (Ref("v"), 1, 2), out=x), Node("y", op, given))
+    assert kernel_count(Program((), (), nodes, (), members=5)) == expected

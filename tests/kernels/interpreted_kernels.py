@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from widepack.kernels.triton_kernels import available, launches
 from widepack.lowering.lower import lower
 from widepack.planning.heuristics import plans
 from widepack.planning.request import StrategyRequest
-from widepack_artifacts.program import Kind, Program, Ref
+from widepack_artifacts.program import Kind, Node, Program, Ref
 
 assert os.environ["TRITON_INTERPRET"] == "1", "run this file with TRITON_INTERPRET=1"
 
@@ -183,13 +185,13 @@ def test_nan_of_a_member_stays_there_in_a_chain(ran: list[str]) -> None:
 
 def test_the_plan_of_a_gpu_runs_its_chain_by_the_kernel(ran: list[str]) -> None:
     """A program that was planned and lowered for a GPU runs on the CPU here."""
-    nodes = [
-        small.node("l0", "linear", Ref("x"), Ref("w0"), Ref("b0")),
-        small.node("a0", "gelu", Ref("l0")),
-        small.node("l1", "linear", Ref("a0"), Ref("w1")),
-    ]
-    weights = {"w0": "float32[20,6]", "b0": "float32[20]", "w1": "float32[3,20]"}
-    member = small.program(weights, {"x": "float32[B,T,6]"}, nodes, ["l1"])
+    widths, nodes, last, weights = (6, 20, 16, 16, 16, 16, 3), list[Node](), "x", dict[str, str]()
+    for i, (inputs, outputs) in enumerate(pairwise(widths)):
+        weights |= {f"w{i}": f"float32[{outputs},{inputs}]", f"b{i}": f"float32[{outputs}]"}
+        nodes.append(small.node(f"l{i}", "linear", Ref(last), Ref(f"w{i}"), Ref(f"b{i}")))
+        nodes.append(small.node(f"a{i}", "gelu", Ref(f"l{i}")))
+        last = f"a{i}"
+    member = small.program(weights, {"x": "float32[B,T,6]"}, nodes, [last])
     check_on_gpu_plan(member, weights)
     assert ran == ["mlp_chain"]
 
@@ -258,9 +260,73 @@ def test_a_kernel_that_fails_is_replaced_with_one_warning(
         closeness(chain.run(), chain.members(), chain.members(torch.float32))
     assert len(warned) == 1 and "shared memory)" in str(warned[0].message)
     chain.run()
+    with pytest.warns(UserWarning, match="for torch.float32 and width 10"):
+        Chain(2, 3, (5, 10, 3), ("relu", "")).run()
+    with pytest.warns(UserWarning, match="for torch.float16 and width 9"):
+        Chain(2, 3, (5, 9, 3), ("relu", ""), dtype=torch.float16).run()
     layer = Layer("gru")
     layer.same(layer.run(False), layer.members(False))
     assert ran == ["gru_steps"], "another op's kernel runs"
+
+
+def test_a_lack_of_memory_is_raised_and_the_next_call_runs_the_kernel(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from widepack.kernels.triton_kernels import chain as kernels
+
+    class Lacking:
+        def __getitem__(self, grid: Any) -> Any:
+            raise torch.OutOfMemoryError("no memory")
+
+    chain = Chain(2, 3, (5, 11, 3), ("relu", ""))
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "chain_kernel", Lacking())
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            chain.run()
+    chain.run()
+    assert ran == ["mlp_chain"]
+
+
+def negative(t: torch.Tensor) -> torch.Tensor:
+    return torch._neg_view(t)  # noqa: SLF001  # torch makes such views of conjugates
+
+
+@pytest.mark.parametrize("at", ["x", "weights", "biases"])
+def test_operands_of_a_chain_with_the_negative_bit_run_in_plain_torch(at: str, ran: list[str]) -> None:
+    """Their memory has the numbers with the other sign. A program calls an op without torch's dispatcher,
+    which would write them anew.
+    """
+    chain = Chain(2, 3, (4, 8, 4), ("relu", ""))
+    given: Any = getattr(chain, at)
+    setattr(chain, at, negative(given) if at == "x" else [given[0], negative(given[1])])
+    run = ops.function("widepack.mlp_chain.default")
+    y = run(chain.x, chain.weights, chain.biases, chain.activations)
+    closeness(y, chain.members(), chain.members(torch.float32))
+    assert ran == []
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_operands_of_steps_with_the_negative_bit_run_in_plain_torch(at: int, ran: list[str]) -> None:
+    given = [rand(k, 2, *sizes) for k, sizes in enumerate([(3, 4, 5), (4, 6), (5, 6), (6, 6)])]
+    given[at] = negative(given[at])
+    run = ops.function("widepack.rnn_steps.default")
+    y = run(*given, None, None, False, "relu")
+    torch.testing.assert_close(y, run(*(t.resolve_neg() for t in given), None, None, False, "relu"))
+    assert ran == ["rnn_steps"], "the second call runs the kernel"
+
+
+def test_operands_whose_places_need_more_than_32_bits_run_in_plain_torch() -> None:
+    """The operands repeat one number, and take no memory."""
+    one, few = torch.zeros(1, 1, 1), torch.zeros(2, 4, 4)
+    for op in ("mlp_chain", "gru_steps"):
+        assert available.usable(op, 4, one.expand(1, 1 << 15, (1 << 16) - 1), few)
+        assert available.usable(op, 4, one.expand(1 << 20, 1 << 15, 4), few), (
+            "members have places of their own"
+        )
+        assert not available.usable(op, 4, one.expand(1, 1 << 15, 1 << 16), few)
+        assert not available.usable(op, 4, few, None, one.expand(2, 256, 1 << 23))
+    x, w = one.expand(1, 1, 1 << 31), one.expand(2, 4, 1 << 31)
+    assert launches.mlp_chain(x, [w, few], [None, None], ["relu", ""]) is None
 
 
 def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +335,12 @@ def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch: pytest.Monke
     capturing = True
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    device = torch.device("cuda", 0)
-    assert not available.run("a", "key of the test", device, lambda: started.append(1))
+    like: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
+    assert not available.run("a", 1, like, "key of the test", lambda: started.append(1))
     capturing = False
-    assert available.run("a", "key of the test", device, lambda: started.append(2))
+    assert available.run("a", 1, like, "key of the test", lambda: started.append(2))
     capturing = True
-    assert available.run("a", "key of the test", device, lambda: started.append(3))
+    assert available.run("a", 1, like, "key of the test", lambda: started.append(3))
     assert started == [2, 3]
 
 

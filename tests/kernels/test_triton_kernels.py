@@ -16,7 +16,9 @@ from chain_cases import Chain, closeness
 from paths import ROOT
 from recurrent_cases import OWN, Layer
 
+from widepack.kernels.triton_kernels import predictions
 from widepack.kernels.triton_kernels.predictions import chain_times, most_rows, step_times, table
+from widepack.system.devices import DEVICES, LAUNCH_S
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton: pip install 'widepack[triton]'"
@@ -123,8 +125,26 @@ def test_predictions_grow_with_the_work() -> None:
         for rows in (32, 4096)
     )
     assert few.kernel < many.kernel and few.plain < many.plain
-    assert few.faster and all(times.faster for _, _, times in table())
+    assert few.kernel < few.plain and not few.faster, "an op of its own takes longer to start than two layers"
+    assert {name for name, _, times in table() if not times.faster} == {
+        f"MLP 64-128-64, 2 layers, B=32, {dtype}" for dtype in ("float32", "bfloat16")
+    }
     assert most_rows(8, (64, 512, 512, 512), (True,) * 3, ("relu", "relu", ""), False, torch.float32) == 0
+
+
+def test_equal_times_are_not_decided_by_rounding() -> None:
+    """Five layers with an activation each start ten ops in 50 us; the kernel starts in nine tenths of it."""
+    for layers, expected in ((5, False), (6, True)):
+        given = ((True,) * layers, ("relu",) * layers, False, torch.float32)
+        assert chain_times(8, 4, (16,) * (layers + 1), *given).faster == expected
+
+
+def test_the_limits_of_the_hardware_are_those_of_the_table_of_devices() -> None:
+    h100 = DEVICES["h100"]
+    assert (h100.bandwidth, h100.multiprocessors) == (predictions.BANDWIDTH, predictions.PROCESSORS)
+    assert predictions.HALF_FLOPS == h100.flops["float16"] == h100.flops["bfloat16"]
+    assert (h100.tf32, h100.flops["float32"]) == (predictions.TF32_FLOPS, predictions.FLOAT32_FLOPS)
+    assert predictions.OP_START == LAUNCH_S
 
 
 def test_the_pages_show_the_predictions() -> None:

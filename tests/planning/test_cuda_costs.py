@@ -11,8 +11,8 @@ import torch
 from paths import ROOT
 from torch import Tensor
 
-from widepack.kernels import member_convs
 from widepack.kernels.member_convs import OP as MEMBER_CONVS
+from widepack.kernels.triton_kernels.predictions import step_times
 from widepack.planning import cuda_costs, cuda_plans
 from widepack.planning.cuda_costs import KERNEL_S, CallTime, CudaModel, call_time, products_s
 from widepack.runtime.meta_values import run_on_meta
@@ -144,10 +144,31 @@ def test_transposed_convolutions_compute_as_often_as_their_input_has_places(spat
     assert found.seconds == pytest.approx(max(LAUNCH_S, KERNEL_S + max(expected, found.moving)), rel=1e-6)
 
 
-def test_a_recurrent_layer_starts_kernels_at_every_step() -> None:
-    x, h = meta(4, 20, 8, 32), meta(4, 8, 16)
-    args = (x, h, meta(4, 32, 48), meta(4, 16, 48), None, None, False)
-    assert timed("widepack.gru_steps.default", *args).kernels >= 20
+@pytest.mark.parametrize(("cell", "gates", "starts"), [("rnn", 1, 3), ("gru", 3, 7), ("lstm", 4, 9)])
+def test_steps_of_recurrent_layers_take_the_time_of_what_runs_them(
+    cell: str, gates: int, starts: int
+) -> None:
+    """One kernel runs all steps where it fits and is faster. Else plain torch starts some at every step."""
+
+    def found(width: int, steps: int, model: CudaModel = MODEL) -> CallTime:
+        states = [meta(4, 8, width)] * (2 if cell == "lstm" else 1)
+        last: tuple[Any, ...] = {"rnn": (False, "tanh"), "gru": (False,), "lstm": (None, False)}[cell]
+        weights = (meta(4, 32, gates * width), meta(4, width, gates * width))
+        args = (meta(4, steps, 8, 32), *states, *weights, None, None, *last)
+        return timed(f"widepack.{cell}_steps.default", *args, model=model)
+
+    one, plain = found(128, 20), found(256, 20)
+    assert one.kernels == 2 and plain.kernels == 1 + starts * 20
+    assert plain.host == pytest.approx(LAUNCH_S * plain.kernels) and plain.bound == "starts"
+    times = step_times(gates, 4, 20, 8, 128, torch.float32)
+    assert times.kernel < one.device < times.kernel + 10 * KERNEL_S and one.host < plain.host
+    assert found(128, 1).kernels == 1 + starts, "plain torch runs one step sooner"
+    assert found(256, 20, replace(MODEL, tf32_products=True)).kernels == 2
+
+
+def test_steps_with_a_projection_start_kernels_at_every_step() -> None:
+    args = (meta(4, 20, 8, 32), meta(4, 8, 6), meta(4, 8, 16), meta(4, 32, 64), meta(4, 6, 64))
+    assert timed("widepack.lstm_steps.default", *args, None, None, meta(4, 16, 6), False).kernels >= 20
 
 
 def test_every_device_of_the_table_has_what_the_model_needs() -> None:
@@ -170,7 +191,6 @@ def test_the_page_has_the_constants_of_the_model() -> None:
         'GROUPED_PART["float32"]': cuda_costs.GROUPED_PART["float32"],
         'GROUPED_PART["half"]': cuda_costs.GROUPED_PART["half"],
         "CHANNELS_LAST_PART": cuda_costs.CHANNELS_LAST_PART,
-        "STREAMS": member_convs.STREAMS,
         "MARGIN": cuda_plans.MARGIN,
         "LOOP_PART": cuda_plans.LOOP_PART,
     }

@@ -91,7 +91,7 @@ class StandInStream:
 
     name: str
     log: list[tuple[str, str, str]]
-    device: str = "cuda:0"
+    device: str = str(DEVICE)
     cuda_stream: int = 0
 
     def wait_stream(self, other: StandInStream) -> None:
@@ -105,6 +105,11 @@ class Cuda:
     log: list[tuple[str, str, str]] = field(default_factory=list)
     made: int = 0
     current: Any = None
+    capturing: bool = True
+
+    def is_current_stream_capturing(self) -> bool:
+        assert self.current.device == str(DEVICE), "the question is about the members' device"
+        return self.capturing
 
     def Stream(self, device: str) -> StandInStream:  # torch's name
         self.made += 1
@@ -127,7 +132,7 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
     found.current = StandInStream("main", found.log)
-    for name in ("Stream", "current_stream", "stream"):
+    for name in ("Stream", "current_stream", "stream", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     monkeypatch.setattr(member_convs, "SIDE", member_convs.SideStreams())
     return found
@@ -135,7 +140,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 @pytest.mark.parametrize("members", [1, 3, member_convs.STREAMS, 2 * member_convs.STREAMS + 3])
 def test_streams_fork_before_the_first_member_and_join_after_the_last(cuda: Cuda, members: int) -> None:
-    member_convs.run_on_streams(
+    member_convs.run_members(
         lambda i: cuda.log.append((cuda.current.name, "runs", f"member {i}")), members, DEVICE
     )
     side = [f"side {k}" for k in range(min(members, member_convs.STREAMS))]
@@ -146,15 +151,21 @@ def test_streams_fork_before_the_first_member_and_join_after_the_last(cuda: Cuda
         *(("main", "waits for", name) for name in side),
     ]
     assert cuda.current.name == "main" and cuda.made == len(side)
-    member_convs.run_on_streams(lambda i: None, members, DEVICE)
+    member_convs.run_members(lambda i: None, members, DEVICE)
     assert cuda.made == len(side), "the streams of a stream are made once"
+
+
+def test_a_call_outside_of_a_capture_runs_on_the_current_stream(cuda: Cuda) -> None:
+    cuda.capturing = False
+    member_convs.run_members(lambda i: cuda.log.append((cuda.current.name, "runs", f"{i}")), 3, DEVICE)
+    assert cuda.log == [("main", "runs", str(i)) for i in range(3)] and not cuda.made
 
 
 def test_another_current_stream_has_side_streams_of_its_own(cuda: Cuda) -> None:
     """A stream that is being captured must not share side streams with other work."""
-    member_convs.run_on_streams(lambda i: None, 2, DEVICE)
+    member_convs.run_members(lambda i: None, 2, DEVICE)
     with cuda.stream(StandInStream("captured", cuda.log, cuda_stream=99)):
-        member_convs.run_on_streams(lambda i: None, 2, DEVICE)
+        member_convs.run_members(lambda i: None, 2, DEVICE)
     assert cuda.made == 4
     waited = {(a, b) for a, _, b in cuda.log}
     assert waited == {
@@ -171,7 +182,7 @@ def test_a_failing_member_raises_its_error_after_the_join(cuda: Cuda) -> None:
             raise ValueError(f"member {i}")
 
     with pytest.raises(ValueError, match="member 1"):
-        member_convs.run_on_streams(fail, 2, DEVICE)
+        member_convs.run_members(fail, 2, DEVICE)
     assert cuda.current.name == "main"
     assert cuda.log[-2:] == [("main", "waits for", "side 0"), ("main", "waits for", "side 1")]
 

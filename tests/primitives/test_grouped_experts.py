@@ -92,6 +92,24 @@ def test_wrong_operands_are_refused(change: Any, message: str) -> None:
         ops.function(grouped_experts.OP)(*change(*operands(4)))
 
 
+@pytest.mark.parametrize(("most", "expected"), [(14, [10, 5]), (5, [5, 5, 5]), (4, [])])
+def test_more_groups_than_one_product_takes_are_divided(
+    most: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, index = operands(7)
+    whole, groups, run = OP(x, weight, index), list[int](), torch.nn.functional.grouped_mm
+
+    def recorded(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
+        groups.append(offs.numel())
+        return run(rows, matrices, offs=offs)
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", recorded)
+    monkeypatch.setattr(grouped_experts, "MOST_GROUPS", most)
+    y = OP(x, weight, index)
+    torch.testing.assert_close(y, whole)
+    assert y.is_contiguous() and groups == expected
+
+
 def net(experts: int = 5, size: int = 64) -> Program:
     type_, few = f"bfloat16[B,{size}]", experts < 32
     return program({"w": f"bfloat16[{experts},{size},{size}]"}, {"x": type_, "e": "int64[B]"}, [
@@ -121,3 +139,9 @@ def test_a_gpu_runs_many_rows_by_groups_and_a_cpu_by_expert() -> None:
     assert planned(many, "auto", "cuda")[-1].strategies() == {"grouped_mm": 1}
     for plan in planned(many, "auto", "cpu"):
         assert plan.strategies() == {"experts": 1}
+
+
+def test_a_plan_has_no_grouped_product_of_more_groups_than_a_gpu_takes() -> None:
+    assert grouped_experts.MOST_GROUPS == 1023
+    for experts, expected in ((341, {"grouped_mm": 1}), (342, {"copied": 1})):
+        assert planned(net(experts, 256), "auto", "cuda")[-1].strategies() == expected

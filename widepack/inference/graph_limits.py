@@ -13,6 +13,10 @@ from ..backends.index_flags import is_flagged
 from ..ir import ops
 from ..ir.at_rest import draws
 from ..ir.tensor_type import tensor_type
+from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
+from ..kernels.grouped_experts import SORTING_KERNELS
+from ..kernels.member_convs import OP as MEMBER_CONVS
+from ..kernels.triton_kernels.predictions import GATES, STEP_OPS
 from ..runtime.executable import Executable
 from ..runtime.value_checks import checked_nodes
 from ..system.devices import LAUNCH_S
@@ -58,7 +62,7 @@ def why_slower(executable: Executable) -> str:
     Where the device needs longer to read the weights of products than the host to start all kernels, the host
     waits for the device with a graph too.
     """
-    launches = LAUNCH_S * _kernels(executable.main)
+    launches = LAUNCH_S * kernel_count(executable.main)
     values = dict(zip(executable.names, executable.given, strict=True))
     read = {id(t): t.nbytes for t in _factors(executable.main.nodes, values)}
     reading = sum(read.values()) / BYTES_PER_S
@@ -99,15 +103,34 @@ def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from _nodes(node.body.nodes)
 
 
-def _kernels(program: Program) -> int:
+def kernel_count(program: Program) -> int:
     """Returns about how many kernels a program starts. Views and arithmetic on sizes start none."""
+    types = {n.name: n.out for n in program.nodes}
     count = 0
     for node in program.nodes:
         if node.body is not None:
-            count += program.members * (_kernels(node.body) + len(node.body.outputs))
+            count += program.members * (kernel_count(node.body) + len(node.body.outputs))
         elif node.op not in ops.PYTHON and not ops.may_view(node.op):
-            count += 1
+            count += _starts(node, types, program.members)
     return count
+
+
+def _starts(node: Node, types: Mapping[str, str], members: int) -> int:
+    """Returns about how many kernels an op starts, in plain torch. types: of the nodes, by name.
+
+    A recurrent layer starts some at each step; a number of steps that is not known counts as one.
+    """
+    if node.op == MEMBER_CONVS:
+        return 2 * members  # a member's convolution, and the copy of its result
+    if node.op == GROUPED_EXPERTS:
+        return SORTING_KERNELS + 3  # rows are sorted, multiplied and put back
+    gates = {f"widepack.{cell}_steps.default": count for cell, count in GATES.items()}.get(node.op)
+    if gates is None:
+        return 1
+    x = ops.bind(node.op, node.args, node.kwargs)["x"]
+    found = tensor_type(types.get(x.name, "")) if isinstance(x, Ref) else None
+    steps = found.sizes[1] if found is not None and len(found.sizes) == 4 else 1
+    return 1 + STEP_OPS[gates] * (steps if isinstance(steps, int) else 1)
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

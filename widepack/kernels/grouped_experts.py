@@ -5,8 +5,10 @@
 
 The op sorts the rows of all members by expert, and calls torch's `grouped_mm` with the end of each group.
 That is one kernel on CUDA devices of compute capability 9.0, and the host waits for nothing, so a CUDA graph
-can capture it. Elsewhere torch runs one product after the other. `decompose.py` writes the op in ATen ops,
-which copy the matrix of each row.
+can capture it. That kernel takes at most `MOST_GROUPS` groups, one for each expert of each member. The op
+divides more members into several grouped products, whose rows are known without their values. A member with
+more experts copies the matrix of each row. Elsewhere torch runs one product after the other. `decompose.py`
+writes the op in ATen ops, which copy the matrix of each row.
 """
 
 from __future__ import annotations
@@ -23,10 +25,17 @@ from .node_list import NodeList
 OP = "widepack.grouped_experts.default"
 MULTIPLE = 8
 """I and O must be multiples of this: rows of a grouped product begin at multiples of 16 bytes."""
+SORTING_KERNELS = 7
+"""How many kernels the op starts to sort rows by expert and to find where groups end. An estimate from its
+ops: a read at indices, a sort of four kernels, a search and a cast."""
+MOST_GROUPS = 1023
+"""The most groups of one grouped product: torch's kernel for compute capability 9.0 refuses 1,024."""
 
 
 def _grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     members, experts, inputs, outputs = weight.shape
+    if members * experts > MOST_GROUPS:
+        return _in_parts(x, weight, index)
     numbers = torch.arange(members * experts, device=index.device).view(members, experts)
     places = torch.arange(members, device=index.device).unsqueeze(1)
     of_row, order = torch.sort(numbers[places, index.long()].flatten(), stable=True)  # refuses other experts
@@ -37,6 +46,16 @@ def _grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
         matrices = _aligned(weight.reshape(-1, inputs, outputs))
         y.index_copy_(0, order, torch.nn.functional.grouped_mm(rows, matrices, offs=ends))
     return y.view(*index.shape, outputs)
+
+
+def _in_parts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    """Returns the products of more groups than one grouped product takes."""
+    members, experts = weight.shape[:2]
+    if experts > MOST_GROUPS:
+        places = torch.arange(members, device=index.device).unsqueeze(1)
+        return torch.matmul(x.unsqueeze(2), weight[places, index]).squeeze(2)
+    parts = (torch.split(t, MOST_GROUPS // experts) for t in (x, weight, index))
+    return torch.cat([_grouped_experts(*part) for part in zip(*parts, strict=True)])
 
 
 def _aligned(matrices: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""Defines the op `member_convs`: the members' own convolutions, on a GPU side by side on several streams.
+"""Defines the op `member_convs`: the members' own convolutions, on several streams in a CUDA graph.
 
     member_convs(x, weight, bias, stride, padding, dilation, groups) -> [N, B, O, *s']
     x: [N or 1, B, C, *s]   weight: [N, O, C / groups, *k]   bias: [N, O] or none
 
-Each member runs the convolution that it runs alone, so cuDNN takes its kernels of ungrouped convolutions. On
-a GPU the members are divided over `STREAMS` streams. Each stream begins when the current stream has reached
-the op (fork), and the current stream goes on when all have ended (join), by events. That is also legal while
-a CUDA graph is captured: the branches become part of the graph. On a CPU the members run one after the other.
+Each member runs the convolution that it runs alone, so cuDNN takes its kernels of ungrouped convolutions.
+While a CUDA graph is captured, the members are divided over `STREAMS` streams. Each stream begins when the
+current stream has reached the op (fork), and the current stream goes on when all have ended (join), by
+events. The branches become part of the graph. In other calls, and on a CPU, the members run one after the
+other. torch takes streams from a pool that all threads share, so a call outside of a capture could start work
+on a stream that another thread captures.
 
 The result is allocated on the current stream before the fork. Each stream writes its members' results into
 it, so no memory of a side stream is read after the join. `decompose.py` writes the op as one grouped
@@ -30,7 +32,7 @@ from .node_list import NodeList
 
 OP = "widepack.member_convs.default"
 STREAMS = 8
-"""The most streams on which members run at once. It has not been measured on a GPU."""
+"""The most streams on which members run at once in a CUDA graph. It has not been measured on a GPU."""
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
@@ -68,15 +70,17 @@ def _member_convs(
     rows = x.expand(members, *x.shape[1:])
     if weight.device.type == "cuda":
         y = _fake(x, weight, bias, *options)
-        run_on_streams(
+        run_members(
             lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
         )
         return y
     return torch.stack([_convolution(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
 
 
-def run_on_streams(run: Any, members: int, device: torch.device) -> None:
-    """Calls `run(i)` for each member, on side streams that fork from the current stream and join it.
+def run_members(run: Any, members: int, device: torch.device) -> None:
+    """Calls `run(i)` for each member.
+
+    In a capture, the calls run on side streams that fork from the current stream and join it.
 
     Args:
         run: Launches the kernels of a member. It must not return a tensor that was allocated on its stream.
@@ -84,6 +88,12 @@ def run_on_streams(run: Any, members: int, device: torch.device) -> None:
         device: Where the members are. It need not be the current device.
     """
     current = torch.cuda.current_stream(device)
+    with torch.cuda.stream(current):  # the question is about the current device
+        captured = torch.cuda.is_current_stream_capturing()
+        if not captured:
+            for i in range(members):
+                run(i)
+            return
     side = SIDE.of(current, min(members, STREAMS))
     for stream in side:
         stream.wait_stream(current)

@@ -3,8 +3,8 @@
 A chain is two or more linear layers whose weights differ between members. Between them is nothing but
 activations that the op `mlp_chain` knows, and nothing else reads a result there. A chain is chosen if its
 kernel fits and is predicted to be faster than the kernels of plain torch
-(`kernels/triton_kernels/predictions.py`), up to the batch at which the prediction turns. The predictions are
-for an H100 in float32 without TF32, or in half precision. They were not measured.
+(`kernels/triton_kernels/predictions.py`), up to the largest batch for which the kernel is predicted to be
+faster. The predictions are for an H100 in float32 without TF32, or in half precision. They were not measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def with_chains(
     batch: str,
     fixed: Mapping[str, NodeChoice],
 ) -> list[Plan]:
-    """Returns the plans of a GPU with chains, up to the batch at which the prediction turns.
+    """Returns the plans of a GPU with chains, up to the largest batch for which the kernel is predicted to be
+    faster.
 
     Args:
         plans: The plans of the other strategies, smallest batch first. Those that loop stay as they are.

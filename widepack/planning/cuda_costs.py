@@ -11,7 +11,8 @@ computes, and it moves bytes between memory and processors, at the same time. Wh
 | moving | every operand and result once, at `BANDWIDTH_PART` of the device's bandwidth |
 | a convolution | the product of its windows with its filters: [B * places, O] of depth C / g * k |
 | a convolution of g groups | g such products, at a part of the rate (`GROUPED_PART`) |
-| `member_convs` | N convolutions on `STREAMS` streams: N starts, and products of the members at once |
+| `member_convs` | N convolutions one after the other: outside of a CUDA graph it uses one stream |
+| `*_steps` | the products with x, and the steps as `kernels/triton_kernels/predictions.py` predicts them |
 | float32 | TF32 in convolutions and not in products of matrices, which are torch's defaults |
 
 No constant here has been measured on a device by widepack. Each names its source. The model ranks strategies;
@@ -32,8 +33,10 @@ from torch import Tensor
 from ..ir import ops
 from ..ir.op_traits import cost_class
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
+from ..kernels.grouped_experts import SORTING_KERNELS
 from ..kernels.member_convs import OP as MEMBER_CONVS
-from ..kernels.member_convs import STREAMS
+from ..kernels.triton_kernels.launches import steps_fit
+from ..kernels.triton_kernels.predictions import GATES, OWN_START, STEP_OPS, TRITON_START, step_times
 from ..registry.flop_formulas import own_formula, tensors_in
 from ..system.devices import DEVICES, LAUNCH_S, Device
 
@@ -56,10 +59,8 @@ DEPTH = 8
 """The inner size of a product is padded to a multiple of this: the same guide, chapter 2.2."""
 SPLIT_DEPTH = 256
 """cuBLAS divides the inner size where tiles are few. The least inner size of a part is an assumption."""
-SORTING_KERNELS = 7
-"""How many kernels `grouped_experts` starts to sort rows by expert and to find where groups end. An estimate
-from its ops: a read at indices, a sort of four kernels, a search and a cast."""
 _HALF = ("float16", "bfloat16")
+_GATES = {f"widepack.{cell}_steps": gates for cell, gates in GATES.items()}
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ def call_time(op: str, args: Any, kwargs: Mapping[str, Any], result: Any, model:
         return _kernel(0.0, moved, model)
     x = next(tensors_in(list(given.values())))
     computing = float(formula(*args, **kwargs, out_val=result)) / (model.rate(x.dtype) * PRODUCT_PART)
+    if name in _GATES and given.get("w_p") is None:
+        return _steps(_GATES[name], given, model)
     if kind in ("recurrent", "recurrent steps"):
         steps = max(1, int(x.shape[1]) if x.dim() > 3 else int(max(x.shape[:-1])))
         return _kernel(computing / steps, moved / steps, model).times(2 * steps)
@@ -213,6 +216,25 @@ def _grouped_experts(given: Mapping[str, Any], moved: float, model: CudaModel) -
     unread = _bytes(weight) * (1 - used / experts)
     small = _kernel(0.0, 16.0 * rows, model).times(SORTING_KERNELS)
     return _kernel(computing, moved - unread, model) + copy_time([x, x], model) + small
+
+
+def _steps(gates: int, given: Mapping[str, Any], model: CudaModel) -> CallTime:
+    """Returns the time of all steps of a recurrent layer, by one kernel or in plain torch.
+
+    The products with x are computed before.
+    """
+    x, h, w_x = given["x"], given["h"], given["w_x"]
+    members, batch, width = (int(n) for n in h.shape)
+    steps, tf32 = max(1, int(x.shape[1])), model.tf32_products
+    rate, processors = model.rate(x.dtype), model.device.multiprocessors
+    projected = products_s(steps * batch, gates * width, int(x.shape[-1]), members, rate, processors)
+    sums = float(members * steps * batch * gates * width * x.element_size())
+    before = _kernel(projected, _bytes([x, w_x]) + sums, model)
+    times = step_times(gates, members, steps, batch, width, h.dtype, tf32)
+    if times.faster and steps_fit(batch, width, h.dtype, tf32):
+        return before + CallTime(OWN_START + TRITON_START, times.kernel, 1, moving=times.kernel)
+    starts = steps * STEP_OPS[gates]
+    return before + CallTime(starts * LAUNCH_S, times.plain, starts, moving=times.plain)
 
 
 def view_time() -> CallTime:
@@ -301,22 +323,19 @@ def grouped_part(x: Tensor) -> float:
 
 
 def _member_convs(given: Mapping[str, Any], result: Tensor, model: CudaModel) -> CallTime:
-    """Returns the time of the members' own convolutions on several streams.
+    """Returns the time of the members' own convolutions, one after the other.
 
-    A member starts a convolution and the copy of its result. Members that run at once fill the device
-    together. The results are written twice. Operands of members with gaps are copied first.
+    A member starts a convolution and the copy of its result. The results are written twice. Operands of
+    members with gaps are copied first.
     """
     x, weight, groups = given["x"], given["weight"], int(given["groups"])
-    members, at_once = int(weight.shape[0]), min(int(weight.shape[0]), STREAMS)
+    members = int(weight.shape[0])
     outputs, depth = int(weight.shape[1]) // groups, math.prod(weight.shape[2:])
     rows = max(1, result.numel() // max(1, members * int(weight.shape[1])))
     rate = model.rate(x.dtype, convolution=True) * (grouped_part(x[0]) if groups > 1 else 1.0)
-    computing = products_s(
-        rows, outputs, depth, groups * at_once, rate, model.device.multiprocessors
-    ) * math.ceil(members / at_once)
+    computing = members * products_s(rows, outputs, depth, groups, rate, model.device.multiprocessors)
     copies = 0 if x[0].is_contiguous() else 1
     moved = _bytes([x, weight]) + 3 * _bytes(result) + 2 * copies * _bytes(x)
-    found = _kernel(computing, moved, model, starts=members * (2 + copies))
-    fork_and_join = CallTime(host=2 * at_once * VIEW_S + 4 * members * VIEW_S)
-    waits = CallTime(device=KERNEL_S * (math.ceil(members / at_once) + 1))
-    return found + fork_and_join + waits
+    starts = members * (2 + copies)
+    others = CallTime(host=4 * members * VIEW_S, device=(starts - 1) * KERNEL_S)
+    return _kernel(computing, moved, model, starts) + others

@@ -12,7 +12,7 @@
 | `grouped_channels_last` | two or three spatial dims, W Stacked | `grouped` in channels-last memory |
 | `bmm_1x1` | kernel of size 1, no padding, both Stacked | one batched product over pixels (conv_patches.py) |
 | `unfold_bmm` | both Stacked | one batched product over columns of patches (conv_patches.py) |
-| `streams` | both Stacked | the members' own convolutions, on a GPU on several streams (conv_streams.py) |
+| `streams` | both Stacked | the members' own convolutions, on streams in a CUDA graph (conv_streams.py) |
 
 The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` and
 `grouped_channels_last` run one convolution of `N*O` outputs where x is Shared and g = 1.

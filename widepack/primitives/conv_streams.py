@@ -1,4 +1,4 @@
-"""Convolutions as the members' own convolutions, on a GPU side by side on several streams.
+"""Convolutions as the members' own convolutions, on several streams in a CUDA graph.
 
     y[i] = conv(x[i], W[i]) + b[i]    x: [N, B, C, *s]    W: [N, O, C/g, *k]    y: [N, B, O, *s']
 
@@ -21,7 +21,7 @@ from .conv_patches import fits
 def streams(
     w: Writer, x: Stacked, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
-    """the members' own convolutions; on a GPU on several streams, which fork and join"""
+    """the members' own convolutions; in a CUDA graph on several streams, which fork and join"""
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
     assert fixed is not None
     image, back = batched(w, x, weight)

@@ -15,7 +15,7 @@ A network that calls a grouped product, as torch's and transformers' `grouped_mm
 | expert_mm | `experts` | on a CPU | one product for each expert in use |
 | expert_mm | `dense` | few experts | each row with the matrices of all experts of its member |
 | expert_mm | `copied` | always | the matrix of each row is copied |
-| expert_mm | `grouped_mm` | bfloat16, sizes of 8 | one grouped product (kernels/grouped_experts.py) |
+| expert_mm | `grouped_mm` | bfloat16, sizes of 8 | one product with up to 1,023 groups (grouped_experts.py) |
 
 Matrices of fewer than `NUMBERS` numbers are copied for each row, or multiplied by all rows: that is faster.
 """
@@ -28,7 +28,7 @@ import torch
 
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value, WideValue, expression
 from ..kernels.experts import FEW, OF_ONE_MEMBER
-from ..kernels.grouped_experts import MULTIPLE
+from ..kernels.grouped_experts import MOST_GROUPS, MULTIPLE
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
@@ -190,11 +190,16 @@ def expert_mm_copied(
 
 
 def _grouped_fits(w: Writer, x: WideValue, weight: WideValue, index: WideValue, few: bool = False) -> bool:
-    """Whether torch has a grouped product of these rows: bfloat16, and sizes that are multiples of 8."""
+    """Whether torch has one grouped product of these rows.
+
+    It is in bfloat16, with sizes that are multiples of 8, and has a group for each expert of each member.
+    """
     if not all(isinstance(v, (Shared, Stacked)) for v in (x, weight, index)):
         return False
     rows, matrices = x.value, weight.value  # type: ignore[union-attr]
-    sizes = matrices.sizes[-2:]
+    experts, *sizes = matrices.sizes[-3:]
+    if experts is None or w.members * experts > MOST_GROUPS:
+        return False
     half = rows.dtype == matrices.dtype == torch.bfloat16
     return half and all(size is not None and size and size % MULTIPLE == 0 for size in sizes)
 

@@ -2,7 +2,8 @@
 
 A kernel is compiled at its first call for each combination of dtype, sizes that are constants of the kernel,
 and alignment of the operands. Compiling takes seconds, once a machine: Triton keeps compiled kernels on disk.
-If the first call fails, a warning names the op and the error, and the op runs in plain torch from then on.
+If the first call fails, a warning names the op and the error, and the op runs in plain torch from then on,
+for this dtype, device and width. A lack of memory is raised as the error that it is.
 While a CUDA graph is captured, nothing is compiled: a kernel that did not run before is not used.
 
 On a CPU a kernel runs only under Triton's interpreter, which `TRITON_INTERPRET=1` in the environment starts.
@@ -26,8 +27,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for TF32 and bfloat16 (Ampere)."""
 
+MOST_NUMBERS = 2**31
+"""A member's part of an operand must have fewer numbers: kernels compute places in it in 32 bits."""
+
 _compiled: set[Hashable] = set()
-_failed: set[str] = set()
+_failed: set[Hashable] = set()
 
 
 def interpreted() -> bool:
@@ -35,26 +39,31 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def usable(op: str, *operands: Tensor | None) -> bool:
+def usable(op: str, width: int, *operands: Tensor | None) -> bool:
     """Returns whether an op may run its Triton kernel on these operands.
 
     Args:
         op: The op's name, without the namespace.
-        *operands: Tensors of the op, or None for absent ones.
+        width: The widest state or layer.
+        *operands: Tensors of the op, or None for absent ones. The first dim is that of the members.
     """
     tensors = [t for t in operands if t is not None]
     first = tensors[0]
-    if op in _failed or os.environ.get(SWITCH) == "0" or not _installed():
+    if os.environ.get(SWITCH) == "0" or not _installed():
         return False
     if torch.compiler.is_compiling() or any(
         type(t) not in (Tensor, torch.nn.Parameter) or t.device != first.device or t.dtype != first.dtype
         for t in tensors
     ):
         return False
+    if (op, first.dtype, first.device, width) in _failed:
+        return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     if first.dtype not in DTYPES or not all(t.numel() for t in tensors):
         return False
+    if any(t.is_neg() or t.numel() // t.shape[0] >= MOST_NUMBERS for t in tensors):
+        return False  # a kernel reads memory, where numbers of a negative view have the other sign
     if first.device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(first.device.type):
         return False
     return interpreted() if first.device.type == "cpu" else _supported(first.device.index)
@@ -85,15 +94,20 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def run(op: str, key: Hashable, device: torch.device, launch: Callable[[], None]) -> bool:
+def run(op: str, width: int, like: Tensor, key: Hashable, launch: Callable[[], None]) -> bool:
     """Starts a kernel, or returns False if the op has to run in plain torch.
 
     Args:
-        op: The op's name, for the warning.
+        op: The op's name, without the namespace.
+        width: The widest state or layer.
+        like: An operand: the kernel runs on its device, and in its dtype.
         key: All that the compiled kernel depends on.
-        device: The device of the operands.
         launch: Starts the kernel. It may start several.
+
+    Raises:
+        torch.OutOfMemoryError: The device has not enough memory.
     """
+    device = like.device
     on_device: AbstractContextManager[object] = (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     )
@@ -105,12 +119,15 @@ def run(op: str, key: Hashable, device: torch.device, launch: Callable[[], None]
             return False
         try:
             launch()
+        except torch.OutOfMemoryError:
+            raise  # another call may have enough
         except Exception as error:  # noqa: BLE001  # compilers raise errors of many classes
-            _failed.add(op)
+            _failed.add((op, like.dtype, device, width))
             reason = (str(error).strip().splitlines() or [""])[0][:300]
             warnings.warn(
                 f"the Triton kernel of widepack::{op} does not run here ({type(error).__name__}: {reason}). "
-                f"The op runs in plain torch instead. {SWITCH}=0 in the environment prevents the attempt",
+                f"The op runs in plain torch instead, for {like.dtype} and width {width}. "
+                f"{SWITCH}=0 in the environment prevents the attempt",
                 stacklevel=2,
             )
             return False

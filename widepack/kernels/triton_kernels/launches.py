@@ -75,10 +75,10 @@ def lstm_steps(
 
 def _steps_run(op: str, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, *others: Tensor | None) -> bool:
     """Whether a recurrent op may run its kernel, and the kernel is predicted to be faster."""
-    if not available.usable(op, x, h, w_x, w_h, *others):
-        return False
     members, batch, width = h.shape
-    if width > _widest(h.dtype) or batch > MOST_ROWS:
+    if not available.usable(op, width, x, h, w_x, w_h, *others):
+        return False
+    if not steps_fit(batch, width, h.dtype, available.precision(torch.float32) != "tf32x3"):
         return False
     gates = w_h.shape[2] // width
     return available.interpreted() or _steps_pay(gates, members, x.shape[1], batch, width, h.dtype, _tf32())
@@ -93,9 +93,13 @@ def _tf32() -> bool:
     return available.precision(torch.float32) == "tf32"
 
 
-def _widest(dtype: torch.dtype) -> int:
-    all_digits = dtype is torch.float32 and available.precision(dtype) == "tf32x3"
-    return WIDEST_FLOAT32 if all_digits else WIDEST
+def _widest(dtype: torch.dtype, tf32: bool) -> int:
+    return WIDEST if tf32 or dtype is not torch.float32 else WIDEST_FLOAT32
+
+
+def steps_fit(batch: int, width: int, dtype: torch.dtype, tf32: bool = False) -> bool:
+    """Whether a kernel may run a recurrent layer. batch: a member's rows. width: of the state."""
+    return dtype in available.DTYPES and batch <= MOST_ROWS and width <= _widest(dtype, tf32)
 
 
 def chunk(width: int) -> int:
@@ -155,7 +159,7 @@ class _RecurrentCall:
         def launch() -> None:
             self._launch(cell, constants, given)
 
-        return self.y if available.run(f"{cell}_steps", key, self.h.device, launch) else None
+        return self.y if available.run(f"{cell}_steps", width, self.h, key, launch) else None
 
     def _launch(self, cell: str, constants: dict[str, Any], given: tuple[Tensor, ...]) -> None:
         from . import steps  # imports Triton
@@ -181,18 +185,19 @@ class _RecurrentCall:
 
 def chain_fits(widths: Sequence[int], dtype: torch.dtype, tf32: bool = False) -> bool:
     """Whether a kernel may run a chain. widths: the inputs of the first layer, then the outputs of each."""
-    widest = WIDEST if tf32 or dtype is not torch.float32 else WIDEST_FLOAT32
-    return dtype in available.DTYPES and 2 <= len(widths) <= MOST_LAYERS + 1 and max(widths[1:]) <= widest
+    few = 2 <= len(widths) <= MOST_LAYERS + 1
+    return dtype in available.DTYPES and few and max(widths[1:]) <= _widest(dtype, tf32)
 
 
 def mlp_chain(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str]
 ) -> Tensor | None:
     """Runs `widepack::mlp_chain` by a kernel. The arguments are those of the op."""
-    if not available.usable("mlp_chain", x, *weights, *biases):
-        return None
     members, dtype = weights[0].shape[0], x.dtype
     widths = (x.shape[2], *(w.shape[1] for w in weights))
+    widest = max(widths[1:])
+    if not available.usable("mlp_chain", widest, x, *weights, *biases):
+        return None
     rows, shared = x.shape[1], x.shape[0] == 1 < members
     exact = available.precision(torch.float32)
     if not chain_fits(widths, dtype, exact != "tf32x3") or rows > MOST_ROWS:
@@ -210,7 +215,7 @@ def mlp_chain(
         "WIDTHS": widths,
         "ACTIVATIONS": tuple(map(ACTIVATIONS.index, activations)),
         "LAYERS": len(matrices),
-        "C": chunk(max(widths[1:])),
+        "C": chunk(widest),
         "R": ROWS,
         "PRECISION": available.precision(dtype),
     }
@@ -220,10 +225,10 @@ def mlp_chain(
         from . import chain  # imports Triton
 
         grid = (members, -(-rows // ROWS))
-        named = {**constants, **options(max(widths[1:]))}
+        named = {**constants, **options(widest)}
         chain.chain_kernel[grid](x, y, matrices, added, rows, **named)
 
-    return y if available.run("mlp_chain", key, x.device, launch) else None
+    return y if available.run("mlp_chain", widest, x, key, launch) else None
 
 
 @lru_cache(maxsize=1024)
