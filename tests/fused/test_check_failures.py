@@ -167,7 +167,7 @@ def test_shared_weights_have_an_error_of_widepack_too() -> None:
             self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.head(Scaled.apply(self.trunk(x)))
+            y: Tensor = self.head(Scaled.apply(self.trunk(x)))  # type: ignore[no-untyped-call]
             return y
 
     first = Net()

@@ -83,7 +83,7 @@ def check_gradients(
     names = _trained(fused, entry)
     if not _has_gradients(fused, draw_all(sources, entry.sizes, 3), names):
         return
-    run = _Compared(fused, entry, runner, resting, sources, draws, names)
+    run = _GradientCheck(fused, entry, runner, resting, sources, draws, names)
     near_ties = _near_ties(run, 3)
     for number in range(1, DRAWS + 1):  # other inputs have no near-ties at the same places
         if near_ties:
@@ -97,7 +97,7 @@ def check_gradients(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _GradientCheck:
     """Compares gradients for drawn inputs. The attributes are the arguments of `check_gradients`.
 
     names: the weights whose gradients are computed.
@@ -112,7 +112,7 @@ class _Compared:
     names: Sequence[str]
 
 
-def _near_ties(run: _Compared, seed: int) -> set[tuple[int, str]]:
+def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
     """Returns the member and the name of each gradient that a near-tie may have changed.
 
     Raises:
