@@ -166,7 +166,8 @@ def run(
         where += f"{memory.__name__}, Stacked: {which}"
         w = EagerWriter(members)
         w.op = op
-        chosen = [s for s in applicable(w, op, args, kwargs) if not s.on_request] or [SEQUENTIAL]
+        draws = REGISTRY[op].family in ("dropout", "random") if op in REGISTRY else False
+        chosen = [s for s in applicable(w, op, args, kwargs) if not (s.on_request and draws)] or [SEQUENTIAL]
         chosen = [s for s in chosen if among is None or s.name in among]
         maybe = [answer(op, s) for s in calls] if chosen else []
         answers = [a for a in maybe if a is not None]
