@@ -11,32 +11,47 @@ from torch import Tensor
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of layers whose weights oneDNN packs."""
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def usable(weight: Tensor) -> bool:
     """Whether oneDNN can reorder this weight: oneDNN exists, the weight is float32 on a CPU and not empty."""
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+    return _on_cpu(weight) and weight.dtype == torch.float32
 
 
 def packed_dtype(weight: Tensor, inputs: int) -> torch.dtype | None:
     """Returns the dtype in which oneDNN packs a weight; None if it cannot.
 
     That is the weight's own dtype. On a processor without instructions for a 16-bit dtype it is float32, in
-    which a layer takes a small part of the time of torch's own kernels for that dtype. So it is for an odd
-    number of inputs: kernels of 16 bits read inputs in pairs, and NaN behind the last one would reach the
-    answer.
+    which a layer takes a small part of the time of torch's own kernels for that dtype. So it is where kernels
+    would read beyond the inputs.
 
     Args:
         weight: The weight, in the dtype of the layer.
         inputs: The number of inputs of each group.
     """
+    if not _on_cpu(weight) or weight.dtype not in PACKED_DTYPES:
+        return None
+    own = _has_instructions(weight.dtype) and not reads_beyond(weight.dtype, inputs)
+    return weight.dtype if own else torch.float32
+
+
+def reads_beyond(dtype: torch.dtype, inputs: int | None) -> bool:
+    """Returns whether a kernel may read a number behind the inputs of a group, in channels-last memory.
+
+    oneDNN's kernels of 16 bits read inputs in pairs. The second of the last pair belongs to the next group or
+    row, which may be another member. Its weight is 0, so only NaN and infinity reach the answer.
+
+    Args:
+        dtype: The dtype of the layer.
+        inputs: The number of inputs of each group; None if it is not known.
+    """
+    return dtype in _SIXTEEN_BITS and (inputs is None or inputs % 2 == 1)
+
+
+def _on_cpu(weight: Tensor) -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or weight.device.type != "cpu" or weight.numel() == 0:
-        return None
-    if weight.dtype not in PACKED_DTYPES:
-        return None
-    return weight.dtype if inputs % 2 == 0 and _has_instructions(weight.dtype) else torch.float32
+    return available and weight.device.type == "cpu" and weight.numel() > 0
 
 
 @cache

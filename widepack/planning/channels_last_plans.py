@@ -26,11 +26,11 @@ from ..ir import ops
 from ..ir.edit import DENSE
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import kinds, weights_only
+from ..kernels.onednn import reads_beyond
 from .plan import NodeChoice, Plan
 
 CHANNELS_LAST = "grouped_channels_last"
 _BECAUSE = "of members that train: pooling, norms and oneDNN are fastest in channels-last memory"
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _CONVOLUTION = re.compile(r"aten\.conv[23]d\.(default|padding)")
 
 
@@ -71,7 +71,7 @@ def _large_images(program: Program, found: Mapping[str, Kind], sizes: Mapping[st
         tensors = (x, weight, y)
         if node.name in early or not all(isinstance(v, torch.Tensor) for v in tensors):
             continue
-        pairs = weight.dtype in _SIXTEEN_BITS and weight.shape[1] % 2 == 1  # type: ignore[union-attr]
-        if not pairs and x.numel() + y.numel() >= weight.numel():  # type: ignore[union-attr]
+        leaks = reads_beyond(weight.dtype, int(weight.shape[1]))  # type: ignore[union-attr]
+        if not leaks and x.numel() + y.numel() >= weight.numel():  # type: ignore[union-attr]
             names.append(node.name)
     return names

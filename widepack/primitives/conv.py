@@ -33,7 +33,7 @@ import torch
 
 from ..ir import ops
 from ..ir.values import Shared, Stacked, Value, WideValue, hint
-from ..kernels.onednn import PACKED_DTYPES
+from ..kernels.onednn import PACKED_DTYPES, reads_beyond
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -140,20 +140,17 @@ def grouped(
     x, back = batched(w, x, weight)
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
     image = w.pack(stacked)
-    if reads_pairs(weight, transposed="transpose" in w.op):
+    if _leaks(weight, "transpose" in w.op):
         image = w.call("contiguous", image)
     return back(w.unpack(w.call(w.op, image, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-def reads_pairs(weight: Stacked, transposed: bool = False) -> bool:
-    """Whether kernels of 16 bits may read a channel of the next group, in channels-last memory.
+def _leaks(weight: Stacked, transposed: bool = False) -> bool:
+    """Whether kernels for channels-last memory may read channels of the next member.
 
-    They read channels in pairs, and NaN of the next member would reach this one. The weight of a transposed
-    convolution does not show the channels of a group, so it may.
+    The weight of a transposed convolution does not show the channels of a group.
     """
-    channels = weight.value.sizes[2]
-    odd = transposed or channels is None or channels % 2 == 1
-    return odd and weight.value.dtype in (torch.bfloat16, torch.float16)
+    return reads_beyond(weight.value.dtype, None if transposed else weight.value.sizes[2])
 
 
 def fixed_numbers(
@@ -243,7 +240,7 @@ def _reorderable(
     """Whether channels-last memory serves it: a Shared input must have one group, as in `_packable`, and
     kernels must not read beyond a group.
     """
-    if not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)) or reads_pairs(weight):
+    if not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)) or _leaks(weight):
         return False
     return isinstance(x, Stacked) or groups_of(w, args, kwargs, 3)[1] == 1
 
