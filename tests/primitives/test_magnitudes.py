@@ -41,6 +41,9 @@ OPS = [
     )
 ]
 MAGNITUDES = (1e12, 3e18, 2e19, 1e30, 1e37, 1e38, 3.3e38)
+CHANNELS_LAST = {"last"}
+"""torch's kernels of group and batch norms for this memory order square numbers: of one member, too, they
+overflow from about 2e19 on, where those for its own order are finite."""
 FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "uniform": lambda x, size: (x.double() / x.abs().max() * size).float(),
     "constant": lambda x, size: torch.full_like(x, size),
@@ -67,7 +70,7 @@ def test_a_strategy_is_finite_where_the_members_are(op: str, form: str) -> None:
         for size in MAGNITUDES:
             large = [enlarged(s, form, size) for s in many]
             for kinds in combinations(len(tensors(large[0]))):
-                for memory in [m for m in memories(large) if m != "last"]:  # torch sums otherwise there
+                for memory in set(memories(large)) - CHANNELS_LAST:
                     args, kwargs, calls = wide(large, kinds, memory)
                     expected = [member(op, c) for c in calls]
                     w = EagerWriter(3)
