@@ -98,7 +98,7 @@ def check_gradients(
 
 @dataclass(frozen=True)
 class _GradientCheck:
-    """Compares gradients for drawn inputs. The attributes are the arguments of `check_gradients`.
+    """The arguments of `check_gradients`, and the names of what it compares.
 
     names: the weights whose gradients are computed.
     """

@@ -38,9 +38,8 @@ _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 
 class SideStreams(threading.local):
-    """The side streams of each stream, for one thread.
-
-    Streams of another thread are never taken: one of them may be part of a graph that is being captured.
+    """The side streams of each stream, for one thread. torch may give several threads the same stream, so
+    they are used in captures only, and `graph_pool.py` captures one graph at a time.
     """
 
     def __init__(self) -> None:

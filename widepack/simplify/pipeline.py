@@ -11,8 +11,7 @@
 7. Rewrite transposed convolutions of stride 1, and of windows that do not overlap, as convolutions
    (transposed_conv.py).
 
-Steps 1 to 3 do not depend on kinds (`straighten`); steps 4 to 6 (`fold`) and
-7 do (`fold_all`).
+Steps 1 to 3 do not depend on kinds (`straighten`); the others do (`fold_all`).
 
 Requires: a functional member program and the kinds of its slots. Ensures: equal results except for rounding;
 no value has a higher kind than the value that it replaces.
