@@ -10,13 +10,11 @@ of `route`; on a CUDA device every call ends when the device has done its work.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from route_baselines import by_dict, by_sort, gathered, padded
+from route_baselines import baseline_calls, gathered
 from route_networks import NETWORKS, members_of
 from route_race import raced
 from row_file import RowFile, build_threads, device_parser, say
@@ -27,8 +25,6 @@ from widepack_bench.measure.processors import quiet
 
 FORMAT = "widepack.device-route/1"
 IDS = ("uniform", "zipf", "one")
-GATHERED = 64 * 2**20
-"""The most bytes of weights that the baseline `vmap` gathers for a call."""
 
 
 def built(name: str, folder: Path, device: str) -> tuple[Any, list[Any]]:
@@ -69,20 +65,13 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="widepack-route-") as folder:
             ens, modules = built(name, Path(folder), given.device)
-            size = sum(p.numel() * p.element_size() for p in modules[0].parameters())
             with quiet(1), torch.no_grad():
                 vmapped = gathered(modules)
                 for key, (batch, kind) in waiting.items():
                     ids = members_of(kind, batch, count)
                     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
                     x = x.to(given.device)
-                    calls: dict[str, Callable[[], Any]] = {
-                        "dict": partial(by_dict, modules, [x], ids),
-                        "sorted": partial(by_sort, modules, [x], ids),
-                        "each": partial(padded, ens, [x], ids),
-                    }
-                    if size * batch <= GATHERED:
-                        calls["vmap"] = partial(vmapped, [x], ids)
+                    calls = baseline_calls(ens, modules, vmapped, x, ids)
                     row: dict[str, Any] = {"network": name, "members": count, "batch": batch, "ids": kind}
                     try:
                         row |= raced(ens, [x], ids, calls, given.seconds)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from widepack_bench.baselines.cuda_graph import recorded
 from widepack_bench.baselines.members import reason
 from widepack_bench.baselines.table import BASELINES
 from widepack_bench.layers.block_sweeps import FAMILY, sweeps
+from widepack_bench.layers.contestants import shortest
 from widepack_bench.layers.in_memory import InMemory, inputs, members
 from widepack_bench.layers.reference import LayerReference
 from widepack_bench.layers.sweeps import Sweep, find
@@ -43,7 +43,6 @@ from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.race import OURS, race
 
 INFERENCE = ("compiled-loop", "cuda-graph-loop")
-CALLS = 3
 LEAST_ROUNDS = 12  # six even rounds: fewer give no 95% interval
 SAMPLE_CALLS, SAMPLE_S = 5, 0.008  # an estimate: calls and further seconds of a sample in a race
 
@@ -94,7 +93,7 @@ class Contest:
         seconds: of the race. sync: waits for the device. exact: compares an answer with float64. The fastest
         form whose answer is right by it takes part.
         """
-        tried = {name: _shortest(call, sync) for name, call in self.forms.items()}
+        tried = {name: shortest(call, sync) for name, call in self.forms.items()}
         best = ""
         for name in sorted(tried, key=lambda name: tried[name]):
             wrong = exact(self.forms[name]())
@@ -104,7 +103,7 @@ class Contest:
             self.skipped[name] = f"its answers are not the members': {wrong}"
         if not best or not self.baselines:
             return {"error": "nothing to compare", "skipped": self.skipped}
-        times = [tried[best], tried[best], *(_shortest(call, sync) for call in self.baselines.values())]
+        times = [tried[best], tried[best], *(shortest(call, sync) for call in self.baselines.values())]
         # The race ends at three times its budget, which must be enough for the least number of rounds.
         seconds = max(seconds, LEAST_ROUNDS / 2 * sum(SAMPLE_CALLS * t + SAMPLE_S for t in times))
         run = race(self.forms[best], self.baselines, budget_s=seconds, min_rounds=LEAST_ROUNDS, sync=sync)
@@ -282,19 +281,6 @@ def _bound(run: Callable[..., Any], args: Sequence[Tensor]) -> Call:
 
 def _baseline(name: str, modules: Sequence[nn.Module], args: Sequence[Tensor]) -> Call:
     return _bound(BASELINES[name](modules, True), args)
-
-
-def _shortest(call: Call, sync: Call | None) -> float:
-    """Returns the seconds of the shortest of a few calls."""
-    wait = sync or (lambda: None)
-    best = math.inf
-    for _ in range(CALLS):
-        wait()
-        begin = time.perf_counter()
-        call()
-        wait()
-        best = min(best, time.perf_counter() - begin)
-    return best
 
 
 def key_of(name: str, count: int) -> str:

@@ -15,13 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from route_baselines import by_dict, by_sort, gathered, padded
+from route_baselines import baseline_calls, gathered
 from route_networks import NETWORKS, members_of
 from route_race import raced
 
@@ -32,8 +30,6 @@ from widepack_bench.report.environment import environment
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = (1, 8, 32, 128)
 IDS = ("uniform", "zipf", "one")
-GATHERED = 64 * 2**20
-"""The most bytes of weights that the baseline `vmap` gathers for a call."""
 
 
 def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
@@ -49,7 +45,6 @@ def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
     path = folder / "e.wide"
     widepack.build(paths, path, model=make, inputs=[spec], pt2=False, race=False, force=True)
     ens = widepack.load(path)
-    size = sum(p.numel() * p.element_size() for p in modules[0].parameters())
     vmapped = gathered(modules)
     found: list[dict[str, Any]] = []
     for batch in BATCHES:
@@ -58,13 +53,7 @@ def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
             if kind != "uniform" and batch == 1:
                 continue
             x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
-            calls: dict[str, Callable[[], Any]] = {
-                "dict": partial(by_dict, modules, [x], ids),
-                "sorted": partial(by_sort, modules, [x], ids),
-                "each": partial(padded, ens, [x], ids),
-            }
-            if size * batch <= GATHERED:
-                calls["vmap"] = partial(vmapped, [x], ids)
+            calls = baseline_calls(ens, modules, vmapped, x, ids)
             row: dict[str, Any] = {"network": name, "members": count, "batch": batch, "ids": kind}
             row |= raced(ens, [x], ids, calls, seconds)
             found.append(row)

@@ -7,6 +7,7 @@ Each function takes the members' modules, the inputs of a call, and the member o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 import widepack
 
 Inputs = Sequence[Tensor]
+
+GATHERED = 64 * 2**20
+"""The most bytes of weights that the baseline `vmap` gathers for a call."""
 
 
 def by_dict(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
@@ -92,3 +96,25 @@ def padded(ens: widepack.WideModel, inputs: Inputs, ids: Sequence[int]) -> Any:
         wide.append(x.new_zeros(len(ens.members), most, *x.shape[1:]))
         wide[-1].flatten(0, 1)[places] = x
     return tree_map(lambda y: y.flatten(0, 1)[places], ens.each(*wide))
+
+
+def baseline_calls(
+    ens: widepack.WideModel,
+    modules: Sequence[nn.Module],
+    vmapped: Callable[[Inputs, Sequence[int]], Any],
+    x: Tensor,
+    ids: Sequence[int],
+) -> dict[str, Callable[[], Any]]:
+    """Returns the baselines of a call by name; `vmap` only where its weights take at most `GATHERED`.
+
+    vmapped: `gathered(modules)`.
+    """
+    calls: dict[str, Callable[[], Any]] = {
+        "dict": partial(by_dict, modules, [x], ids),
+        "sorted": partial(by_sort, modules, [x], ids),
+        "each": partial(padded, ens, [x], ids),
+    }
+    size = sum(p.numel() * p.element_size() for p in modules[0].parameters())
+    if size * len(ids) <= GATHERED:
+        calls["vmap"] = partial(vmapped, [x], ids)
+    return calls

@@ -49,7 +49,7 @@ class Contestants:
             {name: _bound(run, args) for name, run in runs.items()} for runs in (strategies, baselines)
         )
         strategy_s, baseline_s = (
-            {name: _shortest(call, sync) for name, call in calls.items()}
+            {name: shortest(call, sync) for name, call in calls.items()}
             for calls in (strategy_calls, baseline_calls)
         )
         return cls(strategy_calls, baseline_calls, strategy_s, baseline_s, sync)
@@ -145,7 +145,7 @@ def _sample(seconds: float) -> float:
     return min(WARM_CALLS * seconds, LONG_S + seconds) + (3 * seconds if seconds > 0.001 else 0.006)
 
 
-def _shortest(call: noise.Call, sync: noise.Call | None) -> float:
+def shortest(call: noise.Call, sync: noise.Call | None) -> float:
     """Returns the seconds of the shortest of a few calls."""
     wait = sync or (lambda: None)
     best = math.inf
