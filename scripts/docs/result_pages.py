@@ -28,6 +28,7 @@ import device_results
 import fleet_results
 import flop_results
 import hfta_results
+import int8_results
 import layer_results
 import predict_results
 import real_results
@@ -46,6 +47,7 @@ from widepack_bench.suite import table as suite_table
 PAGES = (
     "docs/how-to/select-and-cascade.md",
     "docs/how-to/reduce.md",
+    "docs/how-to/load-in-another-dtype.md",
     "docs/how-to/predict.md",
     "README.md",
     "docs/results/networks.md",
@@ -257,6 +259,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "real-tuned": real_results.tuned,
     "cascade": cascade_results.table,
     "reduce": reduce_results.table,
+    "int8": int8_results.table,
     "predict": predict_results.predict,
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,

@@ -39,10 +39,12 @@ def training() -> str:
     document = read("training-cpu")
     totals, rows = document["summary"], document["rows"]
     fastest, plain, loop = (totals[name] for name in ("over_fastest", "over_uncompiled", "over_loop"))
+    left_out = ", ".join(totals["not_measured"])
+    noisy = f", without noisy ones ({left_out})" if left_out else ""
     lines = [
         training_table(rows, _COLUMNS),
         "",
-        f"{fastest['rows']} rows were measured. Geometric means: the fused module is "
+        f"{fastest['rows']} rows are counted{noisy}. Geometric means: the fused module is "
         f"{loop['geometric_mean']:.2f} times as fast as the loop, and {plain['geometric_mean']:.2f} times as "
         f"fast as the fastest baseline without compilation. The faster of it and its compiled form is "
         f"{fastest['geometric_mean']:.2f} times as fast as the fastest of all baselines. Slower than that "

@@ -3,6 +3,8 @@
 
     python scripts/measure/int8_weights.py [-o bench/results/int8-cpu.json] [--seconds 10] [--only linear]
 
+With `--only`, the rows of other models in the file stay.
+
 Each row is one model, N members and R rows for each member (pattern `each`), on one thread, pinned to one
 core. The int8 model, the same model again, and the float32 model under each strategy of linear layers run in
 one interleaved race (`widepack_bench.measure.race`).
@@ -185,6 +187,16 @@ def rows_of(only: str, seconds: float) -> Iterator[dict[str, Any]]:
             yield kernel_row(shape, seconds)
 
 
+def started(path: Path, only: str) -> dict[str, Any]:
+    """Returns the document at `path` without the rows that will be measured again, or a new one."""
+    kept: list[dict[str, Any]] = []
+    if only and path.exists():
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        kept = [row for row in rows if not row["model"].startswith(only)]
+    what = "int8_weights: int8 weights with one scale for each row, against float32"
+    return {"what": what, "rows": kept}
+
+
 def main() -> None:
     """Measures all rows and writes the document."""
     parser = argparse.ArgumentParser(
@@ -195,14 +207,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="the first letters of the models: linear, encoder, kernel")
     options = parser.parse_args()
     with quiet(1, pin=True), torch.inference_mode():
-        document: dict[str, Any] = {
-            "what": "int8_weights: int8 weights with one scale for each row, against float32",
-            "environment": environment("cpu", 1),
-            "rows": [],
-        }
+        document = started(options.out, options.only)
         for row in rows_of(options.only, options.seconds):
             print(json.dumps(row), flush=True)
-            document["rows"].append(row)
+            document["rows"].append({**row, "environment": environment("cpu", 1)})
             options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
