@@ -110,6 +110,19 @@ def test_every_strategy_of_convolutions_passes_the_probe(
         assert float((found[i].double() - exact).abs().max()) < 1e-4
 
 
+def test_a_compiled_program_has_the_members_own_convolutions(device: str, tmp_path: Any) -> None:
+    """Inductor compiles what is between them. On a CPU they are one grouped convolution."""
+    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5)
+    options: dict[str, Any] = {"device": device, "strategies": ["wide", "streams"]}
+    ens = load(tmp_path / "e.wide", backend="compile", compile="now", **options)
+    entry = ens.entry("forward")
+    entry.probe()
+    kept = [n.op for n in entry.programs.of("shared")[0].executable.main.nodes if "member_convs" in n.op]
+    assert bool(kept) == (device != "cpu")
+    x = drawn(4, 8, 12, 12, seed=9).to(device)
+    torch.testing.assert_close(ens(x), load(tmp_path / "e.wide", **options)(x), rtol=1e-4, atol=1e-4)
+
+
 def test_the_probe_passes_with_torchs_settings_of_tf32(device: str, tmp_path: Any) -> None:
     """Convolutions run in TF32 by default; the probe allows its rounding."""
     saved(network, tmp_path, "input=float32[B,8,12,12]", members=5)

@@ -23,6 +23,7 @@ from widepack_artifacts.program import Program, Ref
 
 OP = torch.ops.widepack.member_convs
 CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 OPTIONS = {"plain": (1, 0, 1, 1), "strided": (2, 1, 1, 2), "dilated": (1, 2, 2, 1)}
 N = 3
 DEVICE = torch.device("cuda:1")
@@ -62,6 +63,58 @@ def test_answers_are_those_of_each_member_in_float64(
         depth = weight[0, 0].numel()
         error = float((y[i].double() - exact).abs().max())
         assert error <= 4 * torch.finfo(y.dtype).eps * depth**0.5 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["each", "shared"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("numbers", [(1, 0, 1, 1, 0), (3, 1, 1, 2, 2), (1, 2, 2, 1, 1)])
+@pytest.mark.parametrize("spatial", TRANSPOSED)
+def test_transposed_answers_are_those_of_each_member_in_float64(
+    spatial: int, numbers: tuple[int, ...], biased: bool, of_all: bool
+) -> None:
+    stride, padding, dilation, _, more = ([n] * spatial for n in numbers)
+    groups = numbers[3]
+    x = drawn(1 if of_all else N, 2, 4, *(5, 4, 4)[:spatial], seed=1)
+    weight = drawn(N, 4, 6 // groups, *(3, 3, 3)[:spatial], seed=2)
+    bias = drawn(N, 6, seed=3) if biased else None
+    y = OP(x, weight, bias, stride, padding, dilation, groups, more)
+    meta = [None if v is None else v.to("meta") for v in (x, weight, bias)]
+    shape = OP(*meta, stride, padding, dilation, groups, more)
+    assert y.shape == shape.shape and y.stride() == shape.stride()
+    for i in range(N):
+        exact = TRANSPOSED[spatial](
+            x[0 if of_all else i].double(),
+            weight[i].double(),
+            None if bias is None else bias[i].double(),
+            stride,
+            padding,
+            more,
+            groups,
+            dilation,
+        )
+        depth = weight[0, :, 0].numel()
+        error = float((y[i].double() - exact).abs().max())
+        assert error <= 4 * torch.finfo(y.dtype).eps * depth**0.5 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "options", "message"),
+    [
+        ((3, 4, 6, 3, 3), None, (1, 0, 1, 1, 1), "output_padding 1 must be below stride 1 or dilation 1"),
+        ((3, 4, 6, 3, 3), (3, 4), (1, 0, 1, 1, 0), "bias is"),
+        ((3, 5, 6, 3, 3), None, (1, 0, 1, 1, 0), "x is"),
+        ((3, 4, 6, 3, 3), None, (1, 4, 1, 1, 0), "has no result"),
+        ((3, 4, 6, 3, 3), None, (1, 0, 1, 3, 0), "4 channels do not form 3 groups"),
+    ],
+)
+def test_wrong_operands_of_transposed_convolutions_are_refused(
+    weight: Any, bias: Any, options: Any, message: str
+) -> None:
+    stride, padding, dilation, groups, more = options
+    given = [None if s is None else torch.zeros(s) for s in ((3, 2, 4, 5, 5), weight, bias)]
+    run = ops.function(member_convs.OP)
+    with pytest.raises(OperandError, match=message):
+        run(*given, [stride] * 2, [padding] * 2, [dilation] * 2, groups, [more] * 2)
 
 
 @pytest.mark.parametrize(
@@ -188,25 +241,28 @@ def test_a_failing_member_raises_its_error_after_the_join(cuda: Cuda) -> None:
 
 
 def chain() -> Program:
-    """Returns two convolutions with a relu between them, the second one with `same` padding and groups."""
-    weights = {"w": "float32[6,4,3,3]", "b": "float32[6]", "v": "float32[4,3,3,3]"}
-    first, second = "float32[B,6,4,4]", "float32[B,4,4,4]"
+    """Returns two convolutions with a relu between them, the second one with `same` padding and groups, and a
+    transposed one.
+    """
+    weights = {"w": "float32[6,4,3,3]", "b": "float32[6]", "v": "float32[4,3,3,3]", "u": "float32[4,3,2,2]"}
+    first, second, third = "float32[B,6,4,4]", "float32[B,4,4,4]", "float32[B,6,9,9]"
     return program(weights, {"x": "float32[B,4,6,6]"}, [
         node("one", "conv2d", Ref("x"), Ref("w"), Ref("b"), out=first),
         node("r", "relu", Ref("one"), out=first),
         node("two", "conv2d.padding", Ref("r"), Ref("v"), None, [1, 1], "same", [1, 1], 2, out=second),
-    ], ["two"])  # fmt: skip
+        node("t", "conv_transpose2d.input", Ref("two"), Ref("u"), None, [2, 2], [0, 0], [1, 1], 2, out=third),
+    ], ["t"])  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_requested_program_of_streams_gives_each_members_answer(device: str) -> None:
     """The program for a GPU runs on the CPU too, where the op is a loop; so does its ATen form."""
     net = chain()
-    slots = all_kinds(net, x="stacked", w="stacked", b="stacked", v="stacked")
+    slots = all_kinds(net, x="stacked", w="stacked", b="stacked", v="stacked", u="stacked")
     request = StrategyRequest.parse(["wide", "streams"])
     (plan,) = plans(net, slots, N, {"B": 4}, "B", device, "each", request)
     lowered = small.lowered(net, slots, plan, N)
-    assert lowered.used == {"one": "streams", "r": "pointwise", "two": "streams"}
+    assert lowered.used == {"one": "streams", "r": "pointwise", "two": "streams", "t": "streams"}
     small.check(net, lowered.program, slots, N)
     in_aten = decompose(lowered.program)
     assert member_convs.OP in {n.op for n in lowered.program.nodes}

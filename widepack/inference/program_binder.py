@@ -59,10 +59,10 @@ class ProgramBinder:
         backend = self._backend(pattern, stored, options)
         noted = options.backend == "auto" and not stored.plan.backend
         if backend != "eager":
-            from ..kernels.decompose import decompose  # a program on `eager` does not need it
+            from ..kernels.decompose import for_compiler  # a program on `eager` does not need it
 
-            program = decompose(program)  # packed weights are for oneDNN: no compiler takes them
-            content = f"{stored.content} decomposed" if stored.content else ""
+            program = for_compiler(program, backend, self.artifact.device)
+            content = f"{stored.content} for {backend}" if stored.content else ""
             self.admission.check(pattern, program, weights, content)
             run = self.artifact.executable(program, weights)
             checks = ValueChecks(run.main, run.given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
@@ -30,13 +32,38 @@ _RECURRENT = (
     "widepack.gru_training.default",
     "widepack.lstm_training.default",
 )
+FOR_CUDA = frozenset(
+    {
+        member_convs.OP,
+        mlp_chain.OP,
+        grouped_experts.OP,
+        "widepack.rnn_steps.default",
+        "widepack.gru_steps.default",
+        "widepack.lstm_steps.default",
+    }
+)
+"""The ops with kernels for CUDA that a compiler does not make from their ATen form."""
 _PACKED_LAYERS = ("widepack.convolution.default", "widepack.linear.default")
 
 
-def decompose(program: Program) -> Program:
+def for_compiler(program: Program, backend: str, device: torch.device) -> Program:
+    """Returns the program without the ops that the compiler of a backend does not take.
+
+    Packed weights are for oneDNN: no compiler takes them. torch.compile calls ops that it does not know, so
+    on a GPU it gets the ops with kernels for CUDA, and compiles what is between them.
+    """
+    kept = backend == "compile" and device.type == "cuda"
+    return decompose(program, FOR_CUDA if kept else ())
+
+
+def decompose(program: Program, kept: Collection[str] = ()) -> Program:
     """Returns the program with ATen ops in place of widepack's own, also in the bodies of loops.
 
     The answers are equal except for rounding. The memory layout may differ.
+
+    Args:
+        program: A wide program.
+        kept: The ops of widepack that stay.
     """
     values: dict[str, Any] = {}  # what replaces a value of the program, by name
     packs: dict[str, Node] = {}  # the nodes of `pack_lstm`, by name
@@ -50,7 +77,9 @@ def decompose(program: Program) -> Program:
         if any(r in values for r in refs((node.args, node.kwargs))):
             node = replace(node, args=replaced(node.args), kwargs=replaced(node.kwargs))
         if node.body is not None:
-            nodes.append(replace(node, body=decompose(node.body)))
+            nodes.append(replace(node, body=decompose(node.body, kept)))
+        elif node.op in kept:
+            nodes.append(node)
         elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
             values[node.name] = node.args[0]
         elif node.op == "widepack.pack_convolutions.default":

@@ -1,7 +1,9 @@
 """Defines the op `member_convs`: the members' own convolutions, on several streams in a CUDA graph.
 
-    member_convs(x, weight, bias, stride, padding, dilation, groups) -> [N, B, O, *s']
+    member_convs(x, weight, bias, stride, padding, dilation, groups, output_padding=None) -> [N, B, O, *s']
     x: [N or 1, B, C, *s]   weight: [N, O, C / groups, *k]   bias: [N, O] or none
+
+With `output_padding` the convolutions are transposed, and weight is [N, C, O / groups, *k].
 
 Each member runs the convolution that it runs alone, so cuDNN takes its kernels of ungrouped convolutions.
 While a CUDA graph is captured, the members are divided over `STREAMS` streams. Each stream begins when the
@@ -35,6 +37,7 @@ STREAMS = 8
 """The most streams on which members run at once in a CUDA graph. It has not been measured on a GPU."""
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 
 
 class SideStreams(threading.local):
@@ -64,8 +67,9 @@ def _member_convs(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    output_padding: Sequence[int] | None = None,
 ) -> Tensor:
-    members, options = weight.shape[0], (stride, padding, dilation, groups)
+    members, options = weight.shape[0], (stride, padding, dilation, groups, output_padding)
     rows = x.expand(members, *x.shape[1:])
     if weight.device.type == "cuda":
         y = _fake(x, weight, bias, *options)
@@ -73,7 +77,7 @@ def _member_convs(
             lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
         )
         return y
-    return torch.stack([_convolution(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
+    return torch.stack([member_conv(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
 
 
 def run_members(run: Any, members: int, device: torch.device) -> None:
@@ -106,14 +110,14 @@ def run_members(run: Any, members: int, device: torch.device) -> None:
 
 
 def _run_into(y: Tensor, *given: Any) -> None:
-    y.copy_(_convolution(*given))
+    y.copy_(member_conv(*given))
 
 
 def _part(bias: Tensor | None, i: int) -> Tensor | None:
     return None if bias is None else bias[i]
 
 
-def _convolution(
+def member_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -121,10 +125,13 @@ def _convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    output_padding: Sequence[int] | None,
 ) -> Tensor:
     """Runs a member's convolution."""
-    run = _CONVOLUTIONS[weight.dim() - 2]
-    return run(x, weight, bias, stride, padding, dilation, groups)
+    spatial = weight.dim() - 2
+    if output_padding is None:
+        return _CONVOLUTIONS[spatial](x, weight, bias, stride, padding, dilation, groups)
+    return _TRANSPOSED[spatial](x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 def _fake(
@@ -135,17 +142,24 @@ def _fake(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    output_padding: Sequence[int] | None = None,
 ) -> Tensor:
-    sizes = [
-        (size + 2 * margin - step * (window - 1) - 1) // by + 1
-        for size, window, by, margin, step in zip(x.shape[3:], weight.shape[3:], stride, padding, dilation)
-    ]
-    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[1], *sizes))
+    dims = list(zip(x.shape[3:], weight.shape[3:], stride, padding, dilation))
+    if output_padding is None:
+        outputs = weight.shape[1]
+        sizes = [(n + 2 * margin - step * (k - 1) - 1) // by + 1 for n, k, by, margin, step in dims]
+    else:
+        outputs = weight.shape[2] * groups
+        sizes = [
+            (n - 1) * by - 2 * margin + step * (k - 1) + more + 1
+            for (n, k, by, margin, step), more in zip(dims, output_padding)
+        ]
+    return x.new_empty((weight.shape[0], x.shape[1], outputs, *sizes))
 
 
 define(
     "member_convs(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
-    "int groups) -> Tensor",
+    "int groups, int[]? output_padding=None) -> Tensor",
     _member_convs,
     _fake,
     checks.member_convs,
@@ -155,24 +169,22 @@ define(
 def member_convs_in_aten(node: Node, members: int) -> list[Node]:
     """Returns a `member_convs` node as one convolution of N * groups groups. members: N."""
     new = NodeList(node)
-    x, weight, bias, stride, padding, dilation, groups = node.args
-    rows = new.add("aten.expand.default", x, [members, *(-1 for _ in range(2 + len(stride)))], suffix="rows")
+    x, weight, bias, stride, padding, dilation, groups, *more = node.args
+    output_padding = more[0] if more else node.kwargs.get("output_padding")
+    spatial = len(stride)
+    if output_padding is None:
+        op, options = f"aten.conv{spatial}d.default", [stride, padding, dilation, members * groups]
+    else:
+        overload = "default" if spatial == 1 else "input"
+        op = f"aten.conv_transpose{spatial}d.{overload}"
+        options = [stride, padding, output_padding, members * groups, dilation]
+    rows = new.add("aten.expand.default", x, [members, *(-1 for _ in range(2 + spatial))], suffix="rows")
     image = new.add("aten.transpose.int", rows, 0, 1, suffix="image")  # [B, N, C, *s]
     image = new.add("aten.flatten.using_ints", image, 1, 2, suffix="packed")
     matrix = new.add("aten.flatten.using_ints", weight, 0, 1, suffix="weight")
     if bias is not None:
         bias = new.add("aten.flatten.using_ints", bias, 0, 1, suffix="bias")
-    y = new.add(
-        f"aten.conv{len(stride)}d.default",
-        image,
-        matrix,
-        bias,
-        stride,
-        padding,
-        dilation,
-        members * groups,
-        suffix="conv",
-    )
+    y = new.add(op, image, matrix, bias, *options, suffix="conv")
     y = new.add("aten.unflatten.int", y, 1, [members, -1], suffix="members")
     new.add("aten.transpose.int", y, 0, 1, suffix="stacked")
     return new.named_as_the_node()

@@ -329,9 +329,13 @@ def _member_convs(given: Mapping[str, Any], result: Tensor, model: CudaModel) ->
     members with gaps are copied first.
     """
     x, weight, groups = given["x"], given["weight"], int(given["groups"])
-    members = int(weight.shape[0])
-    outputs, depth = int(weight.shape[1]) // groups, math.prod(weight.shape[2:])
-    rows = max(1, result.numel() // max(1, members * int(weight.shape[1])))
+    members, window = int(weight.shape[0]), math.prod(weight.shape[3:])
+    if given.get("output_padding") is None:
+        outputs, depth = int(weight.shape[1]) // groups, int(weight.shape[2]) * window
+        rows = max(1, result.numel() // max(1, members * int(weight.shape[1])))
+    else:  # a product for each number of the input, whose results are summed
+        outputs, depth = int(weight.shape[2]) * window, int(weight.shape[1]) // groups
+        rows = max(1, x[0].numel() // max(1, int(weight.shape[1])))
     rate = model.rate(x.dtype, convolution=True) * (grouped_part(x[0]) if groups > 1 else 1.0)
     computing = members * products_s(rows, outputs, depth, groups, rate, model.device.multiprocessors)
     copies = 0 if x[0].is_contiguous() else 1

@@ -14,6 +14,8 @@
 | `unfold_bmm` | both Stacked | one batched product over columns of patches (conv_patches.py) |
 | `streams` | both Stacked | the members' own convolutions, on streams in a CUDA graph (conv_streams.py) |
 
+Transposed convolutions have `fold`, `grouped` and `streams`.
+
 The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` and
 `grouped_channels_last` run one convolution of `N*O` outputs where x is Shared and g = 1.
 
@@ -39,7 +41,7 @@ from ..registry.samples import B, Draw, Make, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
 
 CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
-_TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
+TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
 
 
 def _spatial(weight: WideValue) -> int:
@@ -83,7 +85,7 @@ def _x_shared(
     return isinstance(x, Shared) and isinstance(weight, Stacked)
 
 
-@strategy(f"{CONV} {_TRANSPOSED}", "fold", family="conv", when=_weight_shared)
+@strategy(f"{CONV} {TRANSPOSED}", "fold", family="conv", when=_weight_shared)
 def fold(
     w: Writer, x: WideValue, weight: Shared, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
@@ -127,7 +129,7 @@ def one_conv(
     return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]
 
 
-@strategy(f"{CONV} {_TRANSPOSED}", "grouped", family="conv")
+@strategy(f"{CONV} {TRANSPOSED}", "grouped", family="conv")
 def grouped(
     w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
 ) -> WideValue:
@@ -153,6 +155,14 @@ def _leaks(weight: Stacked, transposed: bool = False) -> bool:
     return reads_beyond(weight.value.dtype, None if transposed else weight.value.sizes[2])
 
 
+def numbers_of(value: Any, spatial: int) -> list[int] | None:
+    """Returns the numbers by spatial dim, from a number or a list; None if some are not known at export."""
+    value = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(g, int) for g in value):
+        return None
+    return [int(g) for g in (value * spatial if len(value) == 1 else value)]
+
+
 def fixed_numbers(
     w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], window: tuple[int | None, ...]
 ) -> tuple[list[int], list[int], list[int], int] | None:
@@ -162,23 +172,14 @@ def fixed_numbers(
     """
     (stride, padding, dilation, groups), _ = groups_of(w, args, kwargs, 3)
     n = len(window)
-
-    def numbers(value: Any) -> list[int] | None:
-        value = list(value) if isinstance(value, (list, tuple)) else [value]
-        return (
-            [int(g) for g in (value * n if len(value) == 1 else value)]
-            if all(isinstance(g, int) for g in value)
-            else None
-        )
-
-    strides, dilations = numbers(stride), numbers(dilation)
+    strides, dilations = numbers_of(stride, n), numbers_of(dilation, n)
     if strides is None or dilations is None or not isinstance(groups, int) or not all(window):
         return None
     if padding == "same":  # equal on both sides; else torch runs another op
         margins = [d * (int(k or 0) - 1) for d, k in zip(dilations, window)]
         paddings = [m // 2 for m in margins] if all(m % 2 == 0 for m in margins) else None
     else:
-        paddings = [0] * n if padding == "valid" else numbers(padding)
+        paddings = [0] * n if padding == "valid" else numbers_of(padding, n)
     return None if paddings is None else (strides, paddings, dilations, groups)
 
 
@@ -343,5 +344,5 @@ def _transposed(spatial: int) -> Make:
 for _n, _op in enumerate(("conv1d", "conv2d", "conv3d"), 1):
     samples(_op)(_convolutions(_n))
     samples(f"{_op}.padding")(_named_padding(_n))
-for _n, _op in enumerate(_TRANSPOSED.split(), 1):
+for _n, _op in enumerate(TRANSPOSED.split(), 1):
     samples(_op)(_transposed(_n))

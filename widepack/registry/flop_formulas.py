@@ -180,9 +180,21 @@ def _mlp_chain(x: Tensor, weights: Sequence[Tensor], *args: Any, out_val: Tensor
     return sum(2 * x.shape[1] * math.prod(w.shape) for w in weights)
 
 
-def _member_convs(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor) -> Any:
-    """Each number of the result meets one filter."""
-    return 2 * math.prod(out_val.shape) * math.prod(weight.shape[2:])
+def _member_convs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    output_padding: Any = None,
+    *,
+    out_val: Tensor,
+) -> Any:
+    """Each number of the result, or of a transposed convolution's input for each member, meets one filter."""
+    places = math.prod(out_val.shape) if output_padding is None else weight.shape[0] * math.prod(x.shape[1:])
+    return 2 * places * math.prod(weight.shape[2:])
 
 
 def _int8_linear(x: Tensor, *args: Any, out_val: Tensor) -> Any:

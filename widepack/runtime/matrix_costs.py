@@ -135,7 +135,8 @@ def member_convolutions(name: str, args: Mapping[str, Any], result: Any) -> Cost
         return NOTHING
     if min(x.dim(), weight.dim(), out.dim()) < 4 or not weight.shape[0]:
         return NOTHING
-    one = convolution(name, {"input": x[0], "weight": weight[0], "groups": args.get("groups", 1)}, out[0])
+    given = {"input": x[0], "weight": weight[0], "groups": args.get("groups", 1)}
+    one = convolution(name, {**given, "transposed": args.get("output_padding") is not None}, out[0])
     work = int(weight.shape[0]) * (one.work + MEMBER) + 2 * out.numel()
     return Cost(work, one.room + 2.0 * size([out]))
 

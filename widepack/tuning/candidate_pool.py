@@ -19,7 +19,7 @@ from ..backends.task import first_line
 from ..errors import UsageError
 from ..ir.fake_values import Shapes
 from ..ir.kinds import kinds, weights_only
-from ..kernels.decompose import decompose
+from ..kernels.decompose import for_compiler
 from ..lowering.lower import Lowered, lower
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
@@ -149,7 +149,9 @@ class CandidatePool:
                     self.shapes,
                 )
             lowered = self._lowered[key]
-            program = decompose(lowered.program) if plan.backend else lowered.program
+            program = lowered.program
+            if plan.backend:
+                program = for_compiler(program, plan.backend, self.device)
             same = f"{plan.backend} {plan.workers} {strict_json.digest(program.to_json())}"
             if same in self._by_key:  # the strategies that this plan names apply nowhere
                 self._by_key[key] = self._by_key[same]

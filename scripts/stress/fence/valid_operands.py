@@ -494,12 +494,18 @@ def _mlp_chain(draw: Draw) -> list[Sample]:
 
 @_valid("widepack.member_convs.default")
 def _member_convs(draw: Draw) -> list[Sample]:
-    return [
+    plain = [
         call(draw.normal(x, 2, 4, 9, 8), draw.normal(3, 6, 4 // args[3], 3, 3), bias, *args)
         for x in (1, 3)
         for args in (([1, 1], [1, 1], [1, 1], 1), ([2, 1], [0, 1], [1, 2], 2))
         for bias in (None, draw.normal(3, 6))
     ]
+    transposed = [
+        call(draw.normal(x, 2, 4, 5, 4), draw.normal(3, 4, 6 // args[3], 3, 3), draw.normal(3, 6), *args)
+        for x in (1, 3)
+        for args in (([1, 1], [1, 1], [1, 1], 1, [0, 0]), ([2, 1], [0, 1], [1, 2], 2, [1, 1]))
+    ]
+    return [*plain, *transposed]
 
 
 @_valid("widepack.member_products.default")

@@ -9,6 +9,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `require.py` | Provides the error and the conditions that checks share |
 | `attention.py` | attention on a CPU |
 | `convolutions.py` | torch's convolutions |
+| `convolution_sizes.py` | literals and sizes of widepack's own convolutions |
 | `experts.py` | widepack's own ops of experts |
 | `fourier.py` | the ops behind Fourier transforms |
 | `int8.py` | widepack's ops over int8 weights |

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import LARGEST, OperandError, dense, numbers, of_shape, require
+from .convolution_sizes import extents, geometry, transposed_extents
+from .require import OperandError, dense, numbers, of_shape, require
 
 _MARK = "widepack_mark"
 
@@ -80,29 +81,6 @@ def pack_convolution(
     numbers("size", size, spatial + 2, 0)
     require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
     extents(size[2:], weight.shape[members + 2 :], stride, padding, dilation)
-
-
-def geometry(
-    spatial: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> None:
-    """Checks the literals of a convolution."""
-    numbers("stride", stride, spatial, 1, 2**20)
-    numbers("padding", padding, spatial, 0, 2**20)
-    numbers("dilation", dilation, spatial, 1, 2**20)
-    require(1 <= groups <= LARGEST, f"groups is {groups}; at least 1 is needed")
-
-
-def extents(
-    image: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> None:
-    """Checks that a kernel fits into the padded image."""
-    for n, k, p, d in zip(image, kernel, padding, dilation):
-        if n + 2 * p - d * (k - 1) - 1 < 0 or k < 1:
-            raise OperandError(f"a kernel of {list(kernel)} does not fit into an image of {list(image)}")
 
 
 def convolution(
@@ -229,17 +207,23 @@ def member_convs(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    output_padding: Sequence[int] | None = None,
 ) -> None:
     """Checks `widepack.member_convs`."""
-    members, outputs, inputs, *window = dense("weight", weight, 4, 5, 6).shape
+    transposed = output_padding is not None
+    members, packed, of_group, *window = dense("weight", weight, 4, 5, 6).shape
     dense("x", x, weight.dim())
     geometry(len(window), stride, padding, dilation, groups)
     require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
-    of_shape("x", x, [x.shape[0], x.shape[1], inputs * groups, *x.shape[3:]], weight)
+    inputs, outputs = (packed, of_group * groups) if transposed else (of_group * groups, packed)
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs, *x.shape[3:]], weight)
     of_shape("bias", bias, [members, outputs], weight)
     require(members > 0, "weight is for 0 members; at least 1 is needed")
-    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
-    extents(x.shape[3:], window, stride, padding, dilation)
+    require(packed % groups == 0, f"{packed} channels do not form {groups} groups")
+    if output_padding is None:
+        extents(x.shape[3:], window, stride, padding, dilation)
+    else:
+        transposed_extents(x.shape[3:], window, stride, padding, dilation, output_padding)
 
 
 def member_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
