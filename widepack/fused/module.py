@@ -192,11 +192,11 @@ class Fused(FusedMembers):
         self, entry: FusedEntry, stacked: Sequence[bool], sizes: Mapping[str, int], differentiate: bool
     ) -> Runner:
         """Returns what runs a call of these inputs. A new program is compared with the members first."""
-        # prepacked weights are of one dtype, so that autocast does not reach the program that has them
-        plain = differentiate or any(self._modes()) or torch.is_autocast_enabled(entry.device.type)
-        # widepack's own ops have no rules for these
         autocast = torch.is_autocast_enabled(entry.device.type)
-        runner = entry.runner(stacked, sizes, plain, autocast or in_transform() or in_forward_mode())
+        # transforms and autocast do not reach weights that are prepacked, nor widepack's own ops
+        through = autocast or in_transform() or in_forward_mode()
+        plain = differentiate or any(self._modes()) or through
+        runner = entry.runner(stacked, sizes, plain, through)
         if runner.checked:
             return runner
         recipe = self._recipe
