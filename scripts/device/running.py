@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widepack.kernels.triton_kernels.available import TF32_SWITCH
 from widepack.system.user_cache import cache_folder
-from widepack.verification.tf32_bounds import OVERRIDE
 from widepack_bench.report.json_file import read_document, write_whole
 
 from .record_tests import VARIABLE
@@ -75,7 +75,7 @@ def environment_of_steps(plan: Plan, packages: Sequence[str], tf32: bool) -> dic
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),  # later steps and calls find what was compiled
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         VARIABLE: plan.file("tests"),
-        **({} if tf32 or plan.device == CPU else {OVERRIDE: "0"}),
+        **({} if tf32 or plan.device == CPU else {TF32_SWITCH: "0"}),
     }
 
 
@@ -165,7 +165,7 @@ class DeviceRun:
         """Runs the commands of a step until `end`, by `time.monotonic`."""
         runs: list[dict[str, Any]] = []
         commands = step.commands(self.plan)
-        environment = {k: v for k, v in self._environment.items() if not (step.tf32 and k == OVERRIDE)}
+        environment = {k: v for k, v in self._environment.items() if not (step.tf32 and k == TF32_SWITCH)}
         for command in commands:
             left = end - time.monotonic() - GRACE_S
             if left < LEAST_S:

@@ -23,7 +23,7 @@ from device.record_tests import VARIABLE
 from device.running import DeviceRun, OtherMachine, run_command
 from device.steps import STEPS, Plan, Step, chosen, listed
 from widepack.errors import UsageError
-from widepack.verification.tf32_bounds import OVERRIDE
+from widepack.kernels.triton_kernels.available import TF32_SWITCH
 from widepack_bench.layers.block_sweeps import sweeps
 from widepack_bench.layers.sweeps import find
 from widepack_bench.suite.rows import ROWS
@@ -134,9 +134,9 @@ def test_tf32_is_off_for_all_steps_but_the_tests(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(running, "LEAST_S", 0.1)
     plan = Plan("cuda", tmp_path)
     environment = running.environment_of_steps(plan, [], tf32=False)
-    assert OVERRIDE not in running.environment_of_steps(plan, [], tf32=True)
+    assert TF32_SWITCH not in running.environment_of_steps(plan, [], tf32=True)
     assert [step.name for step in STEPS if step.tf32] == ["tests"]
-    code = f"import os; print(os.environ.get({OVERRIDE!r}))"
+    code = f"import os; print(os.environ.get({TF32_SWITCH!r}))"
     steps = [_step("measures", code), replace(_step("tests", code), tf32=True)]
     run = DeviceRun(plan, MACHINE, environment)
     assert run.run(steps, 20.0, lambda line: None)

@@ -126,6 +126,29 @@ def test_torch_func_over_a_fused_module_is_that_over_the_members(own: list[Any])
     close(jacobian, torch.stack([func.jacrev(m)(X) for m in own]))
 
 
+@first_level
+@pytest.mark.parametrize("trains", [True, False], ids=["no_grad", "frozen"])
+def test_torch_func_without_gradients_over_a_fused_module(trains: bool, own: list[Any]) -> None:
+    """Weights that are bound to a program have no rules of the transforms."""
+    fused, func = widepack.fuse(own, X).requires_grad_(trains), torch.func
+    parameters: dict[str, Any] = {n: p.detach() for n, p in fused.named_parameters()}
+    two = {n: torch.stack([p, 2 * p]) for n, p in parameters.items()}
+
+    def members_in_turn(x: Tensor) -> Tensor:
+        return torch.stack([m(x) for m in own])
+
+    with torch.set_grad_enabled(not trains):
+        close(fused(X), members_in_turn(X))
+        inputs = torch.stack([X, 2 * X])
+        close(func.vmap(fused)(inputs), torch.stack([members_in_turn(x) for x in inputs]))
+        close(func.jvp(fused, (X,), (X,)), func.jvp(members_in_turn, (X,), (X,)))
+        close(func.functionalize(fused)(X), members_in_turn(X))
+        mapped = func.vmap(lambda p: func.functional_call(fused, p, (X,)))(two)
+        close(mapped[0], members_in_turn(X))
+        twice = {n: p[1] for n, p in two.items()}
+        close(mapped[1], func.functional_call(fused, twice, (X,)))
+
+
 def test_torch_func_over_a_loaded_model_is_refused(path: Path) -> None:
     ens = widepack.load(path)
     for _ in range(2):  # before and after a call of these sizes was seen

@@ -12,6 +12,7 @@ from small import all_kinds, node, program
 
 from widepack.kernels.decompose import decompose
 from widepack.kernels.mlp_chain import OP
+from widepack.kernels.triton_kernels.launches import MOST_LAYERS
 from widepack.lowering.lower import Lowered, lower
 from widepack.planning.plan import NodeChoice, Plan
 from widepack_artifacts.program import Kind, Node, Program, Ref
@@ -128,6 +129,14 @@ def test_a_layer_of_another_strategy_ends_a_chain() -> None:
     member = net("relu", "tanh", None)
     found = lowered(member, l1="bmm")
     assert chains(found.program) == [["relu"], [""]]
+    check(member, found, "shared")
+
+
+@pytest.mark.parametrize("rows", ["B,", "B,T,"])
+def test_a_node_has_at_most_the_layers_of_a_kernel(rows: str) -> None:
+    member = net(*["relu"] * (MOST_LAYERS + 2), rows=rows)
+    found = lowered(member)
+    assert chains(found.program) == [["relu"] * MOST_LAYERS, ["relu"] * 2]
     check(member, found, "shared")
 
 

@@ -30,6 +30,10 @@ BATCHES = (0, 1, 4)
 EVERY = list(itertools.product(DTYPES, MEMBERS, BATCHES))
 UNTYPED = {"aten.native_dropout.default"}  # the mask of an empty tensor has another dtype in torch
 ULPS = 32  # the bound in float64, in ulp of the largest number: no reference is more exact
+SUMS = (
+    "aten.bilinear.default",
+    "aten.linear.default",
+)  # sums of products: `sum_bound` is their bound in float64
 FEW = 8  # in other dtypes: the ulp that are added to four times the members' errors
 
 OPS = sorted(OPTIONS)
@@ -91,8 +95,29 @@ def largest(many: Iterable[torch.Tensor]) -> float:
     )
 
 
+def sum_bound(op: str, calls: Iterable[Sample]) -> float:
+    """Returns how far apart two results in float64 may be, for an op that sums products: `SUMS`.
+
+    An output is a sum of t products of an element of the weight with one of each input, and a bias; t is the
+    number of the weight's elements for one output. In whatever order a strategy computes, a product takes
+    part in at most t + 2 roundings: two of its own factors, t - 1 of additions, and that of the bias. Each
+    changes it by at most eps/2 of itself. So a computed sum is off by at most (t + 2) * eps/2 * M, where M is
+    the sum of the absolute values of the products and the bias: the op over absolute values. Two computed
+    sums differ by at most twice that. The largest result is no measure of it: a single output may be the
+    small difference of large products.
+    """
+    bounds = [0.0]
+    for args, kwargs in calls:
+        weight = args[2] if op == "aten.bilinear.default" else args[1]
+        terms = weight[0].numel()
+        sums = member(op, put((args, kwargs), iter([t.abs() for t in tensors((args, kwargs))])))
+        bounds.append((terms + 2) * torch.finfo(torch.float64).eps * largest([sums]))
+    return max(bounds)
+
+
 def check(
     op: str,
+    calls: list[Sample],
     got: list[Any],
     answers: list[list[torch.Tensor]],
     truth: list[list[torch.Tensor]],
@@ -101,8 +126,9 @@ def check(
 ) -> None:
     """Compares a strategy with the members. A small output must be as exact as the large ones.
 
-    got: the results of the strategy by member.
+    calls: the arguments of each member. got: the results of the strategy by member.
     """
+    in_float64 = sum_bound(op, calls) if op in SUMS and dtype == torch.float64 else None
     eps, size = torch.finfo(dtype).eps, largest(t for row in truth for t in row)
     for number in range(len(answers[0])):
         member_answers, want = [o[number] for o in answers], [t[number] for t in truth]
@@ -126,6 +152,7 @@ def check(
             )
             finite = torch.isfinite(m)
             bound = ULPS * eps * size if dtype == torch.float64 else 4 * off + FEW * eps * size
+            bound = bound if in_float64 is None else in_float64
             error = largest([(g.double() - (m if dtype == torch.float64 else t))[finite]])
             assert error <= bound, (
                 f"{message}: off by {error:.3g}, the bound is {bound:.3g} "
@@ -178,6 +205,7 @@ def run(
         for s in chosen:
             check(
                 op,
+                calls,
                 outputs(s.rule(w, *args, **kwargs), members),
                 answers,
                 truth,
@@ -247,6 +275,23 @@ def test_every_strategy_is_reached(op: str) -> None:
         if not missing:
             return
     raise AssertionError(f"{op}: no draw reaches the strategies {sorted(missing)}")
+
+
+def test_the_bound_of_a_sum_is_of_its_products() -> None:
+    """One output of four products that cancel: it is smaller than they are, and its error is not."""
+    op, choices = "aten.bilinear.default", [0, 1, 0, 0, 1]
+
+    def chosen() -> Pick:
+        left = iter(choices)
+        pick = Pick(lambda count: next(left))
+        OPTIONS[op](Draw(0), pick, 1)
+        return pick
+
+    (sample,) = [cast(OPTIONS[op](Draw(100), chosen().again(), 0), torch.float64)]
+    (right,) = tensors([member(op, sample)])
+    assert right.numel() == 1
+    assert ULPS * torch.finfo(torch.float64).eps * abs(float(right)) < sum_bound(op, [sample]) < 1e-13
+    assert "outer" in run(op, chosen(), torch.float64, 1, 0, memories)
 
 
 SELU = 1.7580993408473766  # alpha dropout replaces a number by -SELU, before scale and shift

@@ -15,8 +15,9 @@ from torch import nn
 
 from widepack.errors import ProbeError
 from widepack.inference import probe_check
+from widepack.kernels.triton_kernels.available import TF32_SWITCH, precision
 from widepack.verification.record import OutputBounds
-from widepack.verification.tf32_bounds import EPS, OVERRIDE, in_tf32, runs_in_tf32, tf32_kinds
+from widepack.verification.tf32_bounds import EPS, in_tf32, runs_in_tf32, tf32_kinds
 from widepack_artifacts.program import Program, Ref
 from widepack_bench.report.environment import tf32
 
@@ -26,7 +27,7 @@ ALL = {"products", "convolutions", "recurrent layers"}
 
 @pytest.fixture(autouse=True)
 def without_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(OVERRIDE, raising=False)
+    monkeypatch.delenv(TF32_SWITCH, raising=False)
 
 
 @pytest.fixture
@@ -79,9 +80,11 @@ def test_the_variable_of_the_environment_switches_tf32_off(
     settings: Any, monkeypatch: pytest.MonkeyPatch, value: str, expected: set[str]
 ) -> None:
     settings("tf32", "tf32", "tf32")
-    monkeypatch.setenv(OVERRIDE, value)
+    monkeypatch.setenv(TF32_SWITCH, value)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert tf32_kinds(CUDA) == expected
     assert tf32() == {"products": bool(expected), "convolutions": bool(expected)}
+    assert precision(torch.float32) == ("tf32" if expected else "tf32x3")  # of widepack's own kernels
 
 
 @pytest.fixture

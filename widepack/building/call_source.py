@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from torch import nn
 
 from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, FixedSize
-from ..capture.example import default_axes, example_sizes, from_specs, sizes_without_ones
+from ..capture.dynamic_dims import dynamic_axes
+from ..capture.example import example_sizes, from_specs, sizes_without_ones
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..errors import CaptureError, UsageError
-from ..spec.entries import FORWARD, method_of, of_entry
+from ..spec.entries import FORWARD, of_entry
 from ..spec.input_spec import Bounds, InputSpec, parse_inputs
 from .members import EntryMembers, MemberCapture
 
@@ -204,16 +204,7 @@ class SampleCalls:
         """Captures the first member of a shape signature. Raises: UsageError; CaptureError."""
         first = members.first_of(signature)
         fresh = [members.module(first)]
-        parameters = inspect.signature(method_of(fresh[0], members.entry)).parameters
-        unknown = sorted(set(self.dynamic or ()) - set(parameters) - set(self.keywords))
-        if unknown and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
-            raise UsageError(
-                f"dynamic names {', '.join(unknown)}, which {members.entry} does not take;"
-                f" it takes {', '.join(parameters)}"
-            )
-        axes = self.dynamic
-        if axes is None:
-            axes = default_axes(list(parameters), self.args, self.keywords)
+        axes = dynamic_axes(self.dynamic, fresh[0], self.args, self.keywords, members.entry)
         call = arrange(fresh[0], self.args, self.keywords, axes, {}, members.entry)
         named_dims = self.dynamic is not None
         return MemberCapture(members.capture(first, call, named_dims, fresh), members, call, named_dims)

@@ -13,6 +13,7 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `call.py` | Describes one call of a member: its arguments, tensor by tensor, with a name |
 | `capture.py` | Captures one member: its program, guards, constants and calling convention |
 | `derivatives.py` | Captures members whose forward takes derivatives, and what stops gradients in them |
+| `dynamic_dims.py` | Reads which axes of a sample are dynamic: `dynamic={input: {axis: letter}}` |
 | `effects.py` | Finds the side effects of a member in its export by torch.export |
 | `example.py` | Makes the example call of a build from input specs, and names the batch |
 | `explain.py` | Explains why a member could not be captured: the user's source line, what it does |

@@ -15,6 +15,7 @@ captured from one member, and that autograd can differentiate.
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
 | `check_gradients.py` | Compares gradients of a wide program, and a program that draws |
 | `compiled_check.py` | Compares a compiled program with the same program without compilation |
+| `failed_run.py` | Explains a call of a fused module that failed at an index out of range |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |

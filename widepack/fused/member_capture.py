@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch import nn
 from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, capture
 from ..capture.derivatives import weights_fixed
-from ..capture.example import default_axes
+from ..capture.dynamic_dims import dynamic_axes
 from ..capture.export import calm, clone
 from ..checkpoints.differences import bit_equal
-from ..errors import UsageError
 from ..spec.state import StateRequest
 from .torch_module import write_count
 
@@ -33,17 +31,10 @@ def call_of(
         dynamic: {input: {axis: letter}}. Default: axis 0 of every input is "B".
 
     Raises:
-        UsageError: `dynamic` names an input that forward does not take.
+        UsageError: `dynamic` has another form, or names an input that forward does not take.
         CaptureError: Forward does not take the sample.
     """
-    parameters = inspect.signature(module.forward).parameters
-    known = {*parameters, *kwargs}
-    if unknown := sorted(set(dynamic or ()) - known):
-        raise UsageError(
-            f"dynamic names {', '.join(unknown)}, which forward does not take; it takes "
-            f"{', '.join(parameters)}"
-        )
-    axes = dynamic if dynamic is not None else default_axes(list(parameters), args, kwargs)
+    axes = dynamic_axes(dynamic, module, args, kwargs)
     return arrange(module, args, kwargs, axes, {})
 
 

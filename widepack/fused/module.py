@@ -161,12 +161,33 @@ class Fused(FusedMembers):
         if differentiate:
             weights = self.without_frozen_gradients(weights)
         buffers = [self.tensor_of(name) for _, _, name in entry.carried]
-        outputs = runner.run(weights, [*values, *(b.clone() for b in buffers)])
+        inputs = [*values, *(b.clone() for b in buffers)]
+        try:
+            outputs = runner.run(weights, inputs)
+        except (IndexError, RuntimeError) as e:
+            self._refuse_unknown_rows(entry, weights, inputs, stacked, e)
+            raise
         answer = build_answer(outputs, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
             for buffer, (_, output, _) in zip(buffers, entry.carried):
                 buffer.copy_(self.with_frozen_rows(outputs[output], buffer))
         return answer
+
+    @_disable_dynamo
+    def _refuse_unknown_rows(
+        self,
+        entry: FusedEntry,
+        weights: Mapping[str, torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        stacked: Sequence[bool],
+        error: Exception,
+    ) -> None:
+        """Raises an InputError if a call failed because an index is out of range. error: what it raised."""
+        from .failed_run import index_out_of_range  # only a call that fails needs it
+
+        refused = index_out_of_range(entry, weights, inputs, stacked)
+        if refused is not None:
+            raise refused from error
 
     def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
         """Returns the weights and constants that an entry's programs read, by name."""
@@ -192,11 +213,11 @@ class Fused(FusedMembers):
         self, entry: FusedEntry, stacked: Sequence[bool], sizes: Mapping[str, int], differentiate: bool
     ) -> Runner:
         """Returns what runs a call of these inputs. A new program is compared with the members first."""
-        # prepacked weights are of one dtype, so that autocast does not reach the program that has them
-        plain = differentiate or any(self._modes()) or torch.is_autocast_enabled(entry.device.type)
-        # widepack's own ops have no rules for these
         autocast = torch.is_autocast_enabled(entry.device.type)
-        runner = entry.runner(stacked, sizes, plain, autocast or in_transform() or in_forward_mode())
+        # transforms and autocast do not reach weights that are prepacked, nor widepack's own ops
+        through = autocast or in_transform() or in_forward_mode()
+        plain = differentiate or any(self._modes()) or through
+        runner = entry.runner(stacked, sizes, plain, through)
         if runner.checked:
             return runner
         recipe = self._recipe

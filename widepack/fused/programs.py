@@ -4,7 +4,7 @@ pattern of inputs.
 | program | for | lowered | runs |
 |---|---|---|---|
 | eval | eval mode without gradients | as `load` does: simplified, planned | with the weight prologue |
-| with gradients | train mode; eval mode with gradients | lowering/differentiable.py | differentiably |
+| with gradients | training, gradients, autocast, torch.func | lowering/differentiable.py | differentiably |
 
 A buffer that the member changes (a batch norm's statistics) is an input and an output of the program. The
 fused module writes it back after the call.

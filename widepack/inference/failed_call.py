@@ -6,7 +6,7 @@ values of the call. Nothing of this runs for a call that succeeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,22 @@ def explained(
         if found is not None:
             return InputError(f"{title}: {_sentence(program, *found)}")
     return InputError(f"{title} cannot run on these inputs: {_first_line(error)}")
+
+
+def unknown_row(title: str, runs: Iterable[Run]) -> InputError | None:
+    """Returns the error of the first run that reads a tensor at an index out of range; None if none does.
+
+    Args:
+        title: What was called, in the message.
+        runs: Programs that may fail as the call did, with their weights and inputs.
+    """
+    for program, weights, inputs in runs:
+        found = _failing(program, weights, inputs)
+        if found is not None:
+            node, values, _ = found
+            wrong = _index_out_of_range(node, values) is not None
+            return InputError(f"{title}: {_sentence(program, *found)}") if wrong else None
+    return None
 
 
 def _runs(

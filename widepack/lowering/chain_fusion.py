@@ -3,9 +3,9 @@
     mlp_chain(x, [W1], [b1], [""]) -> relu -> mlp_chain(., [W2], [b2], [""])
     becomes mlp_chain(x, [W1, W2], [b1, b2], ["relu", ""])
 
-Nothing else may read a result in between. Views that flatten the rows of a layer, and restore them after it,
-may stand in between: a view after a chain moves behind the next activation, and the pair of both views
-between two layers disappears.
+Nothing else may read a result in between. A chain has at most `MOST_LAYERS` layers, as its kernel has. Views
+that flatten the rows of a layer, and restore them after it, may stand in between: a view after a chain moves
+behind the next activation, and the pair of both views between two layers disappears.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from widepack_artifacts.program import Node, Program, Ref
 
 from ..ir.edit import renamed, uses, with_nodes
 from ..kernels.mlp_chain import OP, activation_of
+from ..kernels.triton_kernels.launches import MOST_LAYERS
 
 _SPLIT = "aten.unflatten.int"
 _FLATTEN = "aten.flatten.using_ints"
@@ -54,7 +55,7 @@ class _Joining:
         source = self._only_read_here(node)
         if source is None:
             self.made[node.name] = node
-        elif node.op == OP and source.op == OP:
+        elif node.op == OP and source.op == OP and _fit(source, node):
             x, *lists = source.args
             grown = [[*a, *b] for a, b in zip(lists, node.args[1:])]
             self._replace(source, replace(node, args=(x, *grown)))
@@ -126,6 +127,11 @@ class _Joining:
         """Whether a node undoes the view that splits the rows of a chain."""
         is_flat = node.op == _FLATTEN and node.args[1:] == (1, -2) and not node.kwargs
         return is_flat and source.op == _SPLIT and self._chain_behind(source) is not None
+
+
+def _fit(source: Node, node: Node) -> bool:
+    """Whether one kernel runs the layers of both chains."""
+    return len(source.args[1]) + len(node.args[1]) <= MOST_LAYERS
 
 
 def _splits_rows(node: Node) -> bool:

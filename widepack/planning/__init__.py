@@ -20,6 +20,7 @@
 | `plan_cache.py` | Stores plans that were measured on this machine in the user's cache |
 | `regions.py` | Makes the wide plan and the loop plan of a member program |
 | `request.py` | Parses the strategies that a user requests |
+| `separate_layers.py` | Predicts the time of a chain's layers as separate nodes, by the strategies |
 | `split_plans.py` | Plans for weights that are a base of all members plus thin factors: the strategy |
 | `channels_last_plans.py` | Changes plans for members that train: convolutions in channels-last memory |
 | `strategy_times.py` | Predicts the time of every strategy of every node, by running the strategies on |

@@ -1,16 +1,21 @@
 """Plans for chains of small linear layers on a GPU: the strategy `chain`, one kernel for several layers.
 
 A chain is two or more linear layers whose weights differ between members. Between them is nothing but
-activations that the op `mlp_chain` knows, and nothing else reads a result there. A chain is chosen if its
-kernel fits and is predicted to be faster than the kernels of plain torch
-(`kernels/triton_kernels/predictions.py`), up to the largest batch for which the kernel is predicted to be
-faster. The predictions are for an H100 in float32 without TF32, or in half precision. They were not measured.
+activations that the op `mlp_chain` knows, and nothing else reads a result there. Layers that fit no kernel
+divide a chain. A part is chosen if its kernel is predicted to be faster, up to the largest batch for which it
+is, than both of these:
+
+- the kernels of plain torch (`kernels/triton_kernels/predictions.py`), by which the op decides at a call
+- the strategies that the plan chose for its layers (`separate_layers.py`)
+
+The predictions are for an H100 in float32 without TF32, or in half precision. They were not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 
@@ -21,13 +26,17 @@ from ..ir.edit import readers, uses
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
 from ..kernels.mlp_chain import activation_of
-from ..kernels.triton_kernels.launches import chain_fits
+from ..kernels.triton_kernels.launches import MOST_LAYERS, chain_fits
 from ..kernels.triton_kernels.predictions import chain_times, most_rows
+from ..spec.dtypes import dtype_name
 from .batch_growth import Growth, at_two_batches
 from .plan import NodeChoice, Plan
 from .regions import Regions
+from .separate_layers import SeparateLayers
 
 CHAIN = "chain"
+MOST_ENDS = 3
+"""The most batches at which chains end. Each one makes a batch class, and so a program."""
 _LINEAR = "aten.linear.default"
 
 
@@ -41,6 +50,15 @@ class _Shape:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class PlannedChain:
+    """A chain that a plan takes. most: the largest batch; None for every one. why: the reason."""
+
+    layers: tuple[str, ...]
+    most: int | None
+    why: str
+
+
 def with_chains(
     plans: Sequence[Plan],
     regions: Regions,
@@ -49,8 +67,8 @@ def with_chains(
     batch: str,
     fixed: Mapping[str, NodeChoice],
 ) -> list[Plan]:
-    """Returns the plans of a GPU with chains, up to the largest batch for which the kernel is predicted to be
-    faster.
+    """Returns the plans of a GPU with chains, each up to the largest batch for which its kernel is predicted
+    to be faster.
 
     Args:
         plans: The plans of the other strategies, smallest batch first. Those that loop stay as they are.
@@ -60,32 +78,38 @@ def with_chains(
         batch: The dim that batch classes are made of, or "".
         fixed: The strategies of nodes that are decided already.
     """
-    chains = [c for c in linear_chains(regions.program, regions.found) if not any(n in fixed for n in c)]
-    shapes = at_two_batches(lambda at: _shapes(regions.program, chains, at), sizes, batch) if chains else None
+    program = regions.program
+    chains = [c for c in linear_chains(program, regions.found) if not any(n in fixed for n in c)]
+    shapes = at_two_batches(lambda at: _shapes(program, chains, at), sizes, batch) if chains else None
     if shapes is None:
         return list(plans)
-    chosen: dict[str, NodeChoice] = {}
-    limits: list[int | None] = []
-    for chain, small, large in zip(chains, *shapes):
-        if small is None or large is None:
-            continue
-        grows = Growth.between(small.rows, large.rows)
-        most, why = _limit(regions.program, regions.found, chain, members, small, grows, sizes.get(batch, 1))
-        if most is None or most >= 1:
-            limits.append(most)
-            chosen |= {name: NodeChoice(CHAIN, why) for name in chain}
-    known = [most for most in limits if most is not None]
-    return [part for plan in plans for part in _divided(plan, chosen, min(known) if known else None)]
+    small, large = shapes
+    parts: list[Plan] = []
+    for plan in plans:
+        looped, taken = plan.looped(), []
+        for layers, shape in small.items():
+            if layers not in large or not looped.isdisjoint(layers):
+                continue
+            grows = Growth.between(shape.rows, large[layers].rows)
+            chain = _chain(regions, layers, members, shape, grows, sizes.get(batch, 1), plan)
+            taken += [] if chain is None else [chain]
+        parts += divided(plan, taken)
+    return parts
 
 
-def _divided(plan: Plan, chosen: Mapping[str, NodeChoice], end: int | None) -> list[Plan]:
-    """Returns a plan with chains up to the batch `end`, None for every one, and without them above it."""
-    least, most = plan.batch
-    if not chosen or not plan.looped().isdisjoint(chosen) or (end is not None and least > end):
-        return [plan]
-    last = most if end is None else end if most is None else min(most, end)
-    chained = replace(plan, batch=(least, last), choices={**plan.choices, **chosen})
-    return [chained] if last == most else [chained, replace(plan, batch=(end + 1, most))]  # type: ignore[operator]
+def divided(plan: Plan, chains: Sequence[PlannedChain]) -> list[Plan]:
+    """Returns the plans of the batch classes into which the ends of chains divide a plan."""
+    least, last = plan.batch
+    chains = [c for c in chains if c.most is None or c.most >= least]
+    ends = sorted({c.most for c in chains if c.most is not None and (last is None or c.most < last)})
+    ends = ends[:1] + ends[1:][1 - MOST_ENDS :]
+    parts = []
+    for end in (*ends, last):
+        within = [c for c in chains if c.most is None or (end is not None and c.most >= end)]
+        choices = {name: NodeChoice(CHAIN, c.why) for c in within for name in c.layers}
+        parts.append(replace(plan, batch=(least, end), choices={**plan.choices, **choices}))
+        least = least if end is None else end + 1
+    return parts
 
 
 def linear_chains(program: Program, found: Mapping[str, Kind]) -> list[list[str]]:
@@ -120,12 +144,17 @@ def _bound(node: Node, name: str) -> str | None:
     return value.name if isinstance(value, Ref) else None
 
 
-def _shapes(program: Program, chains: list[list[str]], sizes: Mapping[str, int]) -> list[_Shape | None]:
-    """Returns the shape of each chain at the sizes of dims; None for one that the kernel does not fit."""
+def _shapes(
+    program: Program, chains: list[list[str]], sizes: Mapping[str, int]
+) -> dict[tuple[str, ...], _Shape]:
+    """Returns the shapes of the chains that a kernel may run, at the sizes of dims.
+
+    A layer that fits no kernel divides a chain, and so does each `MOST_LAYERS`-th layer.
+    """
     values = replay(program, Fakes(sizes, static=True))
     nodes = {n.name: n for n in program.nodes}
 
-    def shape(chain: list[str]) -> _Shape | None:
+    def shape(chain: Sequence[str]) -> _Shape | None:
         layers = [ops.bind(nodes[n].op, nodes[n].args, nodes[n].kwargs) for n in chain]
         weights = [values[layer["weight"].name] for layer in layers]
         given = [layer.get("bias") for layer in layers]
@@ -141,30 +170,52 @@ def _shapes(program: Program, chains: list[list[str]], sizes: Mapping[str, int])
             return None
         return _Shape(x.numel() // widths[0], widths, tuple(b is not None for b in biases), x.dtype)
 
-    return [shape(chain) for chain in chains]
+    found: dict[tuple[str, ...], _Shape] = {}
+    for chain in chains:
+        for fits, run in groupby(chain, lambda name: shape([name]) is not None):
+            layers = list(run)
+            for first in range(0, len(layers) if fits else 0, MOST_LAYERS):
+                part = tuple(layers[first : first + MOST_LAYERS])
+                known = shape(part) if len(part) > 1 else None
+                found |= {} if known is None else {part: known}
+    return found
 
 
-def _limit(
-    program: Program,
-    found: Mapping[str, Kind],
-    chain: list[str],
+def _chain(
+    regions: Regions,
+    layers: tuple[str, ...],
     members: int,
     shape: _Shape,
     grows: Growth,
     example: int,
-) -> tuple[int | None, str]:
-    """Returns the largest batch of a chain, None for every one and 0 for none, and the reason for it."""
-    nodes, read_by = {n.name: n for n in program.nodes}, readers(program)
-    after = [read_by.get(name, [])[:1] for name in chain]
-    activations = [activation_of(few[0]) if few else "" for few in after]
-    x = _bound(nodes[chain[0]], "input")
-    shared = x is not None and found[x] == "shared"
-    given = (shape.widths, shape.biases, activations, shared, shape.dtype)
-    most = grows.largest(most_rows(members, *given))
+    plan: Plan,
+) -> PlannedChain | None:
+    """Returns a chain with its largest batch in a plan, and the reason; None if no batch has it."""
+    program, found = regions.program, regions.found
+    nodes, read_by, count = {n.name: n for n in program.nodes}, readers(program), uses(program)
+    after = [read_by[name][0] if count[name] == 1 and read_by.get(name) else None for name in layers]
+    activations = ["" if node is None else activation_of(node) for node in after]
+    x = _bound(nodes[layers[0]], "input")
+    given = (shape.widths, shape.biases, activations, x is not None and found[x] == "shared", shape.dtype)
+    most_plain = most_rows(members, *given)
+    if not most_plain:
+        return None
+    inside = [n for name, act in zip(layers, after) for n in (nodes[name], act) if n is not None]
+    inside = [n for n in inside if n.name in layers or activation_of(n)]
+    dtype = dtype_name(shape.dtype)
+    separate = SeparateLayers(inside, found, plan.choices, members, shape.widths, dtype)
+    most = 0
+    for rows in (1 << power for power in range(most_plain.bit_length())):
+        if not separate.compared(chain_times(members, rows, *given), rows).faster:
+            break
+        most = rows
+    end = grows.largest(most) if most else 0
+    if end == 0:
+        return None
     rows = max(1, round(grows.fixed + grows.slope * example))
-    times = chain_times(members, rows, *given)
+    times = separate.compared(chain_times(members, rows, *given), rows)
     why = (
-        f"one kernel for {len(chain)} layers takes {1e6 * times.kernel:.1f} us on an H100 as predicted, "
+        f"one kernel for {len(layers)} layers takes {1e6 * times.kernel:.1f} us on an H100 as predicted, "
         f"separate kernels take {1e6 * times.plain:.1f} us ({rows} rows, in a CUDA graph)"
     )
-    return most, why
+    return PlannedChain(layers, end, why)

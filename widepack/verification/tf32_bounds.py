@@ -26,12 +26,11 @@ import torch
 from widepack_artifacts.program import Program
 
 from ..ir.op_traits import cost_class
+from ..kernels.triton_kernels.available import TF32_SWITCH
 from .record import OutputBounds
 
 EPS = 2.0**-10
 """The eps of TF32, which has ten bits behind the point."""
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"
-"""The variable of the environment that switches TF32 off with `0`."""
 _RATIO = EPS / torch.finfo(torch.float32).eps
 _PRODUCTS = frozenset(
     ["product", "contraction", "attention", "grouped linear", "factored", "bilinear", "recurrent steps"]
@@ -49,7 +48,7 @@ def tf32_kinds(device: torch.device) -> frozenset[str]:
     Args:
         device: The device. Only CUDA devices have TF32.
     """
-    if device.type != "cuda" or os.environ.get(OVERRIDE) == "0":
+    if device.type != "cuda" or os.environ.get(TF32_SWITCH) == "0":
         return frozenset()
     backends = torch.backends
     settings = {

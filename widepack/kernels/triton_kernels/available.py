@@ -23,6 +23,9 @@ from torch import Tensor
 
 SWITCH = "WIDEPACK_TRITON"
 """The variable of the environment that switches the kernels off with `0`."""
+TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
+"""The variable of the environment that switches TF32 off with `0` in NVIDIA's libraries, whatever torch's
+settings are."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for TF32 and bfloat16 (Ampere)."""
@@ -84,13 +87,16 @@ def precision(dtype: torch.dtype) -> str:
     """Returns how a kernel multiplies factors of a dtype, as the kernels' parameter `PRECISION`.
 
     float32 factors are multiplied in TF32 if torch's own products are
-    (`torch.backends.cuda.matmul.fp32_precision`, or `allow_tf32`). Otherwise each factor is a sum of two TF32
-    numbers, and three products give the digits of float32 (`tf32x3`).
+    (`torch.backends.cuda.matmul.fp32_precision`, or `allow_tf32`; not under `NVIDIA_TF32_OVERRIDE=0`).
+    Otherwise each factor is a sum of two TF32 numbers, and three products give the digits of float32
+    (`tf32x3`).
     """
     if interpreted():
         return "cast"
     if dtype is not torch.float32:
         return "ieee"  # has no meaning for half precision
+    if os.environ.get(TF32_SWITCH) == "0":
+        return "tf32x3"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
