@@ -143,3 +143,15 @@ def test_members_that_differ_are_refused_with_all_differences() -> None:
         r"in member 0 a torch.nn.modules.conv.Conv2d",
     ):
         wide_layer_of([one, nn.Conv1d(2, 4, 3)])
+
+
+def test_channels_last_memory_does_not_train_on_one_image() -> None:
+    layer = primitives.WideConv2d.from_modules(
+        [nn.Conv2d(3, 4, 3) for _ in range(2)], strategy="grouped_channels_last"
+    )
+    one, two = torch.randn(2, 1, 3, 5, 5), torch.randn(2, 2, 3, 5, 5)
+    with pytest.raises(UsageError, match=r"does not train on one image .*float32\[2,1,3,5,5\]"):
+        layer(one)
+    assert layer(two).requires_grad
+    with torch.no_grad():
+        assert layer(one).shape == (2, 1, 4, 3, 3)

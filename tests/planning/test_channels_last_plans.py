@@ -39,7 +39,7 @@ def chosen(net: Program, slots: dict[str, Kind], requested: str = "auto") -> lis
     request = replace(StrategyRequest.parse(requested), plain=True, training=True)
     sizes = {"B": 4}
     found = plans(net, slots, 4, sizes, "B", "cpu", "shared", request)
-    choices = [plan.choices for plan in with_channels_last(found, net, slots, sizes)]
+    choices = [plan.choices for plan in with_channels_last(found, net, slots, sizes, "B")]
     return [c["c"].strategy if "c" in c else "" for c in choices]
 
 

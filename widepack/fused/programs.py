@@ -33,7 +33,7 @@ from ..ir.edit import with_reshapes
 from ..ir.tensor_type import parse_slot
 from ..lowering.differentiable import for_gradients
 from ..lowering.lower import lower
-from ..planning.channels_last_plans import with_channels_last
+from ..planning.channels_last_plans import with_channels_last, without_channels_last
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
@@ -48,7 +48,7 @@ from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 
 CPU = torch.device("cpu")
-_Key = tuple[tuple[bool, ...], bool, bool]
+_Key = tuple[tuple[bool, ...], bool, bool, bool]
 """For each input whether it has a member axis; whether there are gradients; and transforms."""
 
 
@@ -213,7 +213,8 @@ class FusedEntry(MemberPrograms):
         Raises:
             LoweringError: No such program can be made.
         """
-        key = (tuple(stacked), gradients, gradients and transforms)
+        alone = gradients and sizes.get(self.batch) == 1
+        key = (tuple(stacked), gradients, gradients and transforms, alone)
         if key not in self._plans:
             with plain_modes():
                 self._plans[key] = self._planned(*key)
@@ -232,10 +233,10 @@ class FusedEntry(MemberPrograms):
         return self._runners[runner_key]
 
     def _planned(
-        self, stacked: tuple[bool, ...], gradients: bool, transforms: bool
+        self, stacked: tuple[bool, ...], gradients: bool, transforms: bool, alone: bool
     ) -> tuple[Program, dict[str, Kind], list[Plan]]:
         """Returns, for a pattern of inputs, the member program, the kinds of its slots, and a plan for each
-        batch class.
+        batch class. alone: whether the batch is 1.
         """
         if not any(stacked):
             pattern = "shared"
@@ -255,7 +256,11 @@ class FusedEntry(MemberPrograms):
         if gradients and not transforms and self.device.type == "cpu":
             if self.compiled is None:  # torch's compiler chooses the memory order itself
                 program = with_reshapes(program)  # of values in channels-last memory
-                class_plans = with_channels_last(class_plans, program, kinds, self.sizes)
+                class_plans = (
+                    without_channels_last(class_plans)
+                    if alone
+                    else with_channels_last(class_plans, program, kinds, self.sizes, self.batch)
+                )
             class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 

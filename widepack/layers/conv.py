@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
+from ..ir.encoding import type_of
 from .arguments import option_list
 from .base import WideLayer
 
@@ -16,6 +19,7 @@ class _Conv(WideLayer):
 
     def wide(self, input: Tensor) -> Tensor:
         m, n = self.options, self.spatial
+        self._refuse_training_on_one_image(input)
         op, padding = f"conv{n}d", m.padding
         if m.padding_mode != "zeros":
             input = self.run("pad", input, _explicit_padding(m), m.padding_mode, main=False)
@@ -25,6 +29,21 @@ class _Conv(WideLayer):
         pads = padding if isinstance(padding, str) else option_list(padding, n)
         stride, dilation = option_list(m.stride, n), option_list(m.dilation, n)
         return self.run(op, input, self.weight, self.bias, stride, pads, dilation, m.groups)  # type: ignore[no-any-return]
+
+    def _refuse_training_on_one_image(self, input: Tensor) -> None:
+        """Raises UsageError where torch would take a gradient in one memory order for the other.
+
+        The memory order of one image is ambiguous after a view. The gradient of a batch norm beside the
+        convolution would be wrong.
+        """
+        images = input.shape[1] if input.dim() == self.spatial + 3 else 1
+        trains = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
+        if trains and images == 1 and self.strategy == "grouped_channels_last":
+            raise UsageError(
+                f"{self.name} with strategy 'grouped_channels_last' does not train on one image for each "
+                f"member, input {type_of(input)}: gradients of norms would be wrong in this memory order. "
+                "Use strategy 'auto' or 'grouped', or two images or more"
+            )
 
 
 def _explicit_padding(conv: Any) -> list[int]:

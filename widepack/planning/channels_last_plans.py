@@ -9,6 +9,10 @@ than its input and its answer together keeps its strategy, and so does one of 16
 channels, whose kernels would read channels of the next member. So do all convolutions of a program that reads
 numbers of another dtype from memory. For inference, weights are packed instead (`packed_convs.py`). Programs
 that torch compiles keep torch's own order, because its compiler chooses one itself.
+
+So do convolutions over one image, and a caller takes plans without channels-last memory for a batch of one.
+The memory order of one image is ambiguous after a view, and torch then reads a gradient in one order that is
+in the other: batch norms and instance norms of one sample give wrong gradients.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from ..ir import ops
 from ..ir.edit import DENSE
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import kinds, weights_only
+from ..ir.tensor_type import tensor_type
 from ..kernels.onednn import reads_beyond
 from .plan import NodeChoice, Plan
 
@@ -35,23 +40,51 @@ _CONVOLUTION = re.compile(r"aten\.conv[23]d\.(default|padding)")
 
 
 def with_channels_last(
-    plans: Sequence[Plan], program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]
+    plans: Sequence[Plan], program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int], batch: str
 ) -> list[Plan]:
     """Returns the plans of a program with gradients, with channels-last convolutions on a CPU.
+
+    They are for calls whose batch is 2 or more.
 
     Args:
         plans: The plans, smallest batch first.
         program: The member program.
         slots: The kinds of weights and inputs.
         sizes: An example size of each dim.
+        batch: The dim of the batch.
     """
     found = kinds(program, slots)
-    large = _large_images(program, found, sizes)
+    large = [name for name in _large_images(program, found, sizes) if _many_images(program, name, batch)]
     changed = []
     for plan in plans:
         own = {name: NodeChoice(CHANNELS_LAST, _BECAUSE) for name in large if name not in plan.choices}
         changed.append(replace(plan, choices={**plan.choices, **own}))
     return changed
+
+
+def without_channels_last(plans: Sequence[Plan]) -> list[Plan]:
+    """Returns the plans for a batch of one, without channels-last convolutions that were requested."""
+    return [
+        replace(plan, choices={k: c for k, c in plan.choices.items() if c.strategy != CHANNELS_LAST})
+        for plan in plans
+    ]
+
+
+def _many_images(program: Program, name: str, batch: str) -> bool:
+    """Whether a convolution provably has two images or more in every call whose batch is 2 or more."""
+    types = {s.name: s.type for s in (*program.inputs, *program.weights)} | {
+        n.name: n.out for n in program.nodes
+    }
+    (node,) = (n for n in program.nodes if n.name == name)
+    given = ops.bind(node.op, node.args, node.kwargs)["input"]
+    found = tensor_type(types.get(given.name, ""))
+    if found is None or len(found.sizes) != int(node.op[len("aten.conv")]) + 2:  # one image has no batch
+        return False
+    factors = str(found.sizes[0]).split("*")
+    numbers = [int(f) for f in factors if f.isdecimal()]
+    if not all(f.isdecimal() or f.isidentifier() for f in factors) or 0 in numbers:
+        return False
+    return batch in factors or any(n > 1 for n in numbers)
 
 
 def _large_images(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[str]:
