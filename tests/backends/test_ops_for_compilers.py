@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import small
 import torch
+from loaded import saved
 from small import all_kinds, node, program
-from torch import Tensor
+from torch import Tensor, nn
 
 from widepack.backends.flat import flatten
-from widepack.kernels import member_convs
+from widepack.kernels import member_convs, mlp_chain
 from widepack.kernels.decompose import for_compiler
 from widepack.planning.heuristics import plans
 from widepack.planning.request import StrategyRequest
 from widepack.runtime.executable import Executable
 from widepack.runtime.graph_module import graph_module
 from widepack_artifacts.program import Program, Ref
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.weights import Weights
 
 N = 3
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -75,7 +80,9 @@ def answers(compiler: str, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
     weights = {s.name: small.of_kind(values, kinds[s.name]) for s, values in drawn}
     run = Executable(given, weights, CPU)
     flat = flatten(run.main, run.given, "compile", "it")
-    compiled = torch.compile(graph_module(flat.program, CPU), fullgraph=True, backend=compiler, dynamic=True)
+    compiled = torch.compile(
+        graph_module(flat.program, CPU, checks="sizes"), fullgraph=True, backend=compiler, dynamic=True
+    )
     calls: list[int] = []
     single = member_convs.member_conv
 
@@ -104,3 +111,55 @@ def test_torch_compile_calls_the_own_ops(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which Inductor imports
 def test_inductor_calls_the_own_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     answers("inductor", (2, 5), monkeypatch)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of two directions, and a head."""
+
+    def __init__(self, layer: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.steps = layer(6, 8, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.steps(x)[0].relu())  # type: ignore[no-any-return]
+
+
+def small_layers() -> nn.Module:
+    return nn.Sequential(
+        *(part for _ in range(8) for part in (nn.Linear(16, 16), nn.ReLU())), nn.LayerNorm(16)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "op"),
+    [
+        (partial(Recurrent, nn.LSTM), "x=float32[B,5,6]", "widepack.lstm_steps.default"),
+        (partial(Recurrent, nn.GRU), "x=float32[B,5,6]", "widepack.gru_steps.default"),
+        (small_layers, "input=float32[B,16]", mlp_chain.OP),
+    ],
+    ids=["lstm", "gru", "chain"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_for_a_gpu_compile_around_their_own_kernels(
+    make: Callable[[], nn.Module], spec: str, op: str, tmp_path: Path
+) -> None:
+    saved(make, tmp_path, spec, members=N)
+    reader = Reader(tmp_path / "e.wide")
+    stored, (_, _, sizes) = Weights(reader.weights_files()), spec.partition("[")
+    rows = [r for r in reader.manifest.entries["forward"].wide if (r.device, r.pattern) == ("cuda", "shared")]
+    program_of_gpu = reader.program(min(rows, key=lambda row: row.batch[0]).file)
+    given = for_compiler(program_of_gpu, "compile", CUDA)
+    assert op in own(given)
+    assert op not in own(for_compiler(program_of_gpu, "aot", CUDA))
+    run = Executable(given, {s.source: stored.get(s.source) for s in given.weights}, CPU)
+    flat = flatten(run.main, run.given, "compile", "it")
+    torch.compiler.reset()
+    compiled = torch.compile(
+        graph_module(flat.program, CPU, checks="sizes"), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for batch in (2, 3):
+        x = torch.randn(batch, *(int(n) for n in sizes.rstrip("]").split(",")[1:]))
+        with torch.inference_mode():
+            found = flat.outputs(compiled(*flat.weights, x))
+            torch.testing.assert_close(found, list(run.eager(x)), rtol=1e-5, atol=1e-5)

@@ -176,9 +176,12 @@ def unchecked(name: str) -> Op:
 def size_checked(name: str) -> Op:
     """The function of an op behind the check of its operands, if that reads sizes alone.
 
-    Code that is traced keeps what such a check finds as conditions on the sizes of a call. Raises: as
+    Code that is traced keeps what such a check finds as conditions on the sizes of a call. widepack's own ops
+    are called through torch's dispatcher, so a compiler does not trace what is inside them. Raises: as
     `resolve`.
     """
+    if name in FUNCTIONS:
+        return resolve(name)
     return _with_check(name) if name in CHECKS and name not in OF_VALUES else unchecked(name)
 
 
