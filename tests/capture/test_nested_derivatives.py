@@ -1,4 +1,4 @@
-"""Tests members that nest functions of `torch.func`."""
+"""Tests members that nest functions of `torch.func`, or differentiate what does not depend on the input."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def autograd_of_grad(net: Net, x: Tensor) -> Tensor:
     return found
 
 
+def unused(net: Net, x: Tensor) -> Tensor:
+    """The derivative by an argument that the function does not use: zeros."""
+    found: Tensor = net.inner(x) + grad(lambda y, z: net.energy(y), argnums=1)(x, x.sin()).sum()
+    return found
+
+
 NESTED: dict[str, Style] = {
     "grad(grad)": lambda net, x: grad(lambda x: grad(net.energy)(x).sin().sum())(x),
     "grad(grad(grad))": lambda net, x: grad(lambda x: grad(lambda x: grad(net.energy)(x).sum())(x).sum())(x),
@@ -45,6 +51,12 @@ NESTED: dict[str, Style] = {
     "grad(jvp)": lambda net, x: grad(lambda x: jvp(net.energy, (x,), (x.detach().cos(),))[1])(x),
     "jacrev(grad)": lambda net, x: jacrev(grad(net.energy))(x[0]),
     "autograd(grad)": autograd_of_grad,
+}
+CONSTANT: dict[str, Style] = {
+    "argument": unused,
+    "both": lambda net, x: sum(grad(lambda y, z: net.energy(y), argnums=(0, 1))(x, x.sin())),
+    "vjp": lambda net, x: net.inner(x) + vjp(lambda y: x * 2, x)[1](x)[0].sum(),
+    "jvp": lambda net, x: net.inner(x) + jvp(lambda y: torch.ones_like(y) * 3, (x,), (x,))[1].sum(),
 }
 
 
@@ -56,9 +68,9 @@ def members(style: Style) -> list[Net]:
     return nets
 
 
-@pytest.mark.parametrize("how", NESTED)
+@pytest.mark.parametrize("how", [*NESTED, *CONSTANT])
 def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
-    style = NESTED[how]
+    style = (NESTED | CONSTANT)[how]
     nets = members(style)
     paths = [tmp_path / f"{i}.pt" for i in range(N)]
     for net, path in zip(nets, paths):

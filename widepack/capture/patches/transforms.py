@@ -94,15 +94,8 @@ def _replacements(module: Any, originals: dict[str, Any]) -> dict[str, Callable[
         weights = pytree.tree_map(lambda y: torch.zeros_like(y).requires_grad_(), out)
         pulled = pytree.tree_leaves(pull(weights))
         flat, form = pytree.tree_flatten(weights)
-        with torch.enable_grad():
-            pushed = torch.autograd.grad(
-                pulled,
-                flat,
-                pytree.tree_leaves(tangents),
-                create_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+        with torch.enable_grad():  # zeros, where the result does not depend on the input
+            pushed = derivative(pulled, flat, pytree.tree_leaves(tangents))
         return (out, pytree.tree_unflatten(list(pushed), form), *aux)
 
     def jacfwd(func: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
