@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, jvp, vjp
 
 from widepack import build, fuse, load
+from widepack.capture.derivatives import UnseenResult, weights_fixed
+from widepack.capture.explain import explain
+from widepack.capture.unseen_results import refuse_unseen
+from widepack.ir.torch_internals import function_transforms
 
 N = 3
+WRAP, UNWRAP = "_wrap_for_grad", "_unwrap_for_grad"
 Style = Callable[["Net", Tensor], Any]
 
 
@@ -109,3 +114,31 @@ def test_gradients_flow_through_functions_of_torch_func(how: str, mode: str) -> 
             else:
                 assert ours is not None
                 torch.testing.assert_close(ours[i], theirs)
+
+
+class OwnLevel(Net):
+    """Uses what torch.func is made of, which no export follows."""
+
+    def forward(self, x: Tensor) -> Any:
+        functions: Any = function_transforms()
+        with functions.grad_increment_nesting() as level:
+            inside = torch.zeros_like(getattr(functions, WRAP)(x, level))
+            zeros = getattr(functions, UNWRAP)(inside, level)
+        return self.inner(x) + zeros.sum()
+
+
+def test_a_constant_without_values_is_captured_below_autograd() -> None:
+    nets = [OwnLevel(unused).eval() for _ in range(N)]
+    x = torch.randn(4, 3)
+    for net, answer in zip(nets, fuse(nets, (x,))(x)):
+        torch.testing.assert_close(answer, net(x))
+
+
+def test_a_constant_without_values_is_refused_with_its_line() -> None:
+    net = OwnLevel(unused).eval()
+    with weights_fixed(net):
+        exported = torch.export.export(net, (torch.randn(4, 3),), strict=False)
+    with pytest.raises(UnseenResult) as e:
+        refuse_unseen(exported, net)
+    message = explain(e.value, net)
+    assert "test_nested_derivatives.py" in message and "torch.zeros_like" in message

@@ -287,6 +287,11 @@ def traced_tensor() -> Callable[..., torch.Tensor]:
     return traced
 
 
+def is_fake(value: Any) -> bool:
+    """Whether a value is a tensor without numbers, in which an export computes shapes."""
+    return isinstance(value, torch._subclasses.FakeTensor)
+
+
 def function_transforms() -> Any:
     """The module in which torch implements `torch.func`; None where it is elsewhere."""
     return getattr(getattr(torch, "_functorch", None), "eager_transforms", None)
