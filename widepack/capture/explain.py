@@ -138,6 +138,11 @@ _OPS = (
         "uses torch's {0}, control flow that has no form in an artifact",
         "Compute both sides and choose with torch.where, or run a fixed number of steps",
     ),
+    (
+        r"^aten\.(\w+?)_backward\.",
+        "takes a derivative through {0}, which has no form in an artifact",
+        "Write that op as products and index operations, or take the derivative outside of the member",
+    ),
 )
 
 

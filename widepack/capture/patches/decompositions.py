@@ -2,7 +2,7 @@
 
 `run_decompositions` gets this table. An op of another library is looked up only if that library is imported
 already. Each decomposition follows the op's definition, so it also works in float64, in which programs are
-verified.
+verified. `backward_passes.py` has those of backward passes.
 
 | op | meaning |
 |---|---|
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...ir.torch_internals import aten_packet
 from ...kernels.experts import FEW
+from .backward_passes import backward_table
 
 
 def grouped_mm(
@@ -124,6 +125,7 @@ def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, reducti
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Returns op -> decomposition, for the ops that exist in this process."""
     table: dict[Any, Callable[..., Any]] = {
+        **backward_table(),
         aten_packet("_grouped_mm").default: grouped_mm,
         torch.ops.aten.ldexp.Tensor: ldexp,
         torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
