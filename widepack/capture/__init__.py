@@ -27,4 +27,5 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `row_runs.py` | Checks a program that was captured as if masks select rows |
 | `state.py` | Exports the states of a member: how new values leave the program, and |
 | `trial.py` | Runs a member that cannot be exported as it is: whether it takes the example, and |
+| `unseen_results.py` | Finds results of ops that an export did not see |
 """

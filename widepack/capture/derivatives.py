@@ -32,10 +32,23 @@ FAKE_CONSTANT = "fake tensor in the exported program constant's list"
 _TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")
 
 
+class UnseenResult(Exception):
+    """An export took for a constant what ops computed that it did not see. line: the member's, of the op."""
+
+    def __init__(self, message: str, line: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 def takes_derivatives(error: Exception) -> bool:
     """Whether an export failed because forward takes derivatives, or does what looks like it to torch."""
     text = str(error)
-    return FAKE_CONSTANT in text or any(word in text for word in _TRANSFORMS) or _differentiates(error)
+    return (
+        isinstance(error, UnseenResult)
+        or FAKE_CONSTANT in text
+        or any(word in text for word in _TRANSFORMS)
+        or _differentiates(error)
+    )
 
 
 def _differentiates(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 from torch import fx, nn
 
-from .derivatives import takes_derivatives
+from .derivatives import UnseenResult, takes_derivatives
 
 _TORCH = f"{Path(torch.__file__).parent}/"  # not torchvision
 _PASSES = tuple(  # parts of torch that add nodes to a graph
@@ -138,6 +138,11 @@ _OPS = (
         "uses torch's {0}, control flow that has no form in an artifact",
         "Compute both sides and choose with torch.where, or run a fixed number of steps",
     ),
+    (
+        r"^aten\.(\w+?)_backward\.",
+        "takes a derivative through {0}, which has no form in an artifact",
+        "Write that op as products and index operations, or take the derivative outside of the member",
+    ),
 )
 
 
@@ -148,7 +153,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     """
     text = str(error)
     frame = user_frame(traceback.extract_tb(error.__traceback__))
-    at = f" at {frame}" if frame else ""
+    line = error.line if isinstance(error, UnseenResult) else frame
+    at = f" at {line}" if line else ""
     name = type(module).__name__
     torch_says = f"torch says: {text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__}"
     if takes_derivatives(error):

@@ -35,6 +35,7 @@ from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
 from .derivatives import keep_marked_stops, stops_marked, weights_fixed
 from .patches import decompositions, dropout_copies
+from .patches.checked_factorizations import check_in_factorizations
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
 from .patches.tensor_index import look_up_places
@@ -96,6 +97,7 @@ def export(
                     stops_marked(gradients),
                 ):
                     exported = export_below_autograd(module, args, kwargs, dynamic)
+                check_in_factorizations(exported)
                 if gradients:
                     keep_marked_stops(exported)
                 _decompose_kernels(exported)

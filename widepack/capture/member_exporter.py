@@ -28,6 +28,7 @@ from .patches.numbers import Names, conversions, numbers_kept
 from .patches.row_branches import rows_assumed
 from .row_runs import same_without_rows
 from .state import MEMBER, StatefulWrapper, StateRequests, assignments, known_answer
+from .unseen_results import refuse_unseen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +169,9 @@ class MemberExporter:
                     dropout=self.dropout,
                     derivatives=derivatives,
                 )
+                refuse_unseen(exported, module)
             except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-                error = e
+                exported, error = None, e
         return ExportAttempt(
             module=module,
             attributes=attributes,

@@ -243,16 +243,24 @@ def outside_transforms() -> Iterator[None]:
 def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
     """Calls `report` whenever code inside a with block takes a derivative, by autograd or forward mode.
 
-    The argument says whether what autograd recorded is kept. Reports nothing of autograd in a torch without
-    the private name.
+    The argument says whether what autograd recorded is kept. torch.func reports also a derivative of a
+    constant, for which autograd does not run. Reports nothing of autograd in a torch without the private
+    names.
     """
-    name = "_engine_run_backward"
+    name, of_func = "_engine_run_backward", "_autograd_grad"
     engine, dual = getattr(torch.autograd, name, None), forward_ad.make_dual
+    transforms = function_transforms()
+    derivative = getattr(transforms, of_func, None)
 
     def run_backward(outputs: Any, gradients: Any, keep: bool, *args: Any, **kwargs: Any) -> Any:
         report(bool(keep))
         assert engine is not None
         return engine(outputs, gradients, keep, *args, **kwargs)
+
+    def derivative_of_func(*args: Any, **kwargs: Any) -> Any:
+        report(True)
+        assert derivative is not None
+        return derivative(*args, **kwargs)
 
     def make_dual(*args: Any, **kwargs: Any) -> Any:
         report(True)
@@ -260,12 +268,16 @@ def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
 
     if engine is not None:
         setattr(torch.autograd, name, run_backward)
+    if derivative is not None:
+        setattr(transforms, of_func, derivative_of_func)
     setattr(forward_ad, "make_dual", make_dual)  # noqa: B010  # mypy takes it for a method otherwise
     try:
         yield
     finally:
         if engine is not None:
             setattr(torch.autograd, name, engine)
+        if derivative is not None:
+            setattr(transforms, of_func, derivative)
         setattr(forward_ad, "make_dual", dual)  # noqa: B010
 
 
@@ -273,6 +285,11 @@ def traced_tensor() -> Callable[..., torch.Tensor]:
     """`torch.tensor` in operations that an export records; itself in a torch without these."""
     traced: Callable[..., torch.Tensor] = getattr(getattr(torch, "_refs", None), "tensor", torch.tensor)
     return traced
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a value is a tensor without numbers, in which an export computes shapes."""
+    return isinstance(value, torch._subclasses.FakeTensor)
 
 
 def function_transforms() -> Any:

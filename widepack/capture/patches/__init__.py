@@ -6,6 +6,8 @@
 
 | file | what it does |
 |---|---|
+| `backward_passes.py` | Decomposes ops of backward passes that neither the format nor torch's |
+| `checked_factorizations.py` | Lets factorizations of matrices check their results themselves |
 | `context.py` | Replaces functions of torch that torch.export cannot follow, while a member is exported |
 | `decompositions.py` | Decomposes ops that the format does not have |
 | `dropout_copies.py` | Separates the results of dropouts from their inputs during an export in eval mode |

@@ -2,7 +2,7 @@
 
 `run_decompositions` gets this table. An op of another library is looked up only if that library is imported
 already. Each decomposition follows the op's definition, so it also works in float64, in which programs are
-verified.
+verified. `backward_passes.py` has those of backward passes.
 
 | op | meaning |
 |---|---|
@@ -12,6 +12,7 @@ verified.
 | `aten.triangular_solve` | `linalg.solve_triangular`, and a copy of the matrix |
 | `aten.margin_ranking_loss`, `aten.hinge_embedding_loss` | the same; torch's expect a text as reduction |
 | `aten.std_mean.dim` | the overload with a correction; torch's own decomposition expects other arguments |
+| `aten.lu_unpack` of one half | that of both halves |
 | `aten.new_empty_strided` (of a backward pass) | `new_empty`, and a permutation for another memory order |
 """
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from ...ir.torch_internals import aten_packet
 from ...kernels.experts import FEW
+from .backward_passes import backward_table
 
 
 def grouped_mm(
@@ -81,6 +83,13 @@ def triangular_solve(
     return solved, a.clone()
 
 
+def lu_unpack(lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    """The permutation and both factors, also where a caller wants only one of these halves."""
+    if unpack_data and unpack_pivots:
+        return NotImplemented
+    return torch.ops.aten.lu_unpack.default(lu, pivots)
+
+
 def new_empty_strided(
     x: Tensor, size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **options: Any
 ) -> Any:
@@ -116,6 +125,7 @@ def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, reducti
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Returns op -> decomposition, for the ops that exist in this process."""
     table: dict[Any, Callable[..., Any]] = {
+        **backward_table(),
         aten_packet("_grouped_mm").default: grouped_mm,
         torch.ops.aten.ldexp.Tensor: ldexp,
         torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
@@ -125,6 +135,7 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.margin_ranking_loss.default: margin_ranking_loss,
         torch.ops.aten.hinge_embedding_loss.default: hinge_embedding_loss,
         torch.ops.aten.triangular_solve.default: triangular_solve,
+        torch.ops.aten.lu_unpack.default: lu_unpack,
     }
     of_transformers = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if of_transformers is not None:

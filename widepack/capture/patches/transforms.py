@@ -7,6 +7,7 @@ alias that requires a gradient. The answers are equal.
 | what | in place of it |
 |---|---|
 | a level of `grad`, `vjp`, `jacrev` | an alias of each input, with `requires_grad` |
+| a backward pass that frees what autograd recorded | one that keeps it: outer derivatives need it |
 | `jvp`: J v | the derivative of J^T u by u, times v |
 | `jacfwd` | `jacrev` |
 | `F.linear` inside of `vmap`, for more than two dims | a product of rows |
@@ -28,7 +29,7 @@ from ...ir.torch_internals import function_transforms, in_transform
 
 _NAMES = (
     "grad_increment_nesting", "_wrap_for_grad", "_unwrap_for_grad", "_create_differentiable",
-    "_jvp_with_argnums", "jacrev", "jacfwd", "vjp",
+    "_autograd_grad", "_jvp_with_argnums", "jacrev", "jacfwd", "vjp",
 )  # fmt: skip
 _OURS = -1  # stands for a level where autograd does its work
 
@@ -78,6 +79,11 @@ def _replacements(module: Any, originals: dict[str, Any]) -> dict[str, Callable[
             return originals["_create_differentiable"](values, level)
         return pytree.tree_map(lambda x: x.requires_grad_(), values)
 
+    def derivative(
+        outputs: Any, inputs: Any, weights: Any = None, retain_graph: bool = False, create_graph: bool = True
+    ) -> Any:
+        return originals["_autograd_grad"](outputs, inputs, weights, True, create_graph)
+
     def jvp(
         func: Any, primals: Any, tangents: Any, argnums: Any, *, strict: bool = False, has_aux: bool
     ) -> Any:
@@ -88,15 +94,8 @@ def _replacements(module: Any, originals: dict[str, Any]) -> dict[str, Callable[
         weights = pytree.tree_map(lambda y: torch.zeros_like(y).requires_grad_(), out)
         pulled = pytree.tree_leaves(pull(weights))
         flat, form = pytree.tree_flatten(weights)
-        with torch.enable_grad():
-            pushed = torch.autograd.grad(
-                pulled,
-                flat,
-                pytree.tree_leaves(tangents),
-                create_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+        with torch.enable_grad():  # zeros, where the result does not depend on the input
+            pushed = derivative(pulled, flat, pytree.tree_leaves(tangents))
         return (out, pytree.tree_unflatten(list(pushed), form), *aux)
 
     def jacfwd(func: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
@@ -107,6 +106,7 @@ def _replacements(module: Any, originals: dict[str, Any]) -> dict[str, Callable[
         "_wrap_for_grad": wrap,
         "_unwrap_for_grad": unwrap,
         "_create_differentiable": create,
+        "_autograd_grad": derivative,
         "_jvp_with_argnums": jvp,
         "jacfwd": jacfwd,
     }
