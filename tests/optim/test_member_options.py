@@ -61,6 +61,8 @@ OPTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
     ),
     (AdamW, torch.optim.AdamW, {"lr": LR, "weight_decay": [0.1, 0.0, 0.2], "betas": ([0.9, 0.8, 0.7], 0.99)}),
     (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": [0.9, 0.0, 0.5], "dampening": 0.3}),
+    (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": [0.1, 0.0, 0.5]}),
+    (SGD, torch.optim.SGD, {"lr": LR, "momentum": [0.9, 0.0, 0.5], "dampening": [0.1, 0.2, 0.5]}),
     (SGD, torch.optim.SGD, {"lr": LR, "momentum": [0.9, 0.1, 0.5], "nesterov": True, "weight_decay": 0.1}),
     (Adadelta, torch.optim.Adadelta, {"lr": LR, "rho": [0.9, 0.5, 0.95], "weight_decay": [0.0, 0.1, 0.2]}),
     (Adadelta, torch.optim.Adadelta, {"eps": [1e-6, 1e-3, 0.1], "maximize": True}),
@@ -274,6 +276,19 @@ def test_a_norm_that_is_not_finite_reaches_no_other_member() -> None:
     torch.testing.assert_close(p.grad[1], torch.tensor([0.6, 0.8]), rtol=1e-5, atol=0)
     assert norms[1] == 5.0
     assert clip_grad_norm_([nn.Parameter(torch.zeros(2))], 1.0).shape == (0,)
+
+
+@pytest.mark.parametrize("switch", ["maximize", "amsgrad", "nesterov", "centered", "decoupled_weight_decay"])
+@pytest.mark.parametrize("value", [[True, False, True], torch.tensor([True, False]), "yes"], ids=str)
+def test_a_switch_is_one_for_all_members(switch: str, value: Any) -> None:
+    classes = {"nesterov": SGD, "centered": RMSprop, "decoupled_weight_decay": widepack.optim.NAdam}
+    make: Any = classes.get(switch, Adam)
+    with pytest.raises(UsageError, match=f"{switch} is .*; it is True or False for all members"):
+        make([nn.Parameter(p) for p in numbers(0)], **{switch: value})
+    with pytest.raises(UsageError, match=f"{switch} is .*; it is True or False for all members"):
+        make([{"params": [nn.Parameter(torch.zeros(N))], switch: value}])
+    of_numpy: Any = numpy.bool_(True)
+    assert make([nn.Parameter(torch.zeros(N))], maximize=of_numpy).param_groups[0]["maximize"]
 
 
 def test_messages() -> None:

@@ -13,6 +13,10 @@ from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate, plain_numbers
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
 _MAX_CACHED_RATES = 64
+_SWITCHES = (
+    "maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay", "foreach", "capturable",
+    "differentiable", "fused",
+)  # fmt: skip
 _EXAMPLES = {
     "betas": "(0.9, 0.999)",
     "etas": "(0.5, 1.2)",
@@ -64,6 +68,12 @@ class MemberWise(torch.optim.Optimizer):
         for key in self.pair_options:
             if key in group:
                 group[key] = _parse_pair(key, group[key], who)
+        for key in _SWITCHES:
+            if not isinstance(plain_numbers(group.get(key)), (bool, int, type(None))):
+                raise UsageError(
+                    f"{who}: {key} is {group[key]!r}; it is True or False for all members. Give members that "
+                    "differ in it a fused module and an optimizer of their own"
+                )
         self._check_options(group, who)
 
     def _check_options(self, group: Mapping[str, Any], who: str) -> None:

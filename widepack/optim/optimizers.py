@@ -31,7 +31,7 @@ class SGD(MemberWise):
             parameter is `[N, ...]`.
         lr: The learning rate: one number, or N numbers, one for each member. Default: 1e-3.
         momentum: The momentum factor: one number, or N numbers. Default: 0.
-        dampening: The dampening of the momentum. Default: 0.
+        dampening: The dampening of the momentum: one number, or N numbers. Default: 0.
         weight_decay: One number, or N numbers, one for each member. Default: 0.
         nesterov: Whether to use Nesterov momentum. Default: False.
         maximize: Whether to maximize the objective. Default: False.
@@ -44,14 +44,14 @@ class SGD(MemberWise):
     """
 
     __module__ = "widepack.optim"  # pickles name the public place
-    member_options = ("lr", "initial_lr", "weight_decay", "momentum")
+    member_options = ("lr", "initial_lr", "weight_decay", "momentum", "dampening")
 
     def __init__(
         self,
         params: Params,
         lr: Any = 1e-3,
         momentum: Any = 0.0,
-        dampening: float = 0.0,
+        dampening: Any = 0.0,
         weight_decay: Any = 0.0,
         nesterov: bool = False,
         *,
@@ -69,7 +69,7 @@ class SGD(MemberWise):
     def _check_options(self, group: Mapping[str, Any], who: str) -> None:
         momentum = group.get("momentum", 0.0)
         least = min(momentum) if isinstance(momentum, PerMember) else momentum
-        if group.get("nesterov") and (least <= 0 or group["dampening"] != 0):
+        if group.get("nesterov") and (least <= 0 or nonzero(group["dampening"])):
             raise UsageError(f"{who}: nesterov needs a momentum above zero and no dampening")
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
@@ -78,7 +78,8 @@ class SGD(MemberWise):
         momentum, taken = group["momentum"], 1 - group["dampening"]
         if nonzero(momentum):
             if isinstance(momentum, PerMember):  # without momentum torch does not dampen
-                taken = PerMember(taken if m else 1.0 for m in momentum)
+                each = taken if isinstance(taken, PerMember) else [taken] * len(momentum)
+                taken = PerMember(t if m else 1.0 for t, m in zip(each, momentum))
             buffer = state.get("momentum_buffer")
             if buffer is None:
                 buffer = state["momentum_buffer"] = grad.detach().clone()
