@@ -33,7 +33,7 @@ class MemberWise(torch.optim.Optimizer):
     """The options that are a pair. Each part may be N numbers."""
     step_states: tuple[str, ...] = ("step",)
     """The states that depend on the number of steps alone: one number, or `[N]`. They have torch's dtype of
-    such states, whatever the parameter's dtype is. They change for frozen members too.
+    such states, whatever the parameter's dtype is.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -169,23 +169,42 @@ class MemberWise(torch.optim.Optimizer):
                         "set sparse=False in its layer"
                     )
                 grad = -p.grad if group["maximize"] else p.grad
-                kept = self._rows_of_frozen(p)
-                self._update(p, grad, self.state[p], group)
-                for tensor, rows, values in kept:
-                    tensor[rows] = values
+                state, frozen = self.state[p], list(getattr(p, FROZEN, ()))
+                if not state:
+                    state.update(self._start(p, group))
+                if frozen:
+                    self._update_others(p, grad, state, group, frozen)
+                else:
+                    self._update(p, grad, state, group)
         return loss
+
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state of a parameter before its first step."""
+        raise NotImplementedError
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def _rows_of_frozen(self, p: Tensor) -> list[tuple[Tensor, list[int], Tensor]]:
-        """Returns what a step must not change: the frozen members' rows of a parameter and of its state."""
-        rows = list(getattr(p, FROZEN, ()))
-        if not rows:
-            return []
-        states = [v for k, v in self.state[p].items() if k not in self.step_states]
-        tensors = [p, *(v for v in states if isinstance(v, Tensor) and v.shape == p.shape)]
-        return [(t, rows, t[rows].clone()) for t in tensors]
+    def _update_others(
+        self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any], frozen: list[int]
+    ) -> None:
+        """Updates a parameter and its state, except for the rows of the frozen members.
+
+        Step states are `[N]` where the members differ in them. A buffer that the step makes has zeros in the
+        frozen members' rows.
+        """
+        before = {k: torch.as_tensor(v).clone() for k, v in state.items() if k in self.step_states}
+        rows = {k: v[frozen].clone() for k, v in state.items() if k not in before and _has_rows_of(v, p)}
+        own = p[frozen].clone()
+        self._update(p, grad, state, group)
+        p[frozen] = own
+        for key, value in state.items():
+            if key in before:
+                each, last = (torch.as_tensor(v).expand(p.shape[0]).clone() for v in (value, before[key]))
+                each[frozen] = last[frozen]
+                state[key] = each[0].clone() if (each == each[0]).all() else each
+            elif _has_rows_of(value, p):
+                value[frozen] = rows.get(key, 0)
 
     # ---------------------------------------------------------------- arithmetic of the updates
 
@@ -258,6 +277,11 @@ def has_member_axis(p: Tensor, members: int) -> bool:
     return not getattr(p, ONE_FOR_ALL, False) and p.ndim > 0 and p.shape[0] == members
 
 
+def _has_rows_of(value: Any, p: Tensor) -> bool:
+    """Whether a state has a number for each number of a parameter."""
+    return isinstance(value, Tensor) and value.shape == p.shape
+
+
 def _parse_pair(key: str, pair: Any, who: str) -> tuple[Any, Any]:
     """Returns an option of two parts, each one number or one for each member. Raises UsageError."""
     pair = plain_numbers(pair)
@@ -281,7 +305,14 @@ def step_count(start: float | PerMember = 0.0) -> Tensor:
 
 def numbers_of(count: Tensor) -> float | PerMember:
     """Returns the numbers of a step state."""
-    return PerMember(count.tolist()) if count.ndim else float(count)
+    return PerMember(count.tolist()) if isinstance(count, Tensor) and count.ndim else float(count)
+
+
+def pairs(a: float | PerMember, b: float | PerMember) -> list[tuple[float, float]]:
+    """Returns two numbers as one pair, or as a pair for each member."""
+    count = max(len(v) if isinstance(v, PerMember) else 1 for v in (a, b))
+    one, other = (list(v) if isinstance(v, PerMember) else [v] * count for v in (a, b))
+    return list(zip(one, other))
 
 
 def real_views(p: Tensor, *others: Tensor | None) -> list[Any]:

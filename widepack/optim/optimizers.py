@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .member_wise import MemberWise, Params, nonzero, step_count
+from .member_wise import MemberWise, Params, nonzero, numbers_of, step_count
 from .rates import PerMember
 
 
@@ -71,6 +71,9 @@ class SGD(MemberWise):
         least = min(momentum) if isinstance(momentum, PerMember) else momentum
         if group.get("nesterov") and (least <= 0 or nonzero(group["dampening"])):
             raise UsageError(f"{who}: nesterov needs a momentum above zero and no dampening")
+
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {}  # the first step makes the buffer of the momentum
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         if nonzero(group["weight_decay"]):
@@ -138,13 +141,14 @@ class Adam(MemberWise):
             },
         )
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
+        zeros = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
+        return {"step": step_count(), **zeros}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
-            state.update({name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names})
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step, (beta1, beta2) = numbers_of(state["step"]), group["betas"]
         grad = self._decayed(p, grad, group, self.decoupled)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         most = state["max_exp_avg_sq"] if group["amsgrad"] else None
@@ -240,10 +244,10 @@ class Adadelta(MemberWise):
         if (max(rho) if isinstance(rho, PerMember) else rho) > 1:
             raise UsageError(f"{who}: rho is {rho}; it must be at least 0 and at most 1")
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"step": step_count(), "square_avg": torch.zeros_like(p), "acc_delta": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            state["square_avg"], state["acc_delta"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
