@@ -336,3 +336,35 @@ def test_messages() -> None:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
     assert widepack.optim.PerMember(LR)[1] == 0.02
+
+
+def test_states_and_steps_of_other_forms_are_refused() -> None:
+    optimizer = SGD([nn.Parameter(p) for p in numbers(0)], lr=LR)
+    scheduler = PerMemberScheduler(optimizer, plateau)
+    steps = PerMemberScheduler(optimizer, lambda o, i: lr_scheduler.CosineAnnealingLR(o, 4))
+    other: Any = torch.zeros(1)
+    named: Any = {"a": other}
+    calls: list[tuple[Any, str]] = [
+        (lambda: optimizer.load_state_dict({}), "SGD.load_state_dict: the state has nothing, and a state of"),
+        (lambda: optimizer.load_state_dict({"weight": other}), "the state has 'weight', and a state of an"),
+        (lambda: optimizer.load_state_dict(other), "give what its state_dict() returned"),
+        (lambda: scheduler.load_state_dict({}), "the state has no list 'schedulers'"),
+        (scheduler.step, "ReduceLROnPlateau of member 0 needs a number for each member"),
+        (lambda: clip_grad_norm_(named, 1.0), "parameters is a dict; give a tensor, or tensors as"),
+        (lambda: clip_grad_norm_(nn.Linear(2, 2), 1.0), "parameters is a Linear"),  # type: ignore[arg-type]
+        (lambda: clip_grad_norm_(["a"], 1.0), "parameters has a str"),  # type: ignore[list-item]
+        (lambda: clip_grad_norm_(2.0, 1.0), "parameters is a float"),  # type: ignore[arg-type]
+        (lambda: clip_grad_norm_([], 1.0, "two"), "norm_type is 'two'; give a number such as 2.0, or 'inf'"),
+    ]
+    for call, words in calls:
+        with pytest.raises(UsageError) as found:
+            call()
+        assert words in str(found.value) and "\n" not in str(found.value)
+    steps.step()
+    assert optimizer.param_groups[0]["lr"] == PerMember(LR) * ((1 + 0.5**0.5) / 2)
+
+
+def test_the_norm_may_be_the_text_inf() -> None:
+    p = nn.Parameter(torch.zeros(2, 2))
+    p.grad = torch.tensor([[1.0, -3.0], [2.0, 0.0]])
+    assert clip_grad_norm_([p], 10.0, "inf").tolist() == [3.0, 2.0]

@@ -113,8 +113,15 @@ class MemberWise(torch.optim.Optimizer):
             state_dict: What `state_dict` returned.
 
         Raises:
-            UsageError: The rates are of another number of members. The optimizer does not change.
+            UsageError: The rates are of another number of members, or it is no optimizer's state. The
+                optimizer does not change.
         """
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+            keys = ", ".join(map(repr, state_dict)) if isinstance(state_dict, Mapping) else ""
+            raise UsageError(
+                f"{type(self).__name__}.load_state_dict: the state has {keys[:80] or 'nothing'}, and a state "
+                "of an optimizer has 'state' and 'param_groups'; give what its state_dict() returned"
+            )
         before = [dict(g) for g in self.param_groups]
         super().load_state_dict(dict(state_dict))
         try:
