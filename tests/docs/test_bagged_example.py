@@ -123,3 +123,9 @@ def test_float32_members_answer_as_in_float64(predictor: Any, tmp_path: Path) ->
 def test_a_predictor_that_was_not_fitted_says_so(predictor: Any) -> None:
     with pytest.raises(NotFittedError, match="BaggedPredictor"):
         predictor(Columns).predict_proba(np.zeros((2, 8)))
+
+
+def test_a_batch_may_be_one_row(predictor: Any) -> None:
+    X, labels = rows_and_labels()
+    bag = predictor(lambda: nn.Linear(8, 3), folds=2, epochs=1, batch_size=1).fit(X, labels)
+    assert bag.oof_proba_.shape == (100, 3)

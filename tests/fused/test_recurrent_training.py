@@ -47,13 +47,40 @@ def test_the_derivatives_are_those_of_differences(cell: str, shared: bool, biase
     assert torch.autograd.gradcheck(answer, given, fast_mode=True)
 
 
-def test_derivatives_of_derivatives_are_refused() -> None:
-    given = operands(3, False, True)
-    y = OPS.gru_training(*given)[0]
-    x: Any = given[0]
-    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+@pytest.mark.parametrize("biases", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_the_second_derivatives_are_those_of_differences(cell: str, biases: bool) -> None:
+    given: Any = operands({"lstm": 4, "gru": 3}.get(cell, 1), biases, biases)
+
+    def answer(*values: Any) -> Any:
+        if cell == "lstm":
+            return OPS.lstm_training(*values)[:2]
+        if cell == "gru":
+            return OPS.gru_training(*values)[0]
+        return OPS.rnn_training(*values, cell.removeprefix("rnn_"))
+
+    assert torch.autograd.gradgradcheck(answer, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
+def test_a_gradient_penalty_is_that_of_each_member(layer: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(B, T, INPUTS, dtype=torch.float64, requires_grad=True)
+    fused = fuse(lambda: layer(INPUTS, WIDTH, batch_first=True).double(), x.detach(), n=N).train()
+    members = fused.unfuse()
+
+    def penalty(y: Tensor) -> Any:
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)  # the gradient of y is a constant
+        return (slope.norm(dim=-1) - 1).square().mean()
+
+    answers = fused(x)[0]
+    torch.stack([penalty(y) for y in answers]).sum().backward()  # type: ignore[no-untyped-call]
+    for i, member in enumerate(members):
+        penalty(member(x)[0]).backward()
+        for name, p in member.named_parameters():
+            grad = fused.get_parameter(name).grad
+            assert grad is not None
+            torch.testing.assert_close(grad[i], torch.zeros_like(p) if p.grad is None else p.grad)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])

@@ -61,6 +61,8 @@ OPTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
     ),
     (AdamW, torch.optim.AdamW, {"lr": LR, "weight_decay": [0.1, 0.0, 0.2], "betas": ([0.9, 0.8, 0.7], 0.99)}),
     (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": [0.9, 0.0, 0.5], "dampening": 0.3}),
+    (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": [0.1, 0.0, 0.5]}),
+    (SGD, torch.optim.SGD, {"lr": LR, "momentum": [0.9, 0.0, 0.5], "dampening": [0.1, 0.2, 0.5]}),
     (SGD, torch.optim.SGD, {"lr": LR, "momentum": [0.9, 0.1, 0.5], "nesterov": True, "weight_decay": 0.1}),
     (Adadelta, torch.optim.Adadelta, {"lr": LR, "rho": [0.9, 0.5, 0.95], "weight_decay": [0.0, 0.1, 0.2]}),
     (Adadelta, torch.optim.Adadelta, {"eps": [1e-6, 1e-3, 0.1], "maximize": True}),
@@ -276,6 +278,19 @@ def test_a_norm_that_is_not_finite_reaches_no_other_member() -> None:
     assert clip_grad_norm_([nn.Parameter(torch.zeros(2))], 1.0).shape == (0,)
 
 
+@pytest.mark.parametrize("switch", ["maximize", "amsgrad", "nesterov", "centered", "decoupled_weight_decay"])
+@pytest.mark.parametrize("value", [[True, False, True], torch.tensor([True, False]), "yes"], ids=str)
+def test_a_switch_is_one_for_all_members(switch: str, value: Any) -> None:
+    classes = {"nesterov": SGD, "centered": RMSprop, "decoupled_weight_decay": widepack.optim.NAdam}
+    make: Any = classes.get(switch, Adam)
+    with pytest.raises(UsageError, match=f"{switch} is .*; it is True or False for all members"):
+        make([nn.Parameter(p) for p in numbers(0)], **{switch: value})
+    with pytest.raises(UsageError, match=f"{switch} is .*; it is True or False for all members"):
+        make([{"params": [nn.Parameter(torch.zeros(N))], switch: value}])
+    of_numpy: Any = numpy.bool_(True)
+    assert make([nn.Parameter(torch.zeros(N))], maximize=of_numpy).param_groups[0]["maximize"]
+
+
 def test_messages() -> None:
     weight = nn.Parameter(torch.zeros(N, 2))
     weight.grad = torch.ones(N, 2)
@@ -321,3 +336,35 @@ def test_messages() -> None:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
     assert widepack.optim.PerMember(LR)[1] == 0.02
+
+
+def test_states_and_steps_of_other_forms_are_refused() -> None:
+    optimizer = SGD([nn.Parameter(p) for p in numbers(0)], lr=LR)
+    scheduler = PerMemberScheduler(optimizer, plateau)
+    steps = PerMemberScheduler(optimizer, lambda o, i: lr_scheduler.CosineAnnealingLR(o, 4))
+    other: Any = torch.zeros(1)
+    named: Any = {"a": other}
+    calls: list[tuple[Any, str]] = [
+        (lambda: optimizer.load_state_dict({}), "SGD.load_state_dict: the state has nothing, and a state of"),
+        (lambda: optimizer.load_state_dict({"weight": other}), "the state has 'weight', and a state of an"),
+        (lambda: optimizer.load_state_dict(other), "give what its state_dict() returned"),
+        (lambda: scheduler.load_state_dict({}), "the state has no list 'schedulers'"),
+        (scheduler.step, "ReduceLROnPlateau of member 0 needs a number for each member"),
+        (lambda: clip_grad_norm_(named, 1.0), "parameters is a dict; give a tensor, or tensors as"),
+        (lambda: clip_grad_norm_(nn.Linear(2, 2), 1.0), "parameters is a Linear"),  # type: ignore[arg-type]
+        (lambda: clip_grad_norm_(["a"], 1.0), "parameters has a str"),  # type: ignore[list-item]
+        (lambda: clip_grad_norm_(2.0, 1.0), "parameters is a float"),  # type: ignore[arg-type]
+        (lambda: clip_grad_norm_([], 1.0, "two"), "norm_type is 'two'; give a number such as 2.0, or 'inf'"),
+    ]
+    for call, words in calls:
+        with pytest.raises(UsageError) as found:
+            call()
+        assert words in str(found.value) and "\n" not in str(found.value)
+    steps.step()
+    assert optimizer.param_groups[0]["lr"] == PerMember(LR) * ((1 + 0.5**0.5) / 2)
+
+
+def test_the_norm_may_be_the_text_inf() -> None:
+    p = nn.Parameter(torch.zeros(2, 2))
+    p.grad = torch.tensor([[1.0, -3.0], [2.0, 0.0]])
+    assert clip_grad_norm_([p], 10.0, "inf").tolist() == [3.0, 2.0]

@@ -272,3 +272,4 @@ def test_the_derivatives_of_one_member_are_those_of_differences() -> None:
     given = x[0].requires_grad_(), weight[0].transpose(1, 2).detach().requires_grad_()
     op = torch.ops.widepack.expert_mm
     assert torch.autograd.gradcheck(lambda x, w: op(x, w, index[0], True), given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x, w: op(x, w, index[0], True), given, fast_mode=True)

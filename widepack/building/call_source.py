@@ -21,6 +21,7 @@ from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, FixedSize
 from ..capture.dynamic_dims import dynamic_axes
 from ..capture.example import example_sizes, from_specs, sizes_without_ones
+from ..capture.larger_sample import without_ones
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..errors import CaptureError, UsageError
 from ..spec.entries import FORWARD, of_entry
@@ -207,6 +208,8 @@ class SampleCalls:
         axes = dynamic_axes(self.dynamic, fresh[0], self.args, self.keywords, members.entry)
         call = arrange(fresh[0], self.args, self.keywords, axes, {}, members.entry)
         named_dims = self.dynamic is not None
+        if not members.states:
+            call = without_ones(call, lambda: members.module(first), named_dims, members.entry)
         return MemberCapture(members.capture(first, call, named_dims, fresh), members, call, named_dims)
 
 

@@ -20,6 +20,7 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `export.py` | Exports one member with torch.export, as a functional program of ATen ops |
 | `export_events.py` | Records what happens inside torch.export while it exports a member |
 | `guards.py` | Reads the guards of an exported program: conditions on sizes, each |
+| `larger_sample.py` | Repeats the rows of a sample that has one row |
 | `member_exporter.py` | Exports one member with torch.export, as often as it takes |
 | `module_tensors.py` | Finds the tensors that a member keeps in plain attributes |
 | `program.py` | Writes a member's export by torch.export as a member program: weights, inputs |

@@ -156,7 +156,16 @@ def _functional(exported: torch.export.ExportedProgram, twice: bool = False) -> 
         table |= new
 
 
-_NORMS = [aten_packet(f"native_{name}_norm") for name in ("layer", "group", "batch")]
+_NORMS = [
+    aten_packet(name)
+    for name in (
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+    )
+]
 
 
 def _decompose_kernels(exported: torch.export.ExportedProgram) -> None:

@@ -18,6 +18,7 @@ captured from one member, and that autograd can differentiate.
 | `failed_run.py` | Explains a call of a fused module that failed at an index out of range |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
+| `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
 | `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -14,6 +14,7 @@ from ..errors import VerificationError
 from ..ir.at_rest import rested
 from ..ir.float64 import raise_program
 from ..spec.draws import InputSource, draw_all
+from .gradient_causes import way_out
 from .gradient_differences import WAY_OUT, ExactGradients, compare_gradients
 from .gradients import Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
 from .member_runs import LiveMembers, run_module, run_program
@@ -53,7 +54,8 @@ def check_draws(
                     "members draw from a generator of Python or NumPy, which torch.export does not "
                     f"capture, or the capture is wrong. {WAY_OUT}"
                 )
-        compare_gradients(i, grads, expected_grads, expected_grads)
+        why = partial(way_out, fused, entry, program, i, leaves, names)
+        compare_gradients(i, grads, expected_grads, expected_grads, way_out=why)
 
 
 def check_gradients(
@@ -125,6 +127,7 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
     exact_grads = cache(lambda: _exact_wide_gradients(fused, entry, runner, drawn, names))
     sums: Gradients = {}  # of the shared weights, over all members
     found: set[tuple[int, str]] = set()
+    why: Callable[[], str] | None = None
     own_names = [n for n in names if entry.kinds[n] == "stacked"]
     for i in range(len(fused)):
         leaves = [
@@ -144,9 +147,12 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
             if run.draws
             else ExactGradients(i, partial(_exact_gradients, fused, i, leaves, names), exact_grads)
         )
-        near_ties = compare_gradients(i, stacked, {n: expected[n] for n in own_names}, expected, exact)
+        if not run.draws:
+            why = partial(way_out, fused, entry, run.resting, i, leaves, names)
+        own = {n: expected[n] for n in own_names}
+        near_ties = compare_gradients(i, stacked, own, expected, exact, why)
         found |= {(i, name) for name in near_ties}
-    compare_gradients(None, {n: grads[n] for n in sums}, sums, sums)
+    compare_gradients(None, {n: grads[n] for n in sums}, sums, sums, way_out=why)
     return found
 
 

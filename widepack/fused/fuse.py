@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from ..capture.export import clone
+from ..capture.larger_sample import without_ones
 from ..errors import UsageError
 from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
@@ -19,7 +20,7 @@ from .member_capture import call_of
 from .module import Fused
 from .recipe import FusedRecipe
 from .same_members import refuse_mismatches
-from .skeleton import ModuleSkeleton
+from .skeleton import ModuleSkeleton, weights_of
 from .stacked_parameters import plan_weights, stack
 
 
@@ -48,7 +49,8 @@ def fuse(
             copies are made, or a factory that is called N times.
         sample: The inputs of one call: a tensor, or a tuple of positional inputs, without a member axis.
         sample_kwargs: The inputs of the call that have names.
-        dynamic: The dims whose sizes may change: {input: {axis: "B"}}. Default: axis 0 of every input.
+        dynamic: The dims whose sizes may change: {input: {axis: "B"}}. Default: axis 0 of every input. A
+            size of 1 in the sample is replaced by a larger one, if the member takes that.
         n: The number of members, if `models` is one module or a factory.
         share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
             values must be equal. Without it, equal parameters stay separate.
@@ -94,6 +96,7 @@ def fuse(
             skeletons = [ModuleSkeleton(members[0])] * len(members)
         else:
             skeletons = [ModuleSkeleton(m) for m in members]
+        call = without_ones(call, lambda: skeletons[0].fill(weights_of(members[0])), dynamic is not None)
         fused = Fused(FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate))
         stack(fused, members, weights)
     if all(p.device.type == "cpu" for p in fused.parameters()):

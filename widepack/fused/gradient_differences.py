@@ -55,6 +55,7 @@ def compare_gradients(
     own: Gradients,
     scale: Gradients,
     exact: ExactGradients | None = None,
+    way_out: Callable[[], str] | None = None,
 ) -> set[str]:
     """Returns the names of gradients that a near-tie may have changed.
 
@@ -65,7 +66,7 @@ def compare_gradients(
     tie at the same place, so the caller compares these gradients again.
 
     `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
-    `exact` computes gradients in float64.
+    `exact` computes gradients in float64. `way_out` returns the end of the message.
 
     Raises:
         VerificationError: Two gradients differ by more than rounding, or a near-tie, explains.
@@ -91,8 +92,6 @@ def compare_gradients(
             whose = "all members" if i is None else f"member {i}"
             raise VerificationError(
                 f"the gradient of {name} of {whose} differs from its module's by {error:.2e} at a "
-                f"size of {size:.2e} (bound {bound:.0e} of it). The capture may have lost a detach or "
-                "no_grad, or the member computes its own gradient (torch.autograd.Function). "
-                f"{WAY_OUT}"
+                f"size of {size:.2e} (bound {bound:.0e} of it). {way_out() if way_out else WAY_OUT}"
             )
     return near_ties

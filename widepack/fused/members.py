@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ class FusedMembers(nn.Module):
 
     def _number(self, i: int) -> int:
         """Returns a member's number from 0. Raises UsageError."""
-        if not isinstance(i, int) or not -len(self) <= i < len(self):
+        if not isinstance(i, int) or isinstance(i, bool) or not -len(self) <= i < len(self):
             raise UsageError(f"there is no member {i!r}; there are {len(self)}, counted from 0")
         return i % len(self)
 
@@ -94,6 +94,44 @@ class FusedMembers(nn.Module):
             >>> models = fused.unfuse()
         """
         return [self.member(i) for i in range(len(self))]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads the parameters and buffers of all members, as `nn.Module.load_state_dict` does.
+
+        Args:
+            state_dict: What `state_dict` of a fused module of N members returned.
+            strict: Whether the names must be the same. Default: True.
+            assign: As in torch. Default: False.
+
+        Returns:
+            The names that are missing and those that are unexpected, as torch returns them.
+
+        Raises:
+            UsageError: The state is of another number of members, or of other modules.
+
+        Example:
+            >>> fused.load_state_dict(torch.load("run.pt"))
+        """
+        counts = set()
+        for weight in self._recipe.weights:
+            value = state_dict.get(weight.name)
+            if weight.kind == "stacked" and isinstance(value, torch.Tensor) and value.ndim:
+                same = value.shape[1:] == self.tensor_of(weight.name).shape[1:]
+                counts.add(value.shape[0] if same else None)
+        if len(counts) == 1 and (count := counts.pop()) not in (len(self), None):
+            raise UsageError(
+                f"load_state_dict: the state is of {count} members, and the fused module has {len(self)}. "
+                f"Fuse {count} members and load it there, or remove members first, as when it was saved: "
+                "fused.remove(i)"
+            )
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as e:
+            first, *problems = [line.strip() for line in str(e).splitlines() if line.strip()] or [""]
+            more = f"\nand {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise UsageError("\n".join([f"load_state_dict: {first}", *problems[:3]]) + more) from e
 
     def copy_(self, to: int, source: int) -> Self:
         """Overwrites one member's parameters and buffers with another's, in place.

@@ -22,11 +22,13 @@
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `per_row.py` | Computes linear layers of rows that have weights of different members |
+| `plain_recurrent.py` | The recurrent ops that train, in ops of torch |
 | `pooling.py` | Computes `max_pool2d` by maxima of slices |
 | `projections.py` | Computes the products of a recurrent layer's inputs with their weights |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
 | `replacements.py` | Replaces ops that end the process on operands that a program may have |
+| `second_derivatives.py` | Gives the backward pass of an op derivatives of its own |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 | `triton_kernels/` | Triton kernels of widepack's own ops, for CUDA devices |
 """

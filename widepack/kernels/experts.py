@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from widepack_artifacts.program import Node, Tag
 
 from .checks import experts as checks
 from .library import define, differentiate
 from .node_list import NodeList
+from .second_derivatives import differentiable_by
 
 OP = "widepack.expert_linear.default"
 OF_ONE_MEMBER = "widepack.expert_mm.default"
@@ -108,7 +108,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
 
 
-@once_differentiable
+def _plain(ctx: Any, x: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor]:
+    """Returns the products of `expert_mm`, in ops of torch."""
+    expert = index.remainder(weight.shape[0])
+    order = torch.argsort(expert, stable=True)
+    used, sizes = torch.unique_consecutive(expert[order], return_counts=True)
+    parts = torch.split_with_sizes(x[order], sizes.tolist())
+    products = [rows @ weight[e] for rows, e in zip(parts, used.tolist())]
+    y = torch.cat([x[:0] @ weight[0], *products])
+    return (y.index_select(0, torch.argsort(order)),)
+
+
+@differentiable_by(_plain, 3)
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, weight, index = ctx.saved_tensors
     of_x = _expert_mm(gradient, weight.transpose(1, 2), index)

@@ -12,7 +12,7 @@
 
 A step is one batched product of all members. Gates, cells and their tanh are kept for the backward pass,
 which needs one batched product for each step too. The gradients of the weights are one batched product over
-all steps. Derivatives of these derivatives are refused.
+all steps. Derivatives of these derivatives are those of `plain_recurrent.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import own_ops as checks
 from .library import define, differentiate
 from .member_products import multiply
+from .plain_recurrent import gru, lstm, rnn
+from .second_derivatives import differentiable_by
 
 
 def _projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,7 +133,7 @@ def _keep_rnn(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors, output)
 
 
-@once_differentiable
+@differentiable_by(rnn, 6)
 def _rnn_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, h, w_x, w_h, b_x, b_h, y = ctx.saved_tensors
     sums, carried = torch.empty_like(y), torch.zeros_like(h)
@@ -153,7 +154,7 @@ def _keep_gru(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-@once_differentiable
+@differentiable_by(gru, 6)
 def _gru_backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
     x, h, w_x, w_h, b_x, b_h, y, gates = ctx.saved_tensors
     if gradient is None:
@@ -186,7 +187,7 @@ def _keep_lstm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-@once_differentiable
+@differentiable_by(lstm, 7)
 def _lstm_backward(ctx: Any, gradient: Tensor | None, of_last: Tensor | None, *_: Any) -> tuple[Any, ...]:
     x, h, c, w_x, w_h, b_x, b_h, y, gates, cells, seen = ctx.saved_tensors
     width = c.shape[2]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .member_wise import MemberWise, Params, nonzero, numbers_of, real_views, step_count
+from .member_wise import MemberWise, Params, nonzero, numbers_of, pairs, real_views, step_count
 from .rates import PerMember
 
 
@@ -53,12 +53,13 @@ class ASGD(MemberWise):
         options = {"lambd": lambd, "alpha": alpha, "t0": t0, "weight_decay": weight_decay}
         super().__init__(params, {"lr": lr, **options, "maximize": maximize})
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        counts = {"step": step_count(), "mu": step_count(1.0), "eta": step_count(group["lr"])}
+        return {**counts, "ax": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"], state["mu"] = step_count(), step_count(1.0)
-            state["eta"], state["ax"] = step_count(group["lr"]), torch.zeros_like(p)
         state["step"] += 1
-        step, lr, lambd = float(state["step"]), group["lr"], group["lambd"]
+        step, lr, lambd = numbers_of(state["step"]), group["lr"], group["lambd"]
         p, grad, average = real_views(p, grad, state["ax"])
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
@@ -74,8 +75,8 @@ class ASGD(MemberWise):
             average.copy_(p)
         state["eta"] = step_count(lr / ((1 + lambd * lr * step) ** group["alpha"]))
         t0 = group["t0"]
-        shares = PerMember(_share(step, t) for t in t0) if isinstance(t0, PerMember) else _share(step, t0)
-        state["mu"] = step_count(shares)
+        shares = [_share(k, t) for k, t in pairs(step, t0)]
+        state["mu"] = step_count(PerMember(shares) if len(shares) > 1 else shares[0])
 
 
 def _share(step: float, start: float) -> float:

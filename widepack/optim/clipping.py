@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
     max_norm: float | Sequence[float] | Tensor | PerMember,
-    norm_type: float = 2.0,
+    norm_type: float | str = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Clips the gradients of each member by the member's own norm, in place.
@@ -28,7 +30,7 @@ def clip_grad_norm_(
         parameters: The parameters `[N, ...]` of a fused module or of wide layers. Those without a gradient
             are left out.
         max_norm: The largest norm: one number, or N numbers, one for each member.
-        norm_type: The p of the p-norm, also `inf`. Default: 2.
+        norm_type: The p of the p-norm, also `inf` or `"inf"`. Default: 2.
         error_if_nonfinite: Whether a norm of NaN or inf raises an error. Then no gradient changes. Default:
             False.
 
@@ -36,25 +38,25 @@ def clip_grad_norm_(
         The norm of each member before clipping, `[N]`; an empty tensor if no parameter has a gradient.
 
     Raises:
-        UsageError: A parameter has no member axis, such as one weight for all members; its gradient is
-            sparse; the number of norms is not N; or, with `error_if_nonfinite`, a norm is NaN or inf.
+        UsageError: What is given are no parameters; one has no member axis, such as one weight for all
+            members; its gradient is sparse; the number of norms is not N; `norm_type` is no number; or, with
+            `error_if_nonfinite`, a norm is NaN or inf.
 
     Example:
         >>> loss.backward()
         >>> norms = widepack.optim.clip_grad_norm_(fused.parameters(), 1.0)  # [N]
         >>> optimizer.step()
     """
-    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    gradients = _gradients(listed)
+    gradients, p = _gradients(_listed(parameters)), _power(norm_type)
     if not gradients:
         return torch.zeros(0)
     members, device = gradients[0].shape[0], gradients[0].device
     most = _most(max_norm, members).to(device)
     with torch.no_grad():
         parts = torch.stack(
-            [torch.linalg.vector_norm(g.reshape(members, -1), norm_type, 1).to(device) for g in gradients]
+            [torch.linalg.vector_norm(g.reshape(members, -1), p, 1).to(device) for g in gradients]
         )
-        norms: Tensor = torch.linalg.vector_norm(parts, norm_type, 0)
+        norms: Tensor = torch.linalg.vector_norm(parts, p, 0)
         if error_if_nonfinite and not torch.isfinite(norms).all():
             wrong = torch.nonzero(~torch.isfinite(norms)).flatten().tolist()
             raise UsageError(
@@ -66,6 +68,33 @@ def clip_grad_norm_(
         for g in gradients:
             g.mul_(factors.to(g.device).reshape(-1, *[1] * (g.ndim - 1)))
     return norms
+
+
+def _listed(parameters: Any) -> list[Tensor]:
+    """Returns the parameters as a list. Raises UsageError for what are no parameters."""
+    if isinstance(parameters, Tensor):
+        return [parameters]
+    of_module = isinstance(parameters, torch.nn.Module) or not isinstance(parameters, Iterable)
+    listed = [] if of_module or isinstance(parameters, Mapping) else list(parameters)
+    wrong = next((type(p).__name__ for p in listed if not isinstance(p, Tensor)), "")
+    if of_module or wrong or isinstance(parameters, Mapping):
+        what = f"has a {wrong}" if wrong else f"is a {type(parameters).__name__}"
+        raise UsageError(
+            f"clip_grad_norm_: parameters {what}; give a tensor, or tensors as fused.parameters() yields "
+            "them (of a dict: its values())"
+        )
+    return listed
+
+
+def _power(norm_type: float | str) -> float:
+    """Returns the p of the p-norm. Raises UsageError."""
+    try:
+        p = float(norm_type)
+    except (TypeError, ValueError):
+        p = math.nan
+    if math.isnan(p):
+        raise UsageError(f"clip_grad_norm_: norm_type is {norm_type!r}; give a number such as 2.0, or 'inf'")
+    return p
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

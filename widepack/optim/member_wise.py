@@ -13,6 +13,10 @@ from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate, plain_numbers
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
 _MAX_CACHED_RATES = 64
+_SWITCHES = (
+    "maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay", "foreach", "capturable",
+    "differentiable", "fused",
+)  # fmt: skip
 _EXAMPLES = {
     "betas": "(0.9, 0.999)",
     "etas": "(0.5, 1.2)",
@@ -29,7 +33,7 @@ class MemberWise(torch.optim.Optimizer):
     """The options that are a pair. Each part may be N numbers."""
     step_states: tuple[str, ...] = ("step",)
     """The states that depend on the number of steps alone: one number, or `[N]`. They have torch's dtype of
-    such states, whatever the parameter's dtype is. They change for frozen members too.
+    such states, whatever the parameter's dtype is.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -64,6 +68,12 @@ class MemberWise(torch.optim.Optimizer):
         for key in self.pair_options:
             if key in group:
                 group[key] = _parse_pair(key, group[key], who)
+        for key in _SWITCHES:
+            if not isinstance(plain_numbers(group.get(key)), (bool, int, type(None))):
+                raise UsageError(
+                    f"{who}: {key} is {group[key]!r}; it is True or False for all members. Give members that "
+                    "differ in it a fused module and an optimizer of their own"
+                )
         self._check_options(group, who)
 
     def _check_options(self, group: Mapping[str, Any], who: str) -> None:
@@ -103,8 +113,15 @@ class MemberWise(torch.optim.Optimizer):
             state_dict: What `state_dict` returned.
 
         Raises:
-            UsageError: The rates are of another number of members. The optimizer does not change.
+            UsageError: The rates are of another number of members, or it is no optimizer's state. The
+                optimizer does not change.
         """
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+            keys = ", ".join(map(repr, state_dict)) if isinstance(state_dict, Mapping) else ""
+            raise UsageError(
+                f"{type(self).__name__}.load_state_dict: the state has {keys[:80] or 'nothing'}, and a state "
+                "of an optimizer has 'state' and 'param_groups'; give what its state_dict() returned"
+            )
         before = [dict(g) for g in self.param_groups]
         super().load_state_dict(dict(state_dict))
         try:
@@ -159,23 +176,42 @@ class MemberWise(torch.optim.Optimizer):
                         "set sparse=False in its layer"
                     )
                 grad = -p.grad if group["maximize"] else p.grad
-                kept = self._rows_of_frozen(p)
-                self._update(p, grad, self.state[p], group)
-                for tensor, rows, values in kept:
-                    tensor[rows] = values
+                state, frozen = self.state[p], list(getattr(p, FROZEN, ()))
+                if not state:
+                    state.update(self._start(p, group))
+                if frozen:
+                    self._update_others(p, grad, state, group, frozen)
+                else:
+                    self._update(p, grad, state, group)
         return loss
+
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state of a parameter before its first step."""
+        raise NotImplementedError
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def _rows_of_frozen(self, p: Tensor) -> list[tuple[Tensor, list[int], Tensor]]:
-        """Returns what a step must not change: the frozen members' rows of a parameter and of its state."""
-        rows = list(getattr(p, FROZEN, ()))
-        if not rows:
-            return []
-        states = [v for k, v in self.state[p].items() if k not in self.step_states]
-        tensors = [p, *(v for v in states if isinstance(v, Tensor) and v.shape == p.shape)]
-        return [(t, rows, t[rows].clone()) for t in tensors]
+    def _update_others(
+        self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any], frozen: list[int]
+    ) -> None:
+        """Updates a parameter and its state, except for the rows of the frozen members.
+
+        Step states are `[N]` where the members differ in them. A buffer that the step makes has zeros in the
+        frozen members' rows.
+        """
+        before = {k: torch.as_tensor(v).clone() for k, v in state.items() if k in self.step_states}
+        rows = {k: v[frozen].clone() for k, v in state.items() if k not in before and _has_rows_of(v, p)}
+        own = p[frozen].clone()
+        self._update(p, grad, state, group)
+        p[frozen] = own
+        for key, value in state.items():
+            if key in before:
+                each, last = (torch.as_tensor(v).expand(p.shape[0]).clone() for v in (value, before[key]))
+                each[frozen] = last[frozen]
+                state[key] = each[0].clone() if (each == each[0]).all() else each
+            elif _has_rows_of(value, p):
+                value[frozen] = rows.get(key, 0)
 
     # ---------------------------------------------------------------- arithmetic of the updates
 
@@ -248,6 +284,11 @@ def has_member_axis(p: Tensor, members: int) -> bool:
     return not getattr(p, ONE_FOR_ALL, False) and p.ndim > 0 and p.shape[0] == members
 
 
+def _has_rows_of(value: Any, p: Tensor) -> bool:
+    """Whether a state has a number for each number of a parameter."""
+    return isinstance(value, Tensor) and value.shape == p.shape
+
+
 def _parse_pair(key: str, pair: Any, who: str) -> tuple[Any, Any]:
     """Returns an option of two parts, each one number or one for each member. Raises UsageError."""
     pair = plain_numbers(pair)
@@ -271,7 +312,14 @@ def step_count(start: float | PerMember = 0.0) -> Tensor:
 
 def numbers_of(count: Tensor) -> float | PerMember:
     """Returns the numbers of a step state."""
-    return PerMember(count.tolist()) if count.ndim else float(count)
+    return PerMember(count.tolist()) if isinstance(count, Tensor) and count.ndim else float(count)
+
+
+def pairs(a: float | PerMember, b: float | PerMember) -> list[tuple[float, float]]:
+    """Returns two numbers as one pair, or as a pair for each member."""
+    count = max(len(v) if isinstance(v, PerMember) else 1 for v in (a, b))
+    one, other = (list(v) if isinstance(v, PerMember) else [v] * count for v in (a, b))
+    return list(zip(one, other))
 
 
 def real_views(p: Tensor, *others: Tensor | None) -> list[Any]:

@@ -55,12 +55,13 @@ class NAdam(MemberWise):
         forms = {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, {"lr": lr, **options, **forms})
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        counts = {"step": step_count(), "mu_product": step_count(1.0)}
+        return {**counts, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"], state["mu_product"] = step_count(), step_count(1.0)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step, (beta1, beta2) = numbers_of(state["step"]), group["betas"]
         p, grad, mean, square = real_views(p, grad, state["exp_avg"], state["exp_avg_sq"])
         grad = self._decayed(p, grad, group, group["decoupled_weight_decay"])
         mu, next_mu = (_momentum(beta1, group["momentum_decay"], k) for k in (step, step + 1))
@@ -74,6 +75,6 @@ class NAdam(MemberWise):
         self._move_by_quotient(p, mean, root, group["lr"] * next_mu / (1.0 - product * next_mu))
 
 
-def _momentum(beta1: float | PerMember, decay: float | PerMember, step: float) -> Any:
+def _momentum(beta1: float | PerMember, decay: float | PerMember, step: float | PerMember) -> Any:
     """Returns the momentum of a step: it grows with the steps, to beta1."""
     return beta1 * (1.0 - 0.5 * (0.96 ** (step * decay)))

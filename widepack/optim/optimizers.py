@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .member_wise import MemberWise, Params, nonzero, step_count
+from .member_wise import MemberWise, Params, nonzero, numbers_of, step_count
 from .rates import PerMember
 
 
@@ -31,7 +31,7 @@ class SGD(MemberWise):
             parameter is `[N, ...]`.
         lr: The learning rate: one number, or N numbers, one for each member. Default: 1e-3.
         momentum: The momentum factor: one number, or N numbers. Default: 0.
-        dampening: The dampening of the momentum. Default: 0.
+        dampening: The dampening of the momentum: one number, or N numbers. Default: 0.
         weight_decay: One number, or N numbers, one for each member. Default: 0.
         nesterov: Whether to use Nesterov momentum. Default: False.
         maximize: Whether to maximize the objective. Default: False.
@@ -44,14 +44,14 @@ class SGD(MemberWise):
     """
 
     __module__ = "widepack.optim"  # pickles name the public place
-    member_options = ("lr", "initial_lr", "weight_decay", "momentum")
+    member_options = ("lr", "initial_lr", "weight_decay", "momentum", "dampening")
 
     def __init__(
         self,
         params: Params,
         lr: Any = 1e-3,
         momentum: Any = 0.0,
-        dampening: float = 0.0,
+        dampening: Any = 0.0,
         weight_decay: Any = 0.0,
         nesterov: bool = False,
         *,
@@ -69,8 +69,11 @@ class SGD(MemberWise):
     def _check_options(self, group: Mapping[str, Any], who: str) -> None:
         momentum = group.get("momentum", 0.0)
         least = min(momentum) if isinstance(momentum, PerMember) else momentum
-        if group.get("nesterov") and (least <= 0 or group["dampening"] != 0):
+        if group.get("nesterov") and (least <= 0 or nonzero(group["dampening"])):
             raise UsageError(f"{who}: nesterov needs a momentum above zero and no dampening")
+
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {}  # the first step makes the buffer of the momentum
 
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         if nonzero(group["weight_decay"]):
@@ -78,7 +81,8 @@ class SGD(MemberWise):
         momentum, taken = group["momentum"], 1 - group["dampening"]
         if nonzero(momentum):
             if isinstance(momentum, PerMember):  # without momentum torch does not dampen
-                taken = PerMember(taken if m else 1.0 for m in momentum)
+                each = taken if isinstance(taken, PerMember) else [taken] * len(momentum)
+                taken = PerMember(t if m else 1.0 for t, m in zip(each, momentum))
             buffer = state.get("momentum_buffer")
             if buffer is None:
                 buffer = state["momentum_buffer"] = grad.detach().clone()
@@ -137,13 +141,14 @@ class Adam(MemberWise):
             },
         )
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
+        zeros = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
+        return {"step": step_count(), **zeros}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
-            state.update({name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names})
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step, (beta1, beta2) = numbers_of(state["step"]), group["betas"]
         grad = self._decayed(p, grad, group, self.decoupled)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         most = state["max_exp_avg_sq"] if group["amsgrad"] else None
@@ -239,10 +244,10 @@ class Adadelta(MemberWise):
         if (max(rho) if isinstance(rho, PerMember) else rho) > 1:
             raise UsageError(f"{who}: rho is {rho}; it must be at least 0 and at most 1")
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"step": step_count(), "square_avg": torch.zeros_like(p), "acc_delta": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            state["square_avg"], state["acc_delta"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .member_wise import MemberWise, Params, real_views, step_count
+from .member_wise import MemberWise, Params, numbers_of, pairs, real_views, step_count
 from .rates import PerMember
 
 
@@ -52,19 +52,19 @@ class RAdam(MemberWise):
         forms = {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, {"lr": lr, **options, **forms})
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"step": step_count(), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step, (beta1, beta2) = numbers_of(state["step"]), group["betas"]
         p, grad, mean, square = real_views(p, grad, state["exp_avg"], state["exp_avg_sq"])
         grad = self._decayed(p, grad, group, group["decoupled_weight_decay"])
         self._average(mean, grad, beta1)
         self._average_square(square, grad, beta2)
         by = mean / self._factor(1 - beta1**step, mean) * self._factor(group["lr"], mean)
-        several = isinstance(beta2, PerMember)
-        factors = [_rectification(b, step) for b in (beta2 if several else [beta2])]
+        several = isinstance(beta2, PerMember) or isinstance(step, PerMember)
+        factors = [_rectification(b, k) for b, k in pairs(beta2, step)]
         if any(factors):
             root = square.sqrt()
             root.add_(self._factor(group["eps"], root))

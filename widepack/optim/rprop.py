@@ -64,11 +64,12 @@ class Rprop(MemberWise):
                     f"{who}: step_sizes are {group['step_sizes']}; the first cannot be above the second"
                 )
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        filled = torch.ones_like(p) * complex(1, 1) if p.is_complex() else torch.ones_like(p)
+        size = filled.mul_(self._factor(group["lr"], p.real))
+        return {"step": step_count(), "prev": torch.zeros_like(p), "step_size": size}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            filled = torch.ones_like(p) * complex(1, 1) if p.is_complex() else torch.ones_like(p)
-            state["step"], state["prev"] = step_count(), torch.zeros_like(p)
-            state["step_size"] = filled.mul_(self._factor(group["lr"], p.real))
         state["step"] += 1
         p, grad, before, size = real_views(p, grad, state["prev"], state["step_size"])
         less, more = (self._bound(eta, size) for eta in group["etas"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .member_wise import MemberWise, Params, nonzero, real_views, step_count
+from .member_wise import MemberWise, Params, nonzero, numbers_of, real_views, step_count
 from .rates import PerMember
 
 
@@ -55,13 +55,12 @@ class RMSprop(MemberWise):
         options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, {"lr": lr, **options, "centered": centered, "maximize": maximize})
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = ["square_avg"]
+        names += ["momentum_buffer"] * nonzero(group["momentum"]) + ["grad_avg"] * bool(group["centered"])
+        return {"step": step_count(), **{name: torch.zeros_like(p) for name in names}}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"], state["square_avg"] = step_count(), torch.zeros_like(p)
-            if nonzero(group["momentum"]):
-                state["momentum_buffer"] = torch.zeros_like(p)
-            if group["centered"]:
-                state["grad_avg"] = torch.zeros_like(p)
         state["step"] += 1
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
@@ -122,12 +121,13 @@ class Adagrad(MemberWise):
         start = {"initial_accumulator_value": initial_accumulator_value}
         super().__init__(params, {"lr": lr, **options, **start})
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        filled = torch.ones_like(p) * complex(1, 1) if p.is_complex() else torch.ones_like(p)
+        start = self._factor(group["initial_accumulator_value"], p.real)
+        return {"step": step_count(), "sum": filled.mul_(start)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            start = group["initial_accumulator_value"]
-            filled = torch.ones_like(p) * complex(1, 1) if p.is_complex() else torch.ones_like(p)
-            state["step"], state["sum"] = step_count(), filled.mul_(self._factor(start, p.real))
-        step = float(state["step"])
+        step = numbers_of(state["step"])
         state["step"] += 1
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
@@ -179,12 +179,12 @@ class Adamax(MemberWise):
         if not nonzero(eps) or (isinstance(eps, PerMember) and not all(eps)):
             raise UsageError(f"{who}: eps is {eps}; it must be above 0")
 
+    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"step": step_count(), "exp_avg": torch.zeros_like(p), "exp_inf": torch.zeros_like(p)}
+
     def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        if not state:
-            state["step"] = step_count()
-            state["exp_avg"], state["exp_inf"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step, (beta1, beta2) = numbers_of(state["step"]), group["betas"]
         if nonzero(group["weight_decay"]):
             grad = self._plus(grad, p, group["weight_decay"])
         p, grad, mean, most = real_views(p, grad, state["exp_avg"], state["exp_inf"])

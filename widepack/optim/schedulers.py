@@ -7,7 +7,8 @@ into the groups of the optimizer that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ class PerMemberScheduler:
                 member, or one number for all. Default: none.
 
         Raises:
-            UsageError: There are not N numbers, or the optimizer has another number of members.
+            UsageError: There are not N numbers, the schedulers take none or need some, or the optimizer has
+                another number of members.
         """
         if not self._groups():
             raise UsageError(
@@ -86,6 +88,7 @@ class PerMemberScheduler:
                 "fused.remove(i, optimizer=optimizer, scheduler=scheduler)"
             )
         values = self._metrics(metrics)
+        self._check_arguments(values)
         for i, (options, scheduler) in enumerate(zip(self._options, self.schedulers)):
             self._read(options, i)
             options.step()
@@ -107,9 +110,14 @@ class PerMemberScheduler:
             state_dict: What `state_dict` returned.
 
         Raises:
-            UsageError: It is of another number of members.
+            UsageError: It is of another number of members, or no state of a `PerMemberScheduler`.
         """
-        states = state_dict["schedulers"]
+        states = state_dict.get("schedulers") if isinstance(state_dict, Mapping) else None
+        if not isinstance(states, list):
+            raise UsageError(
+                "PerMemberScheduler.load_state_dict: the state has no list 'schedulers'; give what its "
+                "state_dict() returned"
+            )
         if len(states) != self._count:
             raise UsageError(
                 f"PerMemberScheduler: the state has schedulers of {len(states)} members, and the optimizer "
@@ -166,6 +174,18 @@ class PerMemberScheduler:
                 values = [g[name] for g in of_members if name in g]
                 if len(values) == self._count:
                     group[name] = _together(values, group.get(name))
+
+    def _check_arguments(self, values: Sequence[tuple[Any, ...]]) -> None:
+        """Raises UsageError if a scheduler's step does not take what it would get. Nothing has changed."""
+        for i, (scheduler, arguments) in enumerate(zip(self.schedulers, values)):
+            try:
+                inspect.signature(scheduler.step).bind(*arguments)
+            except TypeError as e:
+                needs = "takes no numbers" if arguments else "needs a number for each member"
+                raise UsageError(
+                    f"PerMemberScheduler.step: {type(scheduler).__name__} of member {i} {needs} ({e}); call "
+                    f"scheduler.step({'' if arguments else 'losses'})"
+                ) from e
 
     def _metrics(self, metrics: Any) -> list[tuple[Any, ...]]:
         """Returns the arguments of each scheduler's step. Raises UsageError."""

@@ -179,7 +179,7 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
             truths = _float64_answers(subject, weights, inputs, len(answers))
             failed = "the member itself"
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-    except (RuntimeError, ValueError, IndexError, AssertionError) as e:
+    except (RuntimeError, ValueError, IndexError, AssertionError, ZeroDivisionError) as e:
         line = (str(e).splitlines() or [""])[0][:200]
         return f"{failed} fails there: {type(e).__name__}: {line}".rstrip(": ")
     for o, t, truth in zip(answers, theirs, truths):
