@@ -2,7 +2,7 @@
 #
 #   make demo      train eight small classifiers and take them all the way
 #   make test      the tests             make test ARGS='tests/artifacts/test_store_publish.py -k names' WORKERS=4
-#   make test-slow the long tests, which `make test` leaves out
+#   make test-extended more cases, which `make test` leaves out   make test-slow the longest tests
 #   make clients   an environment for tests/serve/test_clients.py: tritonclient   make clients-kserve: kserve's own
 #   make check     lint, format, types, import direction
 #   make docs      the documentation site, in site/
@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
-MARK ?= not slow
+MARK ?= not slow and not extended
 ARGS ?=
 SIZE ?= cpu
 
@@ -25,7 +25,7 @@ SIZE ?= cpu
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow clients clients-kserve check docs docs-serve docs-figures bench format clean
+.PHONY: help venv demo test test-extended test-slow clients clients-kserve check docs docs-serve docs-figures bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +47,9 @@ $(STAMP): pyproject.toml $(VENV)/.torch
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	$(PIP) install --quiet -c constraints.txt -e '.[demo]'
 	@touch $@
+
+test-extended:
+	@$(MAKE) test MARK='extended and not slow'
 
 test-slow:
 	@$(MAKE) test MARK=slow

@@ -20,6 +20,20 @@ settings.register_profile(
 settings.load_profile("widepack")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves `keep` cases of each test with the mark `extended(keep=...)` in the default run."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("extended"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        mark = alike[0].get_closest_marker("extended")
+        keep = min(mark.kwargs.get("keep", 0), len(alike)) if mark else 0
+        for kept in (alike[k * len(alike) // keep] for k in range(keep)):
+            kept.own_markers = [m for m in kept.own_markers if m.name != "extended"]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Replaces the user's cache by a temporary folder, also for the processes that tests start."""

@@ -18,6 +18,7 @@ from widepack import InputError, load
 CODE = "__import__('os').system('touch canary')"
 
 
+@pytest.mark.extended
 def test_names_that_are_code(tmp_path: Path) -> None:
     changes: list[Callable[[Forged], object]] = [
         lambda f: f.entry["inputs"][0].update(name=CODE),

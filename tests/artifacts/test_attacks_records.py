@@ -17,6 +17,7 @@ from widepack import load
 from widepack.errors import ArtifactError, ProbeError
 
 
+@pytest.mark.extended
 def test_native_and_python_files_in_the_folder_are_not_opened(tmp_path: Path) -> None:
     """Files outside the manifest are not opened, and no .pt2 or .so file with a correct name and hash."""
     forged = Forged()

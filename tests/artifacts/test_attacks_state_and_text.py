@@ -121,6 +121,7 @@ def test_wrong_records_that_a_command_shows(tmp_path: Path, plan: dict[str, Any]
         ), result.exception
 
 
+@pytest.mark.extended
 @given(st.data())
 def test_random_changes_of_manifest_and_programs(data: st.DataObject) -> None:
     """Runs the check of scripts/stress/fuzz_artifacts.py for a few changes."""

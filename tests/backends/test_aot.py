@@ -54,6 +54,7 @@ def compiled(
     return artifact, folder, json.loads(done.stdout)
 
 
+@pytest.mark.extended
 def test_the_command_reports_its_files(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
     artifact, folder, report = compiled
     assert (report["path"], report["backend"], report["folder"], report["torch"]) == (

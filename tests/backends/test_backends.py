@@ -99,6 +99,7 @@ def test_a_caller_may_write_into_an_answer(artifacts: Artifacts) -> None:
 # Programs that compilers get
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "frozen_trunk", "ragged_heads", "encoder", "lstm"])
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_a_flat_program_gives_the_members_answers(name: str, pattern: str, artifacts: Artifacts) -> None:

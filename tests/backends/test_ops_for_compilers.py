@@ -103,6 +103,7 @@ def answers(compiler: str, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_torch_compile_calls_the_own_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     answers("aot_eager", (2, 5), monkeypatch)
 

@@ -45,6 +45,7 @@ def slow(answers: Any, seconds: float) -> Any:
 # ---------------------------------------------------------------- outcomes
 
 
+@pytest.mark.extended
 def test_a_faster_call_with_right_answers_is_recommended(subject: AdvisedArtifact) -> None:
     answers = subject.expected
     row = tried(subject, move(lambda: answers, lambda: answers), 3, 0.2)
@@ -52,6 +53,7 @@ def test_a_faster_call_with_right_answers_is_recommended(subject: AdvisedArtifac
     assert row.number == 3 and row.outcome in ("recommended", "noisy")  # noisy on a busy machine
 
 
+@pytest.mark.extended
 def test_a_slower_call_is_rejected(subject: AdvisedArtifact) -> None:
     row = tried(subject, move(slow(subject.expected, 0.02), lambda: subject.expected), 1, 0.2)
     assert row.outcome == "rejected"
@@ -95,6 +97,7 @@ def test_a_noisy_run_recommends_nothing(subject: AdvisedArtifact, monkeypatch: p
     assert tried(subject, move(lambda: None, lambda: subject.expected), 1, 0.2).outcome == "noisy"
 
 
+@pytest.mark.extended
 def test_threads_are_set_for_each_call_and_restored(subject: AdvisedArtifact) -> None:
     seen: list[int] = []
 
@@ -124,6 +127,7 @@ def test_variables_are_measured_in_processes_of_their_own(
     assert given == [{}, {"A": "1"}] * trial.PAIRS
 
 
+@pytest.mark.extended
 def test_a_process_times_the_artifact(subject: AdvisedArtifact) -> None:
     from widepack_bench.advice.environment_moves import seconds_apart
 
@@ -145,6 +149,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "compile_moves", lambda *_: iter(()))
 
 
+@pytest.mark.extended
 def test_advice_has_every_move_and_leaves_the_artifact_alone(artifacts: Artifacts, quick: None) -> None:
     path = artifacts("mlp")
     before = Reader(path).manifest.digest
@@ -192,6 +197,7 @@ def test_an_applied_move_writes_an_artifact(
         advise(path, threads=1, only="plan")
 
 
+@pytest.mark.extended
 def test_moves_after_the_time_limit_are_not_tried(artifacts: Artifacts, quick: None) -> None:
     found = advise(artifacts("mlp"), threads=1, total_s=0.01)
     assert found.moves and {m.outcome for m in found.moves} == {"out of time"}
@@ -251,6 +257,7 @@ def command(*words: str | Path) -> Any:
     return CliRunner().invoke(cli, ["advise", *map(str, words)], prog_name="widepack")
 
 
+@pytest.mark.extended
 def test_the_command_prints_the_table_or_json(artifacts: Artifacts, quick: None) -> None:
     result = command(artifacts("mlp"), "--threads", "1", "--batch", "4")
     assert result.exit_code == 0, result.output

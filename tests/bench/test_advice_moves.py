@@ -19,6 +19,7 @@ from widepack_bench.advice.subject import AdvisedArtifact
 from widepack_cli.commands.tune import command as tune_command
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_calls_of_parts_give_the_same_answers(
     artifacts: Artifacts, tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_sizes_that_are_fixed_count_as_tuned(artifacts: Artifacts, tmp_path: Pat
     assert plan_moves.is_tuned(subject) and subject.work.batch == 1 and not subject.sizes
 
 
+@pytest.mark.extended
 def test_fine_tunes_of_one_base_are_found_in_merged_checkpoints(tmp_path: Path) -> None:
     """The factory and the members' weights are enough: the base and the factors need no files."""
     from cases import load

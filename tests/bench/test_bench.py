@@ -259,6 +259,7 @@ def test_leaves_of_mappings_and_tuples() -> None:
     assert stack([(a, b), (b, a)])[0].tolist() == [[0.0], [1.0]]
 
 
+@pytest.mark.extended
 def test_compare_reports_rows() -> None:
     nets = members()
     seen: list[tuple[str, int, int]] = []
@@ -430,6 +431,7 @@ def test_an_artifacts_own_members_are_fair_baselines(tmp_path: Path) -> None:
                 assert difference(BASELINES[baseline](flat, each)(*args, **kwargs), expected) == "", baseline
 
 
+@pytest.mark.extended
 def test_bench_of_an_artifact_with_your_own_modules(artifacts: Artifacts) -> None:
     case = cases.load("mlp")
     words: dict[str, Any] = {"batches": (2,), "baselines": ("loop",), "budget_s": 0.5, "threads": 1}

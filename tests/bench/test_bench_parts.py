@@ -419,6 +419,7 @@ def test_a_profile_runs_the_program_of_a_call(artifacts: Artifacts) -> None:
 # ---------------------------------------------------------------- backends and levels
 
 
+@pytest.mark.extended
 def test_backends_and_levels_are_contestants(artifacts: Artifacts) -> None:
     report = bench(
         artifacts("mlp"),
@@ -806,6 +807,7 @@ def test_the_table_is_in_the_order_of_the_suite() -> None:
     assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(keys)]] == keys
 
 
+@pytest.mark.extended
 def test_a_row_is_tuned_and_its_plan_measured_in_a_separate_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -81,6 +81,7 @@ def test_no_call_is_made_before_the_weights_are_read() -> None:
     assert of_calls(peak, lambda: lambda: peak.keep(5), graph=False) == (0, 5 * (1 + CALLS) * MIB)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the counters of Linux")
 def test_the_script_measures_an_artifact(tmp_path: Path) -> None:
     row = network("mlp-20")

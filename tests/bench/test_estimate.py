@@ -91,6 +91,7 @@ def test_a_convolution_multiplies_a_row_for_each_place() -> None:
     assert (work.kind, work.count, work.rows, work.width) == ("grouped convolution", 2, 2 * 6 * 5, 4 * 2 * 9)
 
 
+@pytest.mark.extended
 def test_every_step_of_a_recurrent_layer_counts() -> None:
     member, wide = programs(lstm, "x=float32[B,9,64]", 3, "wide")
     (alone,) = (w for k in kernels_at(member, {"B": 4}, prologue=False) if (w := work_of(k)).kind == "lstm")

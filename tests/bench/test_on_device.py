@@ -63,6 +63,7 @@ def test_every_claim_names_what_the_benchmarks_have() -> None:
     assert network("mlp-20").members == 20 and network("mlp-b32").members == 100
 
 
+@pytest.mark.extended
 def test_a_command_is_stopped_at_its_time_with_its_processes(tmp_path: Path) -> None:
     """The command ignores the interruption, and starts another process."""
     mark = tmp_path / "mark"
@@ -182,6 +183,7 @@ def test_a_step_that_has_no_time_left_is_not_run(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.extended
 def test_the_command_line(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "scripts" / "on_device.py")]
 

@@ -72,6 +72,7 @@ def test_an_unknown_network_is_refused() -> None:
         chosen_networks(["nosuch"])
 
 
+@pytest.mark.extended
 def test_a_row_is_measured() -> None:
     options = {"baselines": ["loop"], "budget_s": 0.01}
     (measured,) = run_network("tabular-mlp", 2, [(1, "each")], **options)

@@ -56,6 +56,7 @@ def test_a_race_without_time_is_reported_too() -> None:
     assert len(found.rounds) == 1 and seen == [(0, 100)]
 
 
+@pytest.mark.extended
 def test_bench_ends_with_its_time(artifact: Path) -> None:
     stages: list[str] = []
     begin = time.perf_counter()

@@ -36,6 +36,7 @@ def test_every_baseline_has_a_step() -> None:
     assert set(contestants.COMPILED) < set(BASELINES)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("each", [False, True], ids=["shared", "each"])
 @pytest.mark.parametrize("name", ["vmap", "processes", "fused"])
 def test_steps_train_as_the_loop_does(name: str, each: bool) -> None:
@@ -64,6 +65,7 @@ def test_the_networks_take_their_inputs(network: Any) -> None:
     assert not torch.equal(*(next(m.parameters()) for m in given.modules))
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
 def test_a_row_is_measured() -> None:
     options = {"baselines": ["loop", "vmap"], "budget_s": 0.01}
@@ -85,6 +87,7 @@ def test_a_fused_module_that_trains_wrong_is_refused(monkeypatch: pytest.MonkeyP
         measured(task(), 32, TrainingOptions(baselines=("loop",), budget_s=0.01))
 
 
+@pytest.mark.extended
 def test_a_baseline_that_trains_wrong_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(given: TrainingTask) -> Any:
         step = contestants.loop(given)

@@ -225,6 +225,7 @@ def test_a_build_without_enough_space_is_refused(
     assert "bytes are to be written, 100 are free" in message
 
 
+@pytest.mark.extended
 def test_no_space_during_a_build(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(nets, tmp_path / "e.wide", model=Net, inputs=X, **QUICK)
     finish = Stream.finish
@@ -337,6 +338,7 @@ def assert_members_answer(
         assert all(torch.equal(v, member.state_dict()[k]) for k, v in ens.state_dict(i).items())
 
 
+@pytest.mark.extended
 def test_a_sample_instead_of_specs(nets: list[str], tmp_path: Path) -> None:
     build(nets, tmp_path / "a.wide", model=Net, sample=(torch.randn(4, 2, 8),), **QUICK)
     assert_members_answer(tmp_path / "a.wide", Net)

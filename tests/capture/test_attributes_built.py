@@ -68,6 +68,7 @@ def heads(folder: Path) -> list[str]:
     return paths
 
 
+@pytest.mark.extended
 def test_members_of_other_shapes_may_differ_in_sizes_alone(tmp_path: Path, captures: list[int]) -> None:
     paths = heads(tmp_path)
     build(paths, tmp_path / "ok.wide", model=Wide, inputs=X, **QUICK)
@@ -203,6 +204,7 @@ def test_a_hugging_face_model_is_the_same_each_time() -> None:
     assert "config.layer_norm_eps" in {d.path for d in differences(one, changed)}
 
 
+@pytest.mark.extended
 def test_pickled_modules_with_notes_of_their_training(tmp_path: Path, captures: list[int]) -> None:
     paths = []
     for i in range(6):

@@ -170,6 +170,7 @@ class Modal(Net):
         return y * 2 if self.mode == "d" and x.shape[0] > 64 else y
 
 
+@pytest.mark.extended
 def test_harmless_values_do_not_hide_a_harmful_one(tmp_path: Path) -> None:
     message = refused(
         MemberMismatch, tmp_path, numbered(tmp_path, count=4), model=by_member(Modal, "a", "b", "c", "d")
@@ -239,6 +240,7 @@ def test_a_numpy_scalar(tmp_path: Path) -> None:
     assert "bound: float64(1000.0) in member m0, float64(10000.0) in member m1" in message
 
 
+@pytest.mark.extended
 def test_a_number_made_into_a_tensor(tmp_path: Path) -> None:
     class Made(Net):
         def __init__(self, shift: float) -> None:
@@ -268,6 +270,7 @@ class Hidden(Net):
         return super().forward(x).clamp(max=HIDDEN["bound"]) * HIDDEN["scale"]
 
 
+@pytest.mark.extended
 def test_a_number_that_no_attribute_shows(tmp_path: Path) -> None:
     def make(pair: tuple[float, float]) -> nn.Module:
         HIDDEN.update(bound=pair[0], scale=pair[1])

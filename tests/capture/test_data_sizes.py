@@ -156,6 +156,7 @@ def parts(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     members, paths = [], [tmp_path / f"m{i}.pt" for i in range(N)]
@@ -188,6 +189,7 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
         assert kinds == {"all": "stacked", "rows": "ragged", "where": "ragged"}
 
 
+@pytest.mark.extended
 def test_no_member_changes_anothers_numbers(tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(N)]
     for i, path in enumerate(paths):

@@ -163,6 +163,7 @@ def check(ens: Any, nets: list[nn.Module], make: Callable[[], nn.Module], calls:
         assert ours.abs().max() <= 4 * theirs.abs().max() + 4 * ulp
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("style", STYLES)
 def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
     def make() -> nn.Module:
@@ -186,6 +187,7 @@ def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
     check(load(tmp_path / "a.wide"), nets, make, [call(*s) for s in SIZES])
 
 
+@pytest.mark.extended
 def test_atoms_and_pairs_are_dynamic(tmp_path: Path) -> None:
     nets, paths = members(OfPairs, tmp_path)
     inputs = ("z=int64[A]:0..9", "x=float32[A,3]", "i=int64[E]:0..0", "j=int64[E]:1..1")
@@ -211,6 +213,7 @@ def forces_of(answer: Any) -> tuple[Tensor, Tensor]:
     return answer["energy"], answer["forces"]
 
 
+@pytest.mark.extended
 def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
     nets, _ = members(Potential, tmp_path)
     z, x = torch.randint(0, 10, (2, 5)), torch.randn(2, 5, 3)
@@ -221,6 +224,7 @@ def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
                 torch.testing.assert_close(answer["forces"][i], net(batch[0], batch[1].clone())["forces"])
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
     """A loss of forces has gradients through the derivative. Twenty steps are the members' own."""
@@ -325,6 +329,7 @@ class ByVmap(Potential):
         return found
 
 
+@pytest.mark.extended
 def test_vmap_of_a_derivative_is_refused_with_its_line(tmp_path: Path) -> None:
     _, paths = members(ByVmap, tmp_path)
     inputs = ("z=int64[B,A]:0..9", "x=float32[B,A,3]")

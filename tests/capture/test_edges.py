@@ -342,6 +342,7 @@ def built(
     return widepack.load(folder / "e.wide")
 
 
+@pytest.mark.extended
 def test_a_squeezed_size_of_one(tmp_path: Path) -> None:
     ens = built(SqueezedRows, X, tmp_path)
     for x in (torch.randn(1, 8), torch.randn(3, 8)):
@@ -377,6 +378,7 @@ def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
 
 
+@pytest.mark.extended
 def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
     ens = built(Single, X, tmp_path)
     for b in (1, 4):
@@ -421,6 +423,7 @@ def test_defaults_that_depend_on_the_dtype_are_those_of_the_member(
     )  # the largest number of a dtype is not stored
 
 
+@pytest.mark.extended
 def test_a_region_of_low_precision_is_accepted(tmp_path: Path) -> None:
     ens = built(Island, X, tmp_path)
     record = Reader(tmp_path / "e.wide").manifest.verification
@@ -453,6 +456,7 @@ class Clamped(Base):
         return y
 
 
+@pytest.mark.extended
 def test_a_default_that_is_infinite(tmp_path: Path) -> None:
     ens, x = built(Clamped, X, tmp_path), torch.randn(4, 8)
     with torch.no_grad():

@@ -266,6 +266,7 @@ def test_probes_are_of_every_entry(
     torch.testing.assert_close(some.encode(x)["z"][0], ens.encode(x)["z"][2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_members_do_not_leak_in_any_entry(tmp_path: Path) -> None:
     def spoiled(state_dict: Mapping[str, Tensor]) -> Auto:
         member = make({**state_dict, "scale": state_dict["scale"]})
@@ -302,6 +303,7 @@ def test_members_do_not_leak_in_any_entry(tmp_path: Path) -> None:
     assert a.decode(z)[1].isnan().all()
 
 
+@pytest.mark.extended
 def test_forward_among_others(tmp_path: Path) -> None:
     build(
         save(tmp_path),
@@ -328,6 +330,7 @@ def test_forward_among_others(tmp_path: Path) -> None:
     assert set(Reader(tmp_path / "e.wide").manifest.verification) > {"wide", "entries"}
 
 
+@pytest.mark.extended
 def test_samples_by_entry(tmp_path: Path) -> None:
     x, z = inputs(4)
     build(
@@ -419,6 +422,7 @@ def test_refusals(change: dict[str, Any], error: type[Exception], words: list[st
         assert word in str(caught.value), caught.value
 
 
+@pytest.mark.extended
 def test_bounds_without_an_entry_apply_to_every_entry_with_the_dim(tmp_path: Path) -> None:
     build(
         save(tmp_path),
@@ -445,6 +449,7 @@ class Differs(Auto):
         return {"z": self.down(x) * float(self.offsets[0][0])}
 
 
+@pytest.mark.extended
 def test_a_wrong_entry_is_caught_and_nothing_is_written(tmp_path: Path) -> None:
     def differs(state_dict: Mapping[str, Tensor]) -> Auto:
         member = make(state_dict)
@@ -479,6 +484,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_inspect_and_trace(built: Path) -> None:
     shown = cli_run("inspect", built / "e.wide").output
     assert "entry encode" in shown
@@ -512,6 +518,7 @@ def test_verify(built: Path) -> None:
     assert cli_run("verify", built / "e.wide", "--entry", "forward").exit_code == 2
 
 
+@pytest.mark.extended
 def test_bench(built: Path) -> None:
     report = bench(
         built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, entry="encode"
@@ -526,6 +533,7 @@ def test_bench(built: Path) -> None:
         bench(built / "e.wide", batches=(2,), entry="forward")
 
 
+@pytest.mark.extended
 def test_a_toml_names_the_entries(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths = save(tmp_path)

@@ -182,6 +182,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.filterwarnings(
     "ignore:torch.triangular_solve is deprecated",
     "ignore:torch.chain_matmul is deprecated",
@@ -321,6 +322,7 @@ def test_numbers_of_sizes_that_cannot_be_followed_name_line_and_solution(
     assert words in message
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("forward", "inputs", "words"),
     [

@@ -27,6 +27,7 @@ from widepack.errors import (
 from widepack_artifacts.reader import Reader
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("functional", [True, False], ids=["functional", "as exported"])
 def test_programs_are_their_own_model(
     functional: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +60,7 @@ def test_programs_are_their_own_model(
     assert Reader(tmp_path / "e.wide").manifest.provenance["model"] == "the exported programs()"
 
 
+@pytest.mark.extended
 def test_the_weights_of_a_program_go_into_any_model(tmp_path: Path) -> None:
     (path,) = nets(tmp_path, 1)
     found = open_checkpoint(path)
@@ -84,6 +86,7 @@ def test_the_weights_of_a_program_go_into_any_model(tmp_path: Path) -> None:
         build([path], tmp_path / "f.wide", sample=(torch.zeros(2, 2, 8),), **QUICK)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["guard_size", "bert", "ragged_heads", "encoder"])
 def test_networks(name: str, tmp_path: Path) -> None:
     case = cases.load(name)
@@ -203,6 +206,7 @@ def test_specs_name_the_dims_of_a_program(tmp_path: Path) -> None:
         build([path], tmp_path / "f.wide", inputs=[*specs, "more.by.0=float32[1]"], **QUICK)
 
 
+@pytest.mark.extended
 def test_specs_that_are_not_those_of_the_program(tmp_path: Path) -> None:
     path = nets(tmp_path, 1)[0]
     build([path], tmp_path / "e.wide", inputs=["x=float32[N,2,8]", "N=2..9"], **QUICK)
@@ -232,6 +236,7 @@ def test_a_program_without_example_inputs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.extended
 def test_members_of_other_programs(tmp_path: Path) -> None:
     class Times(nn.Module):
         def __init__(self, factor: float) -> None:
@@ -350,6 +355,7 @@ class Residual(nn.Module):
         return self.act(z)  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_writing_into_a_value_that_nothing_else_reads(tmp_path: Path) -> None:
     members = [seeded(Residual, i) for i in range(2)]
@@ -407,6 +413,7 @@ def test_writing_into_a_value_that_others_may_read(
     )
 
 
+@pytest.mark.extended
 def test_programs_that_are_left_out(tmp_path: Path) -> None:
     def small_one(i: int) -> str:
         return save(tmp_path / f"{i}.pt2", seeded(Small, i), torch.randn(4, 3), dims={"x": {0: DYNAMIC}})
@@ -439,6 +446,7 @@ class Scaled(nn.Module):
         return y.relu() if self.factor < 9 else y  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended
 def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
     def scaled(i: int, factor: float) -> str:
         return save(

@@ -105,6 +105,7 @@ def saved(make: Callable[[], nn.Module], folder: Path) -> tuple[list[nn.Module],
     return members, paths
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [Typed, Opposite, Gated, Derived])
 def test_selections_may_be_empty(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     members, paths = saved(make, tmp_path)

@@ -154,6 +154,7 @@ def test_a_size_that_the_code_fixes(
     assert line_in_class(message, make).rpartition("# ")[2].startswith("fixes")
 
 
+@pytest.mark.extended
 def test_multiples_are_written_as_such(tmp_path: Path) -> None:
     message = refused(Windows, tmp_path, inputs=["x=float32[B,H,W,3]"])
     assert "takes H and W in multiples of 7 only" in message
@@ -161,6 +162,7 @@ def test_multiples_are_written_as_such(tmp_path: Path) -> None:
     assert line_in_class(message, Windows).endswith("# multiples")
 
 
+@pytest.mark.extended
 def test_a_proposed_spec_is_accepted(tmp_path: Path) -> None:
     for i, (make, spec) in enumerate(
         [(Table, "x=float32[B,8,3]"), (Flattened, "x=float32[B,3,6,6]"), (Windows, "x=float32[B,7*H,7*W,3]")]
@@ -300,6 +302,7 @@ def test_a_bound_names_its_line(
     assert source in str(caught.value)
 
 
+@pytest.mark.extended
 def test_a_bound_that_the_user_gave_names_no_line(tmp_path: Path) -> None:
     dims = Reader(built(AtMost, tmp_path, inputs=[BTC, "B=1..50"])).manifest.entries["forward"].dims
     assert (dims["B"].max, dims["B"].source) == (50, "")

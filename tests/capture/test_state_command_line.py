@@ -70,6 +70,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert run("build", *paths, "--dry-run", "--config", config).exit_code == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("pattern", ["shared", pytest.param("each", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "specs", "state"),

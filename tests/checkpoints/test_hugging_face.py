@@ -42,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 IDS: dict[str, Any] = {**QUICK, "inputs": ["input_ids=int64[B,T]:0..49", "T=2..32"]}
 
 
+@pytest.mark.extended
 def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
 
@@ -60,6 +61,7 @@ def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
     assert find_factory("hf", {"folder": folders[0], "n_layer": 1}, ["elsewhere"])().config.n_layer == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.extended
 def test_the_dtype_of_a_folder(folders: list[str], tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
 
@@ -89,6 +91,7 @@ def classifier(folder: Path, labels: int, seed: int, **changes: Any) -> str:
     return str(folder)
 
 
+@pytest.mark.extended
 def test_folders_with_other_numbers_of_labels(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     paths = [classifier(tmp_path / f"run{i}", labels, i) for i, labels in enumerate((2, 3, 2))]

@@ -364,6 +364,7 @@ def test_a_process_that_ends_early_says_why() -> None:
         list(lines_of_fresh_process("time:sleep", {"seconds": 1}))
 
 
+@pytest.mark.extended
 def test_each_primitive_in_a_separate_process() -> None:
     stages: list[str] = []
     document = run_layers(
@@ -402,6 +403,7 @@ def tuned_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("widepack_bench.layers.tuned_many.TuneRequest", partial(TuneRequest, budget_s=0.4))
 
 
+@pytest.mark.extended
 def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One layer with weights, one without, one that is called by a name."""
     tuned_here(monkeypatch)
@@ -442,6 +444,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
 
 
+@pytest.mark.extended
 def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Otherwise the row would have the times of a plan that was not chosen."""
     tuned_here(monkeypatch)

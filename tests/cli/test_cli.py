@@ -615,6 +615,7 @@ def test_verify_finds_a_flipped_bit(artifact: Path, tmp_path: Path) -> None:
     assert weights.name in refused(1, "verify", copy, quiet=False)
 
 
+@pytest.mark.extended
 def test_bench(artifact: Path, tmp_path: Path) -> None:
     common_words = (
         "bench",

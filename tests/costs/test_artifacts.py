@@ -166,6 +166,7 @@ def test_a_class_of_torch() -> None:
     assert result.exit_code == 0 and "N*1024*B" in result.stdout and "N*520*w_bytes" in result.stdout
 
 
+@pytest.mark.extended
 def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -31,6 +31,7 @@ BATCHES = [{"B": 1}, {"B": 3}, {"B": 7}]
 SEEN = [name for name in (*NAMES, *GUARDED) if name != "lstm"]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", SEEN)
 def test_reference_networks_equal_torchs_counter(name: str) -> None:
     case = load(name)

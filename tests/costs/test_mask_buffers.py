@@ -105,6 +105,7 @@ def built(folder: Path, make: Callable[[], nn.Module], paths: list[Path], inputs
     return Reader(out)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_modules(wide: int) -> None:
     masked(model_costs(gpt, ["input=float32[B,T,8]"], wide=wide), ["causal", "causal"])
@@ -222,6 +223,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return built(folder, gpt, checkpoints(folder, gpt), ["input=float32[B,T,8]"])
 
 
+@pytest.mark.extended
 def test_artifacts(artifact: Reader) -> None:
     stored = stored_costs(artifact)["forward"]
     wide = wide_program_costs(artifact, "forward", {"B": 2})
@@ -248,6 +250,7 @@ def test_artifacts_with_blocks(make: Callable[[], nn.Module], names: list[str], 
     masked(stored_costs(reader)["forward"], names)
 
 
+@pytest.mark.extended
 def test_members_with_masks_of_their_own(tmp_path: Path) -> None:
     """Pairs count that all members forbid. A revision reads the masks of the new members."""
 

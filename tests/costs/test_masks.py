@@ -143,6 +143,7 @@ def test_boolean_masks() -> None:
     check([(mask, "argument") for mask in BOOLS.values()])
 
 
+@pytest.mark.extended
 def test_masks_that_are_added() -> None:
     check([(mask, "argument") for mask in FLOATS.values()])
 
@@ -269,6 +270,7 @@ def test_the_command_shows_the_line() -> None:
     assert "masks" not in plain
 
 
+@pytest.mark.extended
 def test_formulas_with_maxima_are_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of many forms gave polynomials of ten variables, whose factors took minutes to hours."""
 

@@ -21,6 +21,7 @@ SIZES = {"unet": {"B": 3, "H": 2, "W": 5}} | {
 LONG = ("depthwise", "unet", "bert", "gpt2", "encoder", "resnet18")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NAMES])
 def test_flop_of_the_wide_program(name: str) -> None:
     """The formulas come from programs for 2 and 3 members."""
@@ -57,6 +58,7 @@ def test_a_shared_trunk_is_paid_once(wide: int) -> None:
         assert flops(costs, {"B": 5}, members) == 5 * (4096 + 512 * members)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bytes_of_weights_are_those_of_the_state_dict(name: str) -> None:
     case = load(name)

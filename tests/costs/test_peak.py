@@ -34,6 +34,7 @@ def weights_of(preview: Preview, module: torch.nn.Module) -> dict[str, torch.Ten
     return {name: saved.get(name, t) for name, (_, t) in preview.captured.weights.items()}
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_peak_of_a_member_and_of_three(name: str) -> None:
     make, inputs = NETWORKS[name]

@@ -75,6 +75,7 @@ def test_the_same_plan_gives_the_same_bits(artifacts: Artifacts) -> None:
             torch.testing.assert_close(parts(*args), whole(*args))
 
 
+@pytest.mark.extended
 def test_answers_of_every_form(heads: Path) -> None:
     parts, whole = widepack.load(heads, device=THREE), widepack.load(heads)
     assert isinstance(parts, DeviceModel) and len(parts) == 5
@@ -154,6 +155,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.extended(keep=8)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("of", [None, "softmax", "sigmoid"])
 @pytest.mark.parametrize("strategies", [None, "loop"])

@@ -36,6 +36,7 @@ class Springs(nn.Module):
         return {"energy": energy, "forces": -torch.autograd.grad(energy.sum(), pos)[0]}
 
 
+@pytest.mark.extended
 def test_the_calculator_gives_mean_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     committee = importlib.import_module("ase_committee").Committee

@@ -105,6 +105,7 @@ def in_float64(classifier: Any, path: str, x: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.extended
 def test_the_last_run_writes_the_best_weights_of_all(train: Any, classifier: Any, tmp_path: Path) -> None:
     runs = []
     for i in range(RUNS):

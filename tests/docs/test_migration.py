@@ -41,6 +41,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.extended
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -52,6 +52,7 @@ def test_a_program_runs_without_widepack(heads: Path, tmp_path: Path) -> None:
     assert_same(z, trunk)
 
 
+@pytest.mark.extended
 def test_programs_of_all_members_and_of_one(small: Path, tmp_path: Path) -> None:
     whole = export(small, tmp_path / "all.pt2", to="pt2")
     one = export(small, tmp_path / "one.pt2", to="pt2", member="m1")

@@ -67,6 +67,7 @@ def test_the_base_of_adapters_is_recorded(fleet: SmallFleet, wide: Path) -> None
     assert f"base {fleet.base}, named org/base by the adapters, sha256 {record['sha256']}" in shown.output
 
 
+@pytest.mark.extended
 def test_the_base_of_merged_checkpoints_is_recorded_if_it_is_given(fleet: SmallFleet, tmp_path: Path) -> None:
     given = built(fleet, tmp_path / "given.wide", paths=fleet.merged, unmerge=True)
     assert record_of(given)["source"] == str(fleet.base) and "named" not in record_of(given)

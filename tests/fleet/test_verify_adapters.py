@@ -124,6 +124,7 @@ def test_answers_are_those_of_modules(fleet: SmallFleet, wide: Path, tmp_path: P
     assert "as your modules" in found.output
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore")  # those of transformers
 def test_models_of_transformers_are_made_from_the_config_of_the_base(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -76,6 +76,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("members", [1, N])

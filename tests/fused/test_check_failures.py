@@ -102,6 +102,7 @@ def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
         torch.testing.assert_close(wide, torch.stack(modules))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("rows", [2, 3])
 def test_gradients_that_are_zero_but_for_rounding_are_accepted(rows: int) -> None:
     """The bias before a BatchNorm has no effect, and its gradient is the rounding error of large numbers."""

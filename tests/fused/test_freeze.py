@@ -64,6 +64,7 @@ def test_gradients_of_inputs_flow_through_a_frozen_member() -> None:
     assert x.grad is not None and all(g.any() for g in x.grad)
 
 
+@pytest.mark.extended
 def test_eval_mode_copies_and_pickles_keep_what_is_frozen() -> None:
     modules = members(Cnn)
     fused = fuse(copies(modules), draw(4, 3, 6, 6), validate=False).freeze(1, 2)

@@ -268,6 +268,7 @@ def test_a_recurrent_network_trains() -> None:
         close(dict(fused.named_parameters())[name].grad, g, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_parametrized_weights_train() -> None:
     """Tests weight norm and spectral norm. The buffers of spectral norm change in train mode."""
 

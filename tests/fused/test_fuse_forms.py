@@ -31,6 +31,7 @@ class Noisy(nn.Module):
         return {"h": h, "drop": self.drop(h), "attend": self.attend(h, h, h, need_weights=False)[0]}
 
 
+@pytest.mark.extended
 def test_n_copies_have_fresh_weights() -> None:
     model: Any = Cnn().train()
     model.norm1.running_mean += 1.0

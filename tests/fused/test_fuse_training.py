@@ -107,6 +107,7 @@ def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
         torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_compiled_fused_module_is_the_fused_module() -> None:
     """The first call makes and compares a program."""
     modules, x = members(Cnn), draw(4, 3, 8, 8)

@@ -29,6 +29,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "names",
     [["removed"], pytest.param(["images", "rows", "steps", "frozen"], marks=pytest.mark.slow)],

@@ -305,6 +305,7 @@ def test_nested_inputs_with_one_value_for_each_member(forms: WideModel) -> None:
             assert torch.equal(a, c)
 
 
+@pytest.mark.extended
 def test_mixed_patterns_are_lowered_on_demand(bert: WideModel) -> None:
     case = cases.load("bert")
     ids = case.sample(3, 0)[1]["input_ids"]
@@ -465,6 +466,7 @@ def test_strategies_at_load(name: str, artifacts: Artifacts) -> None:
         close(_tensors(ens(*args, **kwargs))[0], torch.stack(want))
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("strategy", [None, "loop"])
 @pytest.mark.parametrize("name", ["resnet18", "encoder", "frozen_trunk", "ragged_heads"])
 def test_load_without_simplification(name: str, strategy: str | None, artifacts: Artifacts) -> None:
@@ -572,6 +574,7 @@ def test_import_widepack_imports_no_torch() -> None:
     assert out.strip() == ""
 
 
+@pytest.mark.extended
 def test_public_names_do_not_depend_on_the_order_of_imports() -> None:
     code = (
         "import widepack; widepack.BuildReport, widepack.WideModel; from widepack.inference.load import "
@@ -581,6 +584,7 @@ def test_public_names_do_not_depend_on_the_order_of_imports() -> None:
     assert must(fresh(code)).split() == ["True", "True"]
 
 
+@pytest.mark.extended
 def test_the_loader_imports_no_strategies_until_it_lowers(artifacts: Artifacts) -> None:
     code = """
 import sys, torch, widepack
@@ -632,6 +636,7 @@ def test_the_modules_named_in_import_tests_exist() -> None:
     } <= rooms
 
 
+@pytest.mark.extended
 def test_no_module_hides_a_public_function() -> None:
     """Importing a submodule sets an attribute of the package, so no submodule may be named as a function."""
     code = (

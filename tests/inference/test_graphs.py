@@ -231,6 +231,7 @@ def test_rows_that_are_mixed_are_not_padded(folder: Path, made: list[StandInReco
     assert "other batches run without a graph: its rows are not independent" in str(use)
 
 
+@pytest.mark.extended
 def test_a_batch_of_one_size_needs_no_padding(folder: Path, made: list[StandInRecorder]) -> None:
     ens = graphed(folder, "fixed")
     for seed in range(3):

@@ -158,6 +158,7 @@ class Step(nn.Module):
         return y
 
 
+@pytest.mark.extended
 def test_a_step_of_a_decoder(tmp_path: Path) -> None:
     """Its layers read different numbers of rows; all of them together decide."""
     modules = []
@@ -309,6 +310,7 @@ def test_a_copy_has_int8_weights_too(ens: WideModel) -> None:
     assert torch.equal(copy.copy(ens)(x)["y"], ens(x)["y"])
 
 
+@pytest.mark.extended
 def test_a_fresh_process_gives_the_same_bits(folder: Path, ens: WideModel, tmp_path: Path) -> None:
     x = drawn(3, 32)
     torch.save(x, tmp_path / "x.pt")

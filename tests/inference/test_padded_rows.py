@@ -129,6 +129,7 @@ def test_a_row_of_nan_changes_no_bit_of_another_row(ens: WideModel, used: list[P
     assert after[0][3].isnan().any()
 
 
+@pytest.mark.extended
 def test_a_swap_is_followed(tmp_path: Path, used: list[PaddedCall | None]) -> None:
     ens = saved(Conv, tmp_path, *INPUTS, members=MEMBERS)
     x, shift = drawn(12, 3)

@@ -117,6 +117,7 @@ def test_a_refused_swap_keeps_the_old_checkpoint(artifact: Path, monkeypatch: py
     assert ens.state_dict(1)[COUNTER] == 25
 
 
+@pytest.mark.extended
 def test_a_closed_model_returns_no_state_dict(artifact: Path) -> None:
     ens = widepack.load(artifact)
     ens.close()

@@ -376,6 +376,7 @@ def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_a_kernel_that_reads_too_far_ends_at_the_fence() -> None:
     """The fuzzer finds what it is there to find: with the check of an op removed, the process ends."""
     found = fuzz("--ops", "aten._embedding_bag_forward_only.default", "--cases", "60", "--unchecked")
@@ -384,12 +385,14 @@ def test_a_kernel_that_reads_too_far_ends_at_the_fence() -> None:
     )
 
 
+@pytest.mark.extended
 def test_a_result_that_no_kernel_wrote_is_found() -> None:
     """Without its check, the op returns new memory for a mode that does not exist."""
     found = fuzz("--ops", "aten.grid_sampler_3d.default", "--cases", "60", "--seed", "3", "--unchecked")
     assert found.returncode == 1 and "aten.grid_sampler_3d.default unwritten" in found.stdout, found.stderr
 
 
+@pytest.mark.extended
 def test_checked_ops_stay_inside_of_their_operands() -> None:
     found = fuzz("--ops", ",".join([*CHECKS, *FUNCTIONS]), "--cases", "12", "--seed", "11")
     assert found.returncode == 0, found.stdout

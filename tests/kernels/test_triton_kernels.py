@@ -46,6 +46,7 @@ def compile_kernels(which: str, cache: Path) -> None:
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
+@pytest.mark.extended
 @needs_triton
 def test_the_kernels_give_the_members_answers_under_the_interpreter() -> None:
     """The tests of `interpreted_kernels.py` run in another process."""
@@ -55,6 +56,7 @@ def test_the_kernels_give_the_members_answers_under_the_interpreter() -> None:
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
+@pytest.mark.extended
 @needs_triton
 def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
     """Triton compiles for a GPU that is not there. NVIDIA's assembler reports what is not in registers."""

@@ -17,6 +17,7 @@ from widepack.ir.torch_internals import schema_of
 from widepack_artifacts.reader import Reader
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_nearly_all_nodes_run_wide(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")

@@ -101,6 +101,7 @@ def test_each_member_runs_its_own_experts(form: str, tmp_path: Path) -> None:
                 torch.testing.assert_close(each[i], net(x[:batch]))
 
 
+@pytest.mark.extended
 def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> None:
     nets, files = members(by_einsum, tmp_path)
     x = torch.randn(BATCHES[0], WIDTH)

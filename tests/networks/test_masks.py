@@ -207,11 +207,13 @@ def _cases() -> list[Any]:
     return found
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("make", _cases())
 def test_masks_of_the_length(make: Make, tmp_path: Path) -> None:
     check_case(case(make, ROWS, T=(7, 25, 3)), tmp_path, set())
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", OWN)
 def test_other_masks(name: str, tmp_path: Path) -> None:
     check_case(OWN[name], tmp_path, set())
@@ -235,6 +237,7 @@ def language_model(kind: str, **more: Any) -> nn.Module:
     return module
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [("mistral", "sdpa"), ("mistral", "eager"), pytest.param("gemma2", "eager", marks=pytest.mark.slow)],

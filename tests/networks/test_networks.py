@@ -60,6 +60,7 @@ def calls_of_members(name: str, batch: int, seed: int, **sizes: int) -> list[tup
     return [case.sample(batch, seed + 10 * i, **sizes) for i in range(case.N)]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_every_member_answers_as_alone(name: str, artifacts: Artifacts, tmp_path: Path) -> None:
     sizes_of_calls = [(batch, {}) for batch in (1, 2, 5, 100)] + [

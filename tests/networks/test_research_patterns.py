@@ -828,6 +828,7 @@ QUICK = {
 }  # the default suite has one case of each sort
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in CASES]
 )

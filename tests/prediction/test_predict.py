@@ -169,6 +169,7 @@ def test_figures_and_their_columns(sources: Path, net: WideModel, pa: Any, x: Te
     assert torch.equal(vote, p.argmax(-1).mode(0).values)
 
 
+@pytest.mark.extended
 def test_named_outputs_lists_and_shapes(folder: Path, tokens: WideModel, pa: Any) -> None:
     ids, scale = torch.arange(60).view(15, 4) % 10, torch.linspace(-1, 1, 15)
     rows = {"words": ids.tolist(), "scale": scale.tolist(), "kept": list("abcdefghijklmno")}

@@ -191,6 +191,7 @@ CASES = [
 ]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(("cell", "name"), CASES)
 @pytest.mark.parametrize("options", [{}, {"first": False, "both": False, "biases": False}])
 @pytest.mark.parametrize("x", [pytest.param("shared", marks=pytest.mark.slow), "stacked"])

@@ -92,12 +92,14 @@ def truth(x: Tensor) -> Tensor:
     return torch.stack(answers).detach()
 
 
+@pytest.mark.extended
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     assert len(blocks) == 3
     must(fresh("import os, sys; os.chdir(sys.argv[1])\n" + "\n".join(blocks), tmp_path))
 
 
+@pytest.mark.extended
 def test_an_op_of_another_library_is_built_and_loaded_where_it_is_allowed(tmp_path: Path) -> None:
     @register("widepack_tests::halved", "elementwise", samples_of=lambda draw: [call(draw.normal(5, 3))])
     def elementwise(w: Any, x: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from revisions import X, check_answers
 from torch import nn
@@ -21,6 +22,7 @@ def done(*words: Any, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stderr
 
 
+@pytest.mark.extended
 def test_update_append_and_drop_from_the_command_line(
     copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path
 ) -> None:

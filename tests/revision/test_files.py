@@ -42,6 +42,7 @@ def test_a_source_artifact_may_be_replaced_while_another_is_written(
     check_answers(copy.with_name("o.wide"), [nets[3], nets[1], nets[2], nets[4]], X)
 
 
+@pytest.mark.extended
 def test_updates_keep_weights_files_small(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
     def files() -> list[int]:
         return [sum(t.numel() * 4 for t in load_file(p).values()) for p in Reader(copy).weights_files()]
@@ -175,6 +176,7 @@ def test_folders_that_cannot_be_written(
 SCRIPT = ROOT / "scripts" / "stress" / "kills.py"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "words",
     [

@@ -105,6 +105,7 @@ def test_all_members_change_a_shared_weight_at_once(copy: Path, tmp_path: Path) 
     assert torch.equal(load(copy).state_dict(0)["trunk.weight"], others[1].get_parameter("trunk.weight"))
 
 
+@pytest.mark.extended
 def test_append_and_drop_equal_a_build(
     copy: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_revision_is_written_to_another_artifact(
     assert not (tmp_path / "p.wide").exists()
 
 
+@pytest.mark.extended
 def test_members_that_answer_nan_are_named(paths: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.pt"
     torch.save(

@@ -43,6 +43,7 @@ def heads(state_dict: Mapping[str, Tensor]) -> Heads:
     return Heads(len(state_dict["head.bias"]))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_revisions_of_members_with_ragged_heads(built: bool, tmp_path: Path) -> None:
     nets = [member(lambda size=size: Heads(size), i) for i, size in enumerate([2, 3, 2, 3, 5])]  # type: ignore[misc]
@@ -103,6 +104,7 @@ class Two(nn.Module):
         return self.head(z)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_revisions_of_models_with_two_entries_and_state(built: bool, tmp_path: Path) -> None:
     nets = [member(Two, i) for i in range(3)] + [member(Two, 3, trunk=5)]

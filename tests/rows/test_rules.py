@@ -112,6 +112,7 @@ def check(op: str, sample: Any, given: list[torch.Tensor], batch: dict[int, int]
     return True
 
 
+@pytest.mark.extended(keep=14)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about short signals
 @pytest.mark.parametrize("op", CASES)
 def test_a_rule_says_where_the_rows_are(op: str) -> None:
@@ -123,6 +124,7 @@ def test_a_rule_says_where_the_rows_are(op: str) -> None:
             check(op, sample, given, batch)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_most_ops_have_a_rule() -> None:
     ruled = set()

@@ -101,6 +101,7 @@ NUMBERED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.extended(keep=5)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_modules_that_depend_on_the_number_of_a_row_or_of_rows(name: str) -> None:
     found = Examined(Of(NUMBERED[name]), [X]).verdict()
@@ -202,6 +203,7 @@ INDEPENDENT: dict[str, tuple[Callable[[], nn.Module], list[Tensor], list[dict[in
 }
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_modules_with_independent_rows_are_proved(name: str) -> None:
     make, inputs, dims = INDEPENDENT[name]
@@ -301,6 +303,7 @@ HIDDEN: dict[str, tuple[Callable[..., Tensor], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.extended(keep=5)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_no_trial_sees_is_not_proved(name: str) -> None:
     function, layer = HIDDEN[name]
@@ -352,6 +355,7 @@ def test_a_model_of_some_batches_is_tried_with_those() -> None:
     assert not found.independent, found
 
 
+@pytest.mark.extended
 def test_rows_are_along_the_first_dim_along_which_they_are_independent() -> None:
     sums = Examined(Of(lambda x: x.cumsum(0)), [torch.randn(3, 4, 6)], [{0: "T", 1: "B"}]).verdict()
     assert (sums.dim, sums.independent, sums.proved) == ("B", True, True)

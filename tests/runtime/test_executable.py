@@ -339,6 +339,7 @@ threading.Thread(target=later).start()
     assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
 
 
+@pytest.mark.extended
 def test_the_source_of_a_deleted_graph_is_removed() -> None:
     """Memory must not grow, because a service may load artifacts for months."""
     kept = [set(linecache.cache)]
@@ -390,6 +391,7 @@ def test_members_that_draw_numbers_run_in_order() -> None:
     )
 
 
+@pytest.mark.extended
 def test_new_threads_start_after_a_fork() -> None:
     code = """
 import os, sys, torch

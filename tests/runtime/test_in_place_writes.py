@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,6 +291,7 @@ def programs(draw: st.DrawFn) -> Program:
     return program(made.nodes, *draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)))
 
 
+@pytest.mark.extended
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_drawn_programs_answer_as_before(made: Program) -> None:
@@ -313,6 +315,7 @@ class Scan(torch.nn.Module):
         return out
 
 
+@pytest.mark.extended
 def test_a_written_loop_of_a_network(tmp_path: Any) -> None:
     members, paths = [], []
     for i in range(3):

@@ -53,6 +53,7 @@ class Coupling(nn.Module):
         return y[..., self.mask] + y[..., ~self.mask]
 
 
+@pytest.mark.extended
 def test_a_network_that_reads_its_own_memory_by_a_mask_loads(tmp_path: Path) -> None:
     members = [Coupling() for _ in range(3)]
     paths = []

@@ -66,6 +66,7 @@ def expected(x: Tensor, stages: tuple[int, ...], until: float) -> tuple[Tensor, 
     return torch.stack(means), torch.tensor(counts)
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("first", [1, 2, 3, MEMBERS])
 @pytest.mark.parametrize("until", [0.3, 0.6, 0.8, 1.0])
 @pytest.mark.parametrize("rows", [1, 2, 33])
@@ -87,6 +88,7 @@ def test_a_cascade_by_name_and_over_some_members(path: Path) -> None:
     assert found.members.tolist() == [3] * 9
 
 
+@pytest.mark.extended
 def test_a_batch_of_at_least_two_rows_is_filled_up(tmp_path: Path) -> None:
     class Wide(Net):
         def forward(self, x: Tensor) -> Tensor:

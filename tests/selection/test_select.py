@@ -135,6 +135,7 @@ def test_a_changed_member_makes_the_record_void(files: tuple[Path, Path], tmp_pa
         ens.selected_weights  # noqa: B018  the property raises
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -194,6 +195,7 @@ def test_targets_that_are_no_classes_are_refused(files: tuple[Path, Path], tmp_p
             widepack.select(out, tmp_path / "bad.safetensors", target="y", of="softmax")
 
 
+@pytest.mark.extended
 def test_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
     out, val = files
     args = ["select", str(out), "--on", str(val), "--target", "y", "--of", "softmax"]

@@ -292,6 +292,7 @@ main()
 """
 
 
+@pytest.mark.extended
 def test_a_process_ends_during_a_reload(wide: dict[str, Path], folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.wide"
     shutil.copytree(wide["plain"], path)

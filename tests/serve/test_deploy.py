@@ -161,6 +161,7 @@ def test_compose_is_read_by_docker_compose() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_the_commands_of_the_image_run_read_only_and_without_rights(container: Path) -> None:
     process = subprocess.Popen(
         contained(container, *STAGE.entrypoint, *STAGE.arguments, "--drain", "0"),
@@ -205,6 +206,7 @@ def test_the_commands_of_the_image_run_read_only_and_without_rights(container: P
         process.communicate()
 
 
+@pytest.mark.extended
 def test_a_container_without_a_cache_loads_too(container: Path) -> None:
     """The root folder is read-only, and XDG_CACHE_HOME cannot be made."""
     env = {**environment(container), "XDG_CACHE_HOME": "/cache-that-cannot-be-made"}

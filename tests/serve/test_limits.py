@@ -122,6 +122,7 @@ def test_a_hot_tenant_gets_what_others_leave(serve: Callable[..., InProcess], ba
     assert batches.rows[0] == 13  # 3 calls and the other one: a call that fits into a batch is not divided
 
 
+@pytest.mark.extended
 def test_many_tenants_take_turns(serve: Callable[..., InProcess], batches: Batches) -> None:
     server = serve(max_batch=4, max_queue=1000)
     requests = [binary_request(f"plain.{i % 4}", {"x": rows(1, i)}) for i in range(80)]

@@ -35,6 +35,7 @@ def serve(*words: str | Path) -> Result:
     return CliRunner().invoke(cli, ["serve", *map(str, words)], prog_name="widepack")
 
 
+@pytest.mark.extended
 def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> None:
     """Calls after the end fail with UNAVAILABLE, and no call fails otherwise."""
     path = artifacts("mlp")
@@ -78,6 +79,7 @@ def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> Non
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_an_interrupt_ends_the_server_at_once(artifacts: Artifacts) -> None:
     with command_server(artifacts("mlp"), "--grpc-port", "0", "--drain", "60") as server:
         assert server.grpc.startswith("127.0.0.1:") and not server.grpc.endswith(":0")

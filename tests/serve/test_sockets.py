@@ -63,6 +63,7 @@ def asked(server: ServeProcess, *data: bytes) -> tuple[int, dict[str, str], byte
         return answer(connection)
 
 
+@pytest.mark.extended
 def test_many_requests_on_one_connection(server: ServeProcess) -> None:
     with connected(server) as connection:
         first = None
@@ -152,6 +153,7 @@ def test_too_many_connections_get_503(server: ServeProcess) -> None:
     assert asked(server, post())[0] == 200
 
 
+@pytest.mark.extended
 def test_slow_requests_are_ended(wide: dict[str, Path]) -> None:
     """A head or a body that does not arrive in time: 408. A connection that sends nothing is closed."""
     words = "did not arrive within 0.5 seconds"
@@ -231,6 +233,7 @@ def test_the_end_under_load_loses_no_request(workers: int, wide: dict[str, Path]
     assert set(answered) == {200} and len(answered) > before > 10
 
 
+@pytest.mark.extended
 def test_idle_connections_do_not_delay_the_end(wide: dict[str, Path]) -> None:
     with command_server(wide["plain"], "--drain", "0") as server:
         idle = [connected(server) for _ in range(3)]

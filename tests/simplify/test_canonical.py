@@ -57,6 +57,7 @@ def member(make: type[nn.Module], i: int) -> nn.Module:
         return make().eval()
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings(
     "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
 )  # from the decompositions of torch

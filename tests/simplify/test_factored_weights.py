@@ -170,6 +170,7 @@ FACTORED = ("table", "wq", "wk", "wv", "wc", "wm")
 LAYERS = {"e": "split", "q": "split", "k": "split", "v": "split", "c": "split", "y": "split"}
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("norms", ["shared", "stacked"])
@@ -215,6 +216,7 @@ def image(groups: int = 1) -> Program:
     return program(weights, {"x": "float32[B,4,6,5]"}, net.nodes, ["r"])
 
 
+@pytest.mark.extended(keep=8)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("bias", ["shared", "stacked"])

@@ -154,6 +154,7 @@ def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner:
     )
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("inner", ["", "B,", "B,T,"])
 @pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False, True), (False, True, True)])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
@@ -170,6 +171,7 @@ def test_narrow_layers_over_one_value_are_joined(inner: str, biases: tuple[bool,
         small.check(net, simple_members(simple, slots), slots)
 
 
+@pytest.mark.extended
 def test_layers_of_other_kinds_are_not_joined() -> None:
     net = heads(biases=(True, True, True))
     for chosen_kinds in (

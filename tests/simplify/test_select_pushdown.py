@@ -81,6 +81,7 @@ MOVES = {
 }
 
 
+@pytest.mark.extended(keep=5)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_select_moves_before_ops(name: str) -> None:
     nodes, dim, index = MOVES[name]
@@ -98,6 +99,7 @@ def test_a_select_moves_before_ops(name: str) -> None:
     equal(net, moved)
 
 
+@pytest.mark.extended
 def test_a_select_stays_where_it_would_change_the_op() -> None:
     stays = [
         ([node("l", "linear", X, W)], 2, 1),
@@ -199,6 +201,7 @@ ROWS = {
 }
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("back", [True, False], ids=["turned back", "as it is"])
 def test_linear_layers_read_rows_in_memory_order(name: str, back: bool) -> None:

@@ -49,6 +49,7 @@ def figure(code: str, artifact: Path, memory: str = "auto", **environment: str) 
     return float(done.stdout)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc returns memory in this way")
 def test_calls_take_no_pages_again(artifact: Path) -> None:
     assert figure(CALLS, artifact) < 100
@@ -63,6 +64,7 @@ print(int(bool(called) and keep_freed()))
 """
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc returns memory in this way")
 @pytest.mark.parametrize(
     ("memory", "environment", "kept"),

@@ -79,6 +79,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [w.plan for w in Reader(path).manifest.entries["forward"].wide if w.device == "cpu"]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("with_race", "slow_rules")
 def test_a_faster_plan_replaces_that_by_rules_of_thumb(checkpoints: list[str], tmp_path: Path) -> None:
     out = tmp_path / "e.wide"
@@ -111,6 +112,7 @@ def test_rules_of_thumb_that_are_fastest_stay_as_they_are(
     assert report.digest == Reader(tmp_path / "e.wide").manifest.digest
 
 
+@pytest.mark.extended
 def test_the_times_of_each_are_published_where_the_rules_are_fastest(
     checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_the_times_of_each_are_published_where_the_rules_are_fastest(
         torch.testing.assert_close(found[row], ens(x[row : row + 1])[number, 0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("with_race")
 def test_a_plan_with_wrong_answers_is_not_chosen(
     checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_rules: None
@@ -192,6 +195,7 @@ def test_a_race_that_fails_leaves_the_artifact_complete(
     widepack.load(tmp_path / "e.wide")(torch.randn(3, 4))
 
 
+@pytest.mark.extended
 def test_the_command_line_names_the_faster_plans(
     checkpoints: list[str], tmp_path: Path, slow_rules: None
 ) -> None:

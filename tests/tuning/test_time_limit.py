@@ -79,6 +79,7 @@ def test_slow_candidates_are_left_out_of_a_short_race() -> None:
     assert affordable(several, math.inf) == several
 
 
+@pytest.mark.extended
 def test_total_time_limits_the_call(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time left, the fewest plans are measured, and the report gives the reason for the others."""
     monkeypatch.setattr(tune, "backends_here", lambda device: ("eager", "aot"))

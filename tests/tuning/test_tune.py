@@ -101,6 +101,7 @@ def check_answers(ens: Any) -> None:
             )
 
 
+@pytest.mark.extended
 def test_plans_are_stored_in_the_cache_and_loaded_from_it(artifact: Path, plans: Path) -> None:
     before = Reader(artifact).manifest.digest
     report = widepack.tune(artifact, **FAST)
@@ -123,6 +124,7 @@ def test_plans_are_stored_in_the_cache_and_loaded_from_it(artifact: Path, plans:
     assert not ens.plans("each")[0].machine, "a pattern that was not measured keeps its plan"
 
 
+@pytest.mark.extended
 def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> None:
     before = Reader(artifact)
     report = widepack.tune(artifact, write=True, **ONE)
@@ -147,6 +149,7 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
     assert again.digest == Reader(artifact).manifest.digest
 
 
+@pytest.mark.extended
 def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def printed_trace() -> str:
         return CliRunner().invoke(cli, ["trace", str(artifact)]).output
@@ -158,6 +161,7 @@ def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest
     assert "by rules of thumb" in printed_trace()
 
 
+@pytest.mark.extended
 def test_a_plan_of_another_machine_is_not_used(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()
@@ -168,6 +172,7 @@ def test_a_plan_of_another_machine_is_not_used(artifact: Path, monkeypatch: pyte
     check_answers(ens)
 
 
+@pytest.mark.extended
 def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If `packed` is measured as fastest, it is chosen, and the report has its ratios."""
 
@@ -179,6 +184,7 @@ def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest
     check_answers(widepack.load(artifact))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("write", [False, True])
 def test_measurements_before_an_interruption_are_kept(
     artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +214,7 @@ def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[flo
     return clocked
 
 
+@pytest.mark.extended
 def test_a_candidate_near_the_winner_runs_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate near the winner of a race runs in the next race."""
     original = backends.backend
@@ -242,6 +249,7 @@ def test_a_candidate_near_the_winner_runs_again(artifact: Path, monkeypatch: pyt
     assert row.chosen == better
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("write", [False, True])
 def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flat graph under the name of a compiler replaces it. The choice, the report and the load are
@@ -288,6 +296,7 @@ def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pyt
     check_answers(ens)
 
 
+@pytest.mark.extended
 def test_a_backend_that_fails_is_left_out(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bind(task: Any) -> Any:
         raise LoweringError("it does not compile")
@@ -311,6 +320,7 @@ def test_a_backend_that_fails_is_left_out(artifact: Path, monkeypatch: pytest.Mo
             widepack.tune(artifact, backends=[other], **ONE)
 
 
+@pytest.mark.extended
 def test_a_backend_that_answers_wrongly_on_this_machine_is_not_used(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +374,7 @@ def test_a_plan_must_be_within_the_bounds_of_the_build(
     )
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("threads", ["x", None, [1]])
 def test_a_plan_with_an_invalid_number_of_threads_is_refused(artifact: Path, threads: Any) -> None:
     widepack.tune(artifact, write=True, **ONE)
@@ -382,6 +393,7 @@ def test_a_plan_with_an_invalid_number_of_threads_is_refused(artifact: Path, thr
         widepack.load(artifact)
 
 
+@pytest.mark.extended
 def test_a_plan_is_measured_again(artifact: Path) -> None:
     widepack.tune(artifact, write=True, **ONE)
     times = tune.measured_again(artifact, 4, budget_s=0.1, backends=["eager"])
@@ -390,6 +402,7 @@ def test_a_plan_is_measured_again(artifact: Path) -> None:
         tune.measured_again(artifact, 0)
 
 
+@pytest.mark.extended
 def test_weights_are_stored_in_one_session_for_all_batches(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +417,7 @@ def test_weights_are_stored_in_one_session_for_all_batches(
     check_answers(widepack.load(artifact))
 
 
+@pytest.mark.extended
 def test_plans_for_several_numbers_of_threads_are_kept(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def built(paths: list[str], out: Path, **more: Any) -> Any:
     return build(paths, out, model=Net, inputs=["x=float32[B,2,5,5]"], **QUICK, **more)
 
 
+@pytest.mark.extended
 def test_a_comparison_in_parts_equals_one_in_one_piece(
     paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
