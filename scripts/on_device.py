@@ -12,9 +12,9 @@ commands, seconds and the end of the output of each step, `verdict.json` has eac
 with its figure.
 
 The packages of this repository need not be installed. `--packages` names folders with others, made elsewhere
-by `pip install --target FOLDER click safetensors pytest`. On a CUDA device TF32 is off in all measurements,
-unless `--tf32` is given: otherwise convolutions are as exact as TF32, and are refused as wrong. The tests
-choose TF32 themselves.
+by `pip install --target FOLDER click safetensors pytest hypothesis transformers`. On a CUDA device TF32 is
+off in all measurements, unless `--tf32` is given: otherwise convolutions are as exact as TF32, and are
+refused as wrong. The tests choose TF32 themselves.
 """
 
 from __future__ import annotations

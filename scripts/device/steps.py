@@ -57,11 +57,16 @@ class Step:
     tf32: bool = False
 
 
+TEST_FILES = ("graphs", "strategies", "triton", "networks", "oracle", "service")
+"""The files of tests/gpu. Those with few networks come first, so that they run if the time ends early."""
+
+
 def _tests(plan: Plan) -> list[Command]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "device.record_tests"]
     graph = "tests/bench/test_bench_parts.py::test_the_loop_as_one_cuda_graph"
     small = ["tests/gpu/test_device_graphs.py", "-k", "recorder or entries or swaps"]
-    return [[*command, *plan.sized(["tests/gpu", graph], small)]]
+    files = [f"tests/gpu/test_device_{name}.py" for name in TEST_FILES]
+    return [[*command, *plan.sized([*files, graph], small)]]
 
 
 def _script(plan: Plan, script: str, document: str, full: Sequence[str], small: Sequence[str]) -> Command:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,14 +84,15 @@ class Graph:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
+    handles = (f"pool{k}" for k in itertools.count())
     replaced: dict[str, Any] = {
         "device": lambda device: contextlib.nullcontext(),
         "stream": made.on,
         "current_stream": lambda: made.current,
-        "Stream": lambda: Stream(made, "side"),
+        "Stream": lambda priority: Stream(made, "side"),
         "Event": lambda: Event(made),
         "CUDAGraph": lambda: Graph(made),
-        "graph_pool_handle": lambda: "pool",
+        "graph_pool_handle": lambda: next(handles),
         "is_current_stream_capturing": lambda: False,
     }
     for name, value in replaced.items():
@@ -117,7 +120,7 @@ def test_a_capture_runs_on_the_side_stream_between_the_callers_work(calls: Calls
     assert calls.log == [
         "side waits for caller",
         "clear",
-        "begin on side, pool, thread_local",
+        "begin on side, pool0, thread_local",
         "run on side",
         "end",
         "clear",
@@ -127,22 +130,56 @@ def test_a_capture_runs_on_the_side_stream_between_the_callers_work(calls: Calls
     assert calls.log[-1] == "replay on caller"
 
 
-@pytest.mark.parametrize("fail", ["begin on side, pool, thread_local", "run", "end"])
+@pytest.mark.parametrize("fail", ["begin on side, pool0, thread_local", "run", "end"])
 def test_a_capture_that_fails_leaves_nothing_behind(calls: Calls, fail: str) -> None:
     graphs = recorder()
     calls.fail = fail
     with pytest.raises(RuntimeError, match=f"{fail} failed"):
         graphs.capture(lambda: calls.called("run"), graphs.new_memory())
-    released = calls.log.index("release pool")
+    released = calls.log.index("release pool0")
     assert "end" in calls.log[:released], "the capture is ended"
     assert calls.log[released:] == [
-        "release pool",
+        "release pool0",
         "begin on side, None, thread_local",  # a small capture, after which random numbers can be drawn again
         "end",
         "clear",
         "caller waits for side",
     ]
     assert calls.current.name == "caller"
+
+
+def begun(calls: Calls) -> list[str]:
+    """Returns the memories of the captures so far."""
+    return [call.split(", ")[1] for call in calls.log if call.startswith("begin")]
+
+
+def test_graphs_share_a_memory_while_one_of_them_is_alive(calls: Calls) -> None:
+    """torch refuses a capture into a memory whose graphs are all gone."""
+    graphs = recorder()
+    memory = graphs.new_memory()
+    first = graphs.capture(lambda: None, memory)
+    second = graphs.capture(lambda: None, memory)
+    del first
+    third = graphs.capture(lambda: None, memory)
+    assert begun(calls) == ["pool0"] * 3
+    del second, third
+    gc.collect()
+    last = graphs.capture(lambda: None, memory)
+    assert begun(calls)[3:] == ["pool1"]
+    assert last is not None
+
+
+def test_a_capture_after_one_that_failed_gets_another_memory(calls: Calls) -> None:
+    graphs = recorder()
+    memory = graphs.new_memory()
+    first = graphs.capture(lambda: None, memory)
+    calls.fail = "run"
+    with pytest.raises(RuntimeError, match="run failed"):
+        graphs.capture(lambda: calls.called("run"), memory)
+    second = graphs.capture(lambda: None, memory)
+    third = graphs.capture(lambda: None, memory)
+    assert begun(calls) == ["pool0", "pool0", "None", "pool1", "pool1"]
+    assert None not in (first, second, third)
 
 
 def test_uses_of_one_memory_are_ordered_over_streams(calls: Calls) -> None:

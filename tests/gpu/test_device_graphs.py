@@ -184,3 +184,25 @@ def test_a_graph_is_faster_where_launches_are_the_cost(
     record_property("seconds", {str(k): v for k, v in times.items()})
     if device.startswith("cuda"):
         assert times[True] < times[False]
+
+
+def test_a_memory_whose_graphs_are_gone_is_captured_into_again(device: str) -> None:
+    graphs = recorder(device)
+    memory = graphs.new_memory()
+    x = torch.ones(1024, device=device)
+    with torch.inference_mode(), graphs.in_order(memory):
+        for value in (1.0, 2.0):
+            graphs.warm_up(lambda: x * 2 + 1, 3)
+            captured = graphs.capture(lambda: x * 2 + 1, memory)
+            x.fill_(value)
+            captured.replay()
+            assert float(captured.outputs[0]) == 2 * value + 1
+            del captured
+
+
+@pytest.mark.parametrize("graph", [True, "auto"])
+def test_calls_after_the_graphs_were_dropped(folder: Path, device: str, graph: bool | str) -> None:
+    ens = load(artifact(folder, "two"), device=device, graph=graph)
+    for _ in range(2):
+        check_patterns(ens, device)
+        ens.entry("forward").forget()

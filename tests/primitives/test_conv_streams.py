@@ -164,7 +164,7 @@ class Cuda:
         assert self.current.device == str(DEVICE), "the question is about the members' device"
         return self.capturing
 
-    def Stream(self, device: str) -> StandInStream:  # torch's name
+    def Stream(self, device: str, priority: int) -> StandInStream:  # torch's name
         self.made += 1
         return StandInStream(f"side {self.made - 1}", self.log, device, self.made)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,14 +36,31 @@ def _own_workspaces() -> Iterator[None]:
 class CudaGraphMemory:
     """The memory that the graphs of one model share.
 
+    torch's allocators keep a memory as long as a graph of it is alive. They refuse captures into it
+    afterwards, or after a capture that failed: the graphs that are captured then share another one.
+
     Attributes:
-        handle: The allocator's name for it.
         last: The event after its last use; None before the first use.
     """
 
     def __init__(self) -> None:
-        self.handle: Any = torch.cuda.graph_pool_handle()
         self.last: torch.cuda.Event | None = None
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
+
+    def handle(self) -> Any:
+        """Returns the allocators' name of the memory for the next capture."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: CudaGraph) -> None:
+        """Counts a graph that was captured into the memory."""
+        self._graphs.add(graph)
+
+    def leave(self) -> None:
+        """Uses another memory for the next capture, because one failed."""
+        self._graphs = weakref.WeakSet()
 
 
 class CudaGraph:
@@ -86,17 +104,20 @@ class CudaRecorder:
         return found
 
     def capture(self, run: Run, memory: CudaGraphMemory) -> CapturedRun:
-        graph = torch.cuda.CUDAGraph()
+        graph, handle = torch.cuda.CUDAGraph(), memory.handle()
         with self._on_side(), _own_workspaces():
             try:
                 # Other threads may allocate and copy meanwhile, which the default mode would forbid them.
-                graph.capture_begin(pool=memory.handle, capture_error_mode=_MODE)
+                graph.capture_begin(pool=handle, capture_error_mode=_MODE)
                 outputs = run()
                 graph.capture_end()
             except BaseException:
-                self._abandon(graph, memory)
+                memory.leave()
+                self._abandon(graph, handle)
                 raise
-        return CudaGraph(graph, outputs)
+        captured = CudaGraph(graph, outputs)
+        memory.add(captured)
+        return captured
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -121,11 +142,12 @@ class CudaRecorder:
         """Runs a block on the stream of captures, after the current stream's work and before its next.
 
         Warm-up and capture share the stream: libraries keep memory for each stream, which they get in the
-        warm-up.
+        warm-up. Its priority is not the default one: torch gives users streams of the default priority from
+        a pool of 32, so another thread could start work on the stream that captures.
         """
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
-            side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side = self._side = self._side or torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             side.wait_stream(current)
             try:
                 with torch.cuda.stream(side):
@@ -133,7 +155,7 @@ class CudaRecorder:
             finally:
                 current.wait_stream(side)
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, memory: CudaGraphMemory) -> None:
+    def _abandon(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """Ends a capture that failed, so that later work on the device does not see it.
 
         torch leaves two things behind: memory is still allocated to the pool, and the device's generator of
@@ -141,7 +163,7 @@ class CudaRecorder:
         """
         with contextlib.suppress(RuntimeError):  # the error of the capture is the one to report
             graph.capture_end()
-        end_allocation_to_pool(self._device, memory.handle)
+        end_allocation_to_pool(self._device, handle)
         value = torch.zeros(1, device=self._device)
         small = torch.cuda.CUDAGraph()
         with contextlib.suppress(RuntimeError):

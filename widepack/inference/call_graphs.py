@@ -136,6 +136,7 @@ class CallGraphs:
         executable = self._bound.executable
         from_ = executable, executable.exchanges
         if self._captured_from != from_:  # values were replaced: their memory may be of others now
+            self._pool.wait()  # another stream may still read the inputs of a graph
             self._graphs.clear()
             self._captured_from = from_
         graph = self._graphs.get(bucket)

@@ -10,7 +10,8 @@ While a CUDA graph is captured, the members are divided over `STREAMS` streams. 
 current stream has reached the op (fork), and the current stream goes on when all have ended (join), by
 events. The branches become part of the graph. In other calls, and on a CPU, the members run one after the
 other. torch takes streams from a pool that all threads share, so a call outside of a capture could start work
-on a stream that another thread captures.
+on a stream that another thread captures. The side streams have a priority of their own, for which torch has
+another pool.
 
 The result is allocated on the current stream before the fork. Each stream writes its members' results into
 it, so no memory of a side stream is read after the join. `decompose.py` writes the op as one grouped
@@ -52,7 +53,8 @@ class SideStreams(threading.local):
         """Returns `count` streams for members, beside the current stream."""
         found = self._of.setdefault((current.device, current.cuda_stream), [])
         while len(found) < count:
-            found.append(torch.cuda.Stream(current.device))  # type: ignore[no-untyped-call]
+            made = torch.cuda.Stream(current.device, priority=-1)  # type: ignore[no-untyped-call]
+            found.append(made)  # of a pool of its own: users get streams of the default priority
         return found[:count]
 
 
