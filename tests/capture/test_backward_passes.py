@@ -210,6 +210,7 @@ class Adapted(nn.Module):
         return y
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", [*NETS, "weights"])
 def test_members_answer_for_every_size(name: str, tmp_path: Path) -> None:
     if name == "weights":
