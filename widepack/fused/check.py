@@ -37,6 +37,9 @@ from .gradient_differences import WAY_OUT
 from .member_runs import LiveMembers, run_module, run_program, sample_with
 from .programs import CPU, FusedEntry, Runner
 
+FLOAT64_ULPS = 1000
+"""The error of float64 members that is accepted. A wrong program is off by more."""
+
 
 def check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
     """Raises VerificationError if the answers or gradients of a program differ from the members', or if they
@@ -162,6 +165,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_mo
         numbers=tree.numbers(entry.captured.returned),
         states=entry.states,
         initial=initial,
+        float64_ulps=FLOAT64_ULPS,
     )
     return with_accepted_inputs(subject)
 
@@ -189,5 +193,5 @@ def _check_answers(
         Stages(None),
     )
     for output in answers.stats:
-        output.accept_float64()
+        output.accept_float64(FLOAT64_ULPS)
     answers.check(pattern, wide_resting, runner.plan, None, WAY_OUT)

@@ -70,7 +70,7 @@ class OwnModules:
         subject = self.subject
         for output, errors in zip(self.captured, own):
             output.take_own(errors)
-            output.accept_float64()
+            output.accept_float64(subject.float64_ulps)
             if not float64:
                 output.widen()
             member, wrong = output.first_wrong()

@@ -125,6 +125,10 @@ class Subject:
         before_call(inputs): Checks what a member takes on one member's inputs, before it runs. It raises
             where the program is of an untrusted file and takes too much.
 
+    Attributes, bounds:
+        float64_ulps: The least bound of comparison (a) for outputs in float64, in ulp of their rms. Default:
+            none, as in builds.
+
     Attributes, shared work:
         same_program: Compares what the members' modules do; None if they are not compared.
         functions: The programs as functions, made once. `run` fills it.
@@ -145,6 +149,7 @@ class Subject:
     method: str = FORWARD
     states: Sequence[CarriedState] = ()
     initial: Callable[[int, CarriedState], torch.Tensor | None] = lambda i, state: None
+    float64_ulps: int = 0
     same_program: SameProgram | None = None
     readahead: Callable[[Sequence[int]], None] = lambda members: None
     before_call: Callable[[Sequence[torch.Tensor]], None] = lambda inputs: None

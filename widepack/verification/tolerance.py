@@ -37,8 +37,6 @@ WITHOUT_FLOAT64 = 1e-5
 """The part of an output's rms that replaces the members' own error if no float64 reference exists."""
 
 FLOAT64_EPS = torch.finfo(torch.float64).eps
-FLOAT64_ULPS = 1000
-"""The error of float64 members that is accepted. A wrong program is off by more."""
 
 
 @dataclass
@@ -136,12 +134,13 @@ class ErrorStats:
         """
         self.raise_own(WITHOUT_FLOAT64 * self.scale, WITHOUT_FLOAT64 * self.scale)
 
-    def accept_float64(self) -> None:
-        """Raises the own errors of an output in float64 to `FLOAT64_ULPS`. No dtype is finer, so the size of
-        float64's rounding error is known only roughly.
+    def accept_float64(self, ulps: int) -> None:
+        """Raises the own errors of an output in float64 to a number of ulp of its rms.
+
+        No dtype is finer, so the size of float64's rounding error is known only roughly.
         """
         if self.eps == FLOAT64_EPS:
-            error = FLOAT64_ULPS * self.eps * self.scale
+            error = ulps * self.eps * self.scale
             self.raise_own(error, error)
 
     def without_wide(self) -> ErrorStats:
