@@ -48,7 +48,7 @@ from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 
 CPU = torch.device("cpu")
-_Key = tuple[tuple[bool, ...], bool, bool, bool]
+_Key = tuple[tuple[bool, ...], bool, bool]
 """For each input whether it has a member axis; whether there are gradients; and transforms."""
 
 
@@ -118,7 +118,7 @@ class FusedEntry(MemberPrograms):
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
         self._plans: dict[_Key, tuple[Program, dict[str, Kind], list[Plan]]] = {}
-        self._runners: dict[tuple[_Key, tuple[int, int | None]], Runner] = {}
+        self._runners: dict[tuple[_Key, tuple[int, int | None], bool], Runner] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedEntry:
         """Returns an entry for a copy of the module: the same programs, which bind the copy's weights."""
@@ -213,14 +213,15 @@ class FusedEntry(MemberPrograms):
         Raises:
             LoweringError: No such program can be made.
         """
-        alone = gradients and sizes.get(self.batch) == 1
-        key = (tuple(stacked), gradients, gradients and transforms, alone)
+        key = (tuple(stacked), gradients, gradients and transforms)
         if key not in self._plans:
             with plain_modes():
                 self._plans[key] = self._planned(*key)
         program, kinds, class_plans = self._plans[key]
-        plan = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
-        runner_key = (key, plan.batch)
+        of_class = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
+        one = gradients and sizes.get(self.batch) == 1
+        plan = without_channels_last(of_class) if one else of_class
+        runner_key = (key, plan.batch, plan is of_class)
         if runner_key not in self._runners:
             with plain_modes():
                 if gradients:
@@ -233,10 +234,10 @@ class FusedEntry(MemberPrograms):
         return self._runners[runner_key]
 
     def _planned(
-        self, stacked: tuple[bool, ...], gradients: bool, transforms: bool, alone: bool
+        self, stacked: tuple[bool, ...], gradients: bool, transforms: bool
     ) -> tuple[Program, dict[str, Kind], list[Plan]]:
         """Returns, for a pattern of inputs, the member program, the kinds of its slots, and a plan for each
-        batch class. alone: whether the batch is 1.
+        batch class.
         """
         if not any(stacked):
             pattern = "shared"
@@ -256,11 +257,7 @@ class FusedEntry(MemberPrograms):
         if gradients and not transforms and self.device.type == "cpu":
             if self.compiled is None:  # torch's compiler chooses the memory order itself
                 program = with_reshapes(program)  # of values in channels-last memory
-                class_plans = (
-                    without_channels_last(class_plans)
-                    if alone
-                    else with_channels_last(class_plans, program, kinds, self.sizes, self.batch)
-                )
+                class_plans = with_channels_last(class_plans, program, kinds, self.sizes, self.batch)
             class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
         return program, kinds, class_plans
 

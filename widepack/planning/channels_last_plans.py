@@ -10,7 +10,7 @@ channels, whose kernels would read channels of the next member. So do all convol
 numbers of another dtype from memory. For inference, weights are packed instead (`packed_convs.py`). Programs
 that torch compiles keep torch's own order, because its compiler chooses one itself.
 
-So do convolutions over one image, and a caller takes plans without channels-last memory for a batch of one.
+So do convolutions that may read one image, and calls whose batch is 1 take a plan `without_channels_last`.
 The memory order of one image is ambiguous after a view, and torch then reads a gradient in one order that is
 in the other: batch norms and instance norms of one sample give wrong gradients.
 """
@@ -54,37 +54,40 @@ def with_channels_last(
         batch: The dim of the batch.
     """
     found = kinds(program, slots)
-    large = [name for name in _large_images(program, found, sizes) if _many_images(program, name, batch)]
+    many = _many_images(program, batch)
+    large = [name for name in _large_images(program, found, sizes) if name in many]
     changed = []
     for plan in plans:
         own = {name: NodeChoice(CHANNELS_LAST, _BECAUSE) for name in large if name not in plan.choices}
-        changed.append(replace(plan, choices={**plan.choices, **own}))
+        safe = {k: c for k, c in plan.choices.items() if c.strategy != CHANNELS_LAST or k in many}
+        changed.append(replace(plan, choices={**safe, **own}))
     return changed
 
 
-def without_channels_last(plans: Sequence[Plan]) -> list[Plan]:
-    """Returns the plans for a batch of one, without channels-last convolutions that were requested."""
-    return [
-        replace(plan, choices={k: c for k, c in plan.choices.items() if c.strategy != CHANNELS_LAST})
-        for plan in plans
-    ]
+def without_channels_last(plan: Plan) -> Plan:
+    """Returns the plan for a batch of one: the same plan if no convolution is in channels-last memory."""
+    choices = {k: c for k, c in plan.choices.items() if c.strategy != CHANNELS_LAST}
+    return plan if len(choices) == len(plan.choices) else replace(plan, choices=choices)
 
 
-def _many_images(program: Program, name: str, batch: str) -> bool:
-    """Whether a convolution provably has two images or more in every call whose batch is 2 or more."""
-    types = {s.name: s.type for s in (*program.inputs, *program.weights)} | {
-        n.name: n.out for n in program.nodes
-    }
-    (node,) = (n for n in program.nodes if n.name == name)
-    given = ops.bind(node.op, node.args, node.kwargs)["input"]
-    found = tensor_type(types.get(given.name, ""))
-    if found is None or len(found.sizes) != int(node.op[len("aten.conv")]) + 2:  # one image has no batch
-        return False
-    factors = str(found.sizes[0]).split("*")
-    numbers = [int(f) for f in factors if f.isdecimal()]
-    if not all(f.isdecimal() or f.isidentifier() for f in factors) or 0 in numbers:
-        return False
-    return batch in factors or any(n > 1 for n in numbers)
+def _many_images(program: Program, batch: str) -> set[str]:
+    """Returns the convolutions that provably read several images in every call whose batch is 2 or more."""
+    types = {s.name: s.type for s in (*program.inputs, *program.weights)}
+    types.update((n.name, n.out) for n in program.nodes)
+    names = set()
+    for node in program.nodes:
+        if not _CONVOLUTION.fullmatch(node.op):
+            continue
+        given = ops.bind(node.op, node.args, node.kwargs)["input"]
+        x = tensor_type(types.get(given.name, ""))
+        if x is None or len(x.sizes) != int(node.op[len("aten.conv")]) + 2:  # one image has no batch
+            continue
+        factors = str(x.sizes[0]).split("*")
+        numbers = [int(f) for f in factors if f.isdecimal()]
+        known = 0 not in numbers and all(f.isdecimal() or f.isidentifier() for f in factors)
+        if known and (batch in factors or any(n > 1 for n in numbers)):
+            names.add(node.name)
+    return names
 
 
 def _large_images(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[str]:
