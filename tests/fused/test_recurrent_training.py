@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,35 +32,28 @@ def operands(gates: int, shared: bool, biases: bool) -> list[Tensor | None]:
     return [drawn(1 if shared else N, T, B, INPUTS), *states, *weights, *bias]
 
 
+def answer(cell: str, *values: Any) -> Any:
+    """Returns what has derivatives of a layer's results."""
+    if cell == "lstm":
+        return OPS.lstm_training(*values)[:2]
+    if cell == "gru":
+        return OPS.gru_training(*values)[0]
+    return OPS.rnn_training(*values, cell.removeprefix("rnn_"))
+
+
 @pytest.mark.parametrize("biases", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("shared", [False, True], ids=["own inputs", "shared inputs"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
 def test_the_derivatives_are_those_of_differences(cell: str, shared: bool, biases: bool) -> None:
     given: Any = operands({"lstm": 4, "gru": 3}.get(cell, 1), shared, biases)
-
-    def answer(*values: Any) -> Any:
-        if cell == "lstm":
-            return OPS.lstm_training(*values)[:2]
-        if cell == "gru":
-            return OPS.gru_training(*values)[0]
-        return OPS.rnn_training(*values, cell.removeprefix("rnn_"))
-
-    assert torch.autograd.gradcheck(answer, given, fast_mode=True)
+    assert torch.autograd.gradcheck(partial(answer, cell), given, fast_mode=True)
 
 
 @pytest.mark.parametrize("biases", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
 def test_the_second_derivatives_are_those_of_differences(cell: str, biases: bool) -> None:
     given: Any = operands({"lstm": 4, "gru": 3}.get(cell, 1), biases, biases)
-
-    def answer(*values: Any) -> Any:
-        if cell == "lstm":
-            return OPS.lstm_training(*values)[:2]
-        if cell == "gru":
-            return OPS.gru_training(*values)[0]
-        return OPS.rnn_training(*values, cell.removeprefix("rnn_"))
-
-    assert torch.autograd.gradgradcheck(answer, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(partial(answer, cell), given, fast_mode=True)
 
 
 @pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
