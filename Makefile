@@ -25,7 +25,8 @@ SIZE ?= cpu
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-extended test-slow clients clients-kserve check docs docs-serve docs-figures bench format clean
+.PHONY: help venv demo test test-extended test-slow clients clients-kserve
+.PHONY: check docs docs-serve docs-figures bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile

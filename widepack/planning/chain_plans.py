@@ -102,7 +102,7 @@ def divided(plan: Plan, chains: Sequence[PlannedChain]) -> list[Plan]:
     least, last = plan.batch
     chains = [c for c in chains if c.most is None or c.most >= least]
     ends = sorted({c.most for c in chains if c.most is not None and (last is None or c.most < last)})
-    ends = ends[:1] + ends[1:][1 - MOST_ENDS :]
+    ends = ends[:1] + ends[1:][1 - MOST_ENDS :]  # the smallest and the largest ones
     parts = []
     for end in (*ends, last):
         within = [c for c in chains if c.most is None or (end is not None and c.most >= end)]
