@@ -113,7 +113,13 @@ def test_conversions_are_exact(folder: Path, net: WideModel, tokens: WideModel, 
     source = write(pa.uint64(), 3, 2**64 - 1)
     refused(InputError, f"row 1 .*{2**64 - 1}: it is above the largest", net, source, "o.npy")
     source = write(pa.float64(), 3, 1e300)
-    refused(InputError, r"row 1 .*1e\+300: it is above the largest number of float32, 3.4e\+38; change", net, source, "o.npy")
+    refused(
+        InputError,
+        r"row 1 .*1e\+300: it is above the largest number of float32, 3.4e\+38; change",
+        net,
+        source,
+        "o.npy",
+    )
     for type_ in (pa.string(), pa.timestamp("us")):
         text = "3" if type_ == pa.string() else 3
         source = write(type_, text)

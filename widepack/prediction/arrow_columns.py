@@ -84,7 +84,15 @@ def plain(array: Any) -> Any:
     pa = arrow()
     if pa.types.is_run_end_encoded(array.type):
         array = pa.compute.run_end_decode(array)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if pa.types.is_dictionary(array.type):
+        return _no_view(array.dictionary).take(array.indices)
+    return _no_view(array)
+
+
+def _no_view(array: Any) -> Any:
+    """Returns texts in the layout that every function of pyarrow takes."""
+    pa = arrow()
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def tensor_of(array: Any) -> Tensor:
@@ -137,7 +145,9 @@ def _numbers(array: Any, dtype: torch.dtype) -> Tensor:
 def _is_list(type_: Any) -> bool:
     pa = arrow()
     kinds = ("fixed_size_list", "list", "large_list", "list_view", "large_list_view")
-    return any(getattr(pa.types, f"is_{k}", lambda t: False)(type_) for k in kinds)  # older versions lack some
+    return any(
+        getattr(pa.types, f"is_{k}", lambda t: False)(type_) for k in kinds
+    )  # older versions lack some
 
 
 def _length(array: Any, per_row: int) -> int:

@@ -66,7 +66,9 @@ class CsvForm:
         with open(path, "rb") as file:
             head = file.read(_HEAD)
         if head.startswith(_UTF_16) or b"\0" in head:
-            what = "is text in UTF-16" if head.startswith(_UTF_16) else "has NUL bytes, and is no text in UTF-8"
+            what = (
+                "is text in UTF-16" if head.startswith(_UTF_16) else "has NUL bytes, and is no text in UTF-8"
+            )
             raise InputError(f"{path} {what}; save it as CSV in UTF-8")
         lines = [line.strip("\r") for line in head.decode("utf-8-sig", "replace").split("\n")]
         first = next((line for line in lines if line), "")

@@ -52,7 +52,12 @@ class CsvTable(ArrowTable):
                 schema = self._reader(file, None).schema
             except pa.lib.ArrowInvalid as e:
                 raise self._located(str(e), ()) from e
-        self._stored = list(schema.names)
+            try:
+                self._stored = list(schema.names)
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"{path}: the names of the columns are no text in UTF-8; save it as CSV in UTF-8"
+                ) from None
         names = self._form.names(path, self._stored)
         super().__init__(path, pa.schema([f.with_name(n) for f, n in zip(schema, names)]), None)
 
@@ -114,8 +119,8 @@ class CsvTable(ArrowTable):
         """Raises: InputError for a number that is too large for float64, which pyarrow reads as infinite."""
         for name in names:
             for row in _infinite(batch.column(name)):
-                text = texts.column(name)[row].as_py().strip().lstrip("+-")
-                if text.lower() not in _INFINITE:
+                text = texts.column(name)[row].as_py().strip()
+                if text.lower().lstrip("+-") not in _INFINITE:
                     raise InputError(
                         f"{place(self.path, start + row, name)}: {text[:40]}: it is above the largest number "
                         "of float64; change the value"
@@ -142,9 +147,7 @@ class CsvTable(ArrowTable):
         single = types is not None and len(self._stored) == 1
         return csv.open_csv(
             file,
-            read_options=csv.ReadOptions(
-                use_threads=False, autogenerate_column_names=form.header is False
-            ),
+            read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=form.header is False),
             # values in quotes may have several lines; an empty line of a single column is an empty value
             parse_options=csv.ParseOptions(
                 newlines_in_values=True, delimiter=form.separator, ignore_empty_lines=not single

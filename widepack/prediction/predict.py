@@ -198,7 +198,11 @@ class Prediction:
         """Chooses the columns. note: is called with each choice that the user did not make. unread: columns
         that are no inputs unless they are named for one. Raises: UsageError.
         """
-        others = {*(checked_ids(self.table, ids) or ()), *([self.member.name] if self.member else []), *unread}
+        others = {
+            *(checked_ids(self.table, ids) or ()),
+            *([self.member.name] if self.member else []),
+            *unread,
+        }
         self.columns, notes = chosen_columns(self.table, self.inputs, named, others)
         self.passed, more = passed_columns(self.table, ids, self._read_names(), files.suffix)
         for sentence in (*notes, *more):
@@ -275,7 +279,9 @@ class Prediction:
         answers = {name: value[:0] for name, value in collected.columns().items()}
         out.write(0, self._passed(block, files), answers)
 
-    def _report(self, files: Files, out: OutputFile, rows: int, batches: int, seconds: float) -> PredictReport:
+    def _report(
+        self, files: Files, out: OutputFile, rows: int, batches: int, seconds: float
+    ) -> PredictReport:
         """Returns the report of a run."""
         return PredictReport(
             path=str(files.output),

@@ -25,7 +25,9 @@ def checked_classes(classes: Any, of: str | None) -> list[str] | None:
         classes = [name.strip() for name in classes.split(",")]
     names = [str(name) for name in classes]
     if not names or len(set(names)) != len(names):
-        raise UsageError(f"classes={some(names, 20)} does not name each class once, in the order of the answers")
+        raise UsageError(
+            f"classes={some(names, 20)} does not name each class once, in the order of the answers"
+        )
     return names
 
 
@@ -45,7 +47,9 @@ def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Te
         InputError: A row has no target, or no valid one.
     """
     type_ = rows_of(table, column)
-    if classes is not None and (type_.shape or not (type_.dtype == TEXT or not table.typed or _whole(type_.dtype))):
+    if classes is not None and (
+        type_.shape or not (type_.dtype == TEXT or not table.typed or _whole(type_.dtype))
+    ):
         raise UsageError(
             f"{table.path}: the column {column} is {type_.text}, and classes= names the classes of texts or "
             "whole numbers; leave classes= out"
@@ -75,9 +79,7 @@ def _whole(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
 
 
-def _class_of(
-    table: Table, column: str, classes: Sequence[str], value: Any, rows: Tensor, start: int
-) -> int:
+def _class_of(table: Table, column: str, classes: Sequence[str], value: Any, rows: Tensor, start: int) -> int:
     """Returns the number of a class. rows: where the value is. Raises: InputError for an unknown name."""
     name = str(value)
     if name in classes:
