@@ -67,7 +67,7 @@ def _is_shaped(type_: Any) -> bool:
 
 
 def _logical(type_: Any) -> list[int]:
-    """Returns the shape of a tensor of such a type. Its memory has the dims in another order if it says so."""
+    """Returns the shape of a tensor of such a type, whose memory may have the dims in another order."""
     shape = list(type_.shape)
     return shape if type_.permutation is None else [shape[k] for k in type_.permutation]
 

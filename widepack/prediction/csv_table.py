@@ -1,8 +1,8 @@
 """Reads CSV files block by block, with pyarrow. The first line has the names of the columns, unless the user
 says that it is a row.
 
-A CSV file has no types. A column of an input is read as what the input takes: float64, int64 or bool. A column
-of True and False is read as bool, which becomes 0 or 1. All other columns are texts, so that 007 stays 007.
+A CSV file has no types. A column of an input is read as what the input takes: float64, int64 or bool. Values
+of True and False are read as bool, which becomes 0 or 1. All other columns are texts, so that 007 stays 007.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def select(
 
     Example:
         >>> report = widepack.select("ens.wide", "val.safetensors", target="y", of="softmax", allowed=0.002)
-        >>> widepack.select("ens.wide", "val.csv", target="kind", of="softmax", classes="cat,dog,bird")
+        >>> kinds = {"target": "kind", "of": "softmax", "classes": "cat,dog,bird"}
+        >>> widepack.select("ens.wide", "val.csv", inputs={"x": "f0..f63"}, **kinds)
         >>> ens = widepack.load("ens.wide")
         >>> ens.cascade(x).mean
     """

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     epilog=example(
         "widepack select ens.wide --on val.safetensors --target y --of softmax",
         "widepack select ens.wide --on val.csv --target price --input x=f0..f63 -o best.wide",
-        "widepack select ens.wide --on val.csv --target kind --of softmax --classes cat,dog,bird",
+        "widepack select ens.wide --on val.csv --target kind --of softmax --classes cat,dog,bird "
+        "--input x=f0..f63",
         "widepack select ens.wide --on val.parquet --target y --of softmax --allowed 0.002 --dry-run",
     )
 )

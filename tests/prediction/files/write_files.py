@@ -1,7 +1,7 @@
 """Writes the files of this folder as other programs write them.
 
-Run it where pandas, polars, openpyxl and scikit-learn are installed: `python tests/prediction/files/write_files.py`.
-All files have the same rows: a name, six features, and a label. It was run with pandas 3.1.1 and polars 2.1.0.
+Run it where pandas and polars are installed. All files have the same rows: a name, six features, and a label.
+It was run with pandas 3.1.1 and polars 2.1.0.
 """
 
 from __future__ import annotations
@@ -41,15 +41,20 @@ def write_csv(table: pd.DataFrame) -> None:
     table[FEATURES].set_axis(range(6), axis=1).to_csv(HERE / "pandas_numbered.csv", index=False)
     pl.from_pandas(table).write_csv(HERE / "polars.csv")
     np.savetxt(HERE / "numpy.csv", table[FEATURES].to_numpy(), delimiter=",")
-    np.savetxt(HERE / "numpy_header.csv", table[FEATURES].to_numpy(), delimiter=",", header=",".join(FEATURES),
-               comments="")  # fmt: skip  # one call
+    np.savetxt(
+        HERE / "numpy_header.csv",
+        table[FEATURES].to_numpy(),
+        delimiter=",",
+        header=",".join(FEATURES),
+        comments="",
+    )
 
 
 def write_parquet(table: pd.DataFrame) -> None:
     """Writes Parquet and Arrow files as pandas and polars do."""
     table.to_parquet(HERE / "pandas.parquet", index=False)
     table.set_index("name").to_parquet(HERE / "pandas_index.parquet")
-    nullable = table.convert_dtypes().astype({n: "Float64" for n in FEATURES})
+    nullable = table.convert_dtypes().astype(dict.fromkeys(FEATURES, "Float64"))
     nullable["label"] = nullable["label"].astype("category")
     nullable.to_parquet(HERE / "pandas_nullable.parquet", index=False, row_group_size=5)
     decimals = table.assign(**{n: [Decimal(str(v)) for v in table[n]] for n in FEATURES})
