@@ -532,6 +532,17 @@ def test_twenty_steps_of_a_fused_module_equal_those_of_each_member_alone(
     )
 
 
+def test_rates_of_another_number_than_the_members() -> None:
+    fused = widepack.fuse([nn.Linear(4, 3) for _ in range(4)], torch.randn(5, 4))
+    with pytest.raises(
+        UsageError, match="lr has 3 numbers, .* of 4 members. Give 4 numbers, or one"
+    ) as found:
+        optimizers.SGD(fused.parameters(), lr=LR)
+    assert "group with" not in str(found.value)
+    optimizers.SGD(fused.parameters(), lr=[*LR, 0.1])
+    optimizers.SGD(fused.parameters(), lr=0.1)
+
+
 def test_messages_name_the_refused_value() -> None:
     weight, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
     for make, words in (

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from widepack_artifacts.entry import absent_inputs
+
 from ..checkpoints.discovery import LeftOut
 from ..ir.kinds import kinds
 from ..lowering.wide_programs import LoweredProgram, wide_share
@@ -28,6 +30,8 @@ class EntryReport:
         strategies: The number of nodes of each strategy, in the pattern `shared` on the CPU at the smallest
             batch class.
         plans: One dict for each plan, with `device`, `pattern`, `batch`, `strategies` and `because`.
+        absent: The parameters of the method that no input was described for, and whose default None is part
+            of the program: `attention_mask`, for example.
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
@@ -42,6 +46,7 @@ class EntryReport:
     kinds: dict[str, int]
     strategies: dict[str, int]
     plans: list[dict[str, Any]] = field(default_factory=list)
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
             if not w.members
             for p in w.uses
         ],
+        absent=absent_inputs(entry.signature),
     )
 
 

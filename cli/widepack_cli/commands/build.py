@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..shared.build_report import build_lines
+from ..shared.build_report import absent_lines, build_lines
 from ..shared.failures import Refusal
 from ..shared.member_paths import in_order, members_of
 from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
@@ -19,9 +19,10 @@ EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
     "widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg "
     'width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
-    'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
+    'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521" '
+    '--input "attention_mask=int64[B,T]:0..1"',
     "widepack build --base bert/ --adapter 'lora/*' -o fleet.wide --model hf --input "
-    '"input_ids=int64[B,T]:0..30521"',
+    '"input_ids=int64[B,T]:0..30521" --input "attention_mask=int64[B,T]:0..1"',
     "widepack build m.pt -n 32 --dropout on -o passes.wide --model net.py:make --input 'x=float32[B,64]'",
     "widepack build ckpts/*.pt --dry-run                # with model and input in ./widepack.toml",
 )
@@ -275,6 +276,8 @@ def command(
             unmerge=unmerge,
             tolerance=tolerance,
         )
+    for sentence in absent_lines(report):
+        click.echo(sentence, err=True)
     if as_json:
         emit(report.to_json())
     else:
