@@ -32,7 +32,8 @@ class BadRow(ValueError):
 def column_type(type_: Any) -> ColumnType:
     """Returns the type of a column. type_: of Arrow."""
     pa = arrow()
-    text, inner, shape = str(type_), type_, []
+    text, inner = str(type_), type_
+    shape: list[int | None] = []
     while True:
         if inner is type_ and _is_shaped(inner):
             shape += _logical(inner)
