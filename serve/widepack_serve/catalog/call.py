@@ -145,7 +145,7 @@ class CallChecker:
             WidepackError: They do not match.
         """
         layout = model.layout
-        key = (layout, model.kind, *(t.shape for t in tensors))
+        key = (layout.number, model.kind, *(t.shape for t in tensors))
         if (seen := self._seen.get(key)) is not None:
             return seen
         stacked = model.kind == EACH
@@ -155,7 +155,7 @@ class CallChecker:
         if layout.batch:
             rows = sizes.pop(layout.batch)
             alone = not rows or any(i.rows is None for i in layout.inputs)
-            found = (rows, None if alone else self._number((layout, stacked, *sizes.items())))
+            found = (rows, None if alone else self._number((layout.number, stacked, *sizes.items())))
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen[key] = found
