@@ -11,4 +11,4 @@ def weights_version(model: WideModel) -> int:
     A call of which the number was the same before and after it ran on one version of all members. Calls with
     the same number ran on the same version.
     """
-    return model._artifact.replacements
+    return model._artifact.replacements  # noqa: SLF001  no name that an entry could have

@@ -152,8 +152,8 @@ class Job:
             return True
         self.fail(
             TooLarge(
-                f"the answer has about {size} bytes, and the limit is {self._max_answer} (--max-answer); send "
-                "fewer rows in a request, or request figures such as the mean of the members"
+                f"the answer has about {size} bytes, and the limit is {self._max_answer} (--max-answer); "
+                "send fewer rows in a request, or request figures such as the mean of the members"
             )
         )
         return False

@@ -62,8 +62,8 @@ class EntryLayout:
         least_rows, most_rows: The fewest and the most rows of a call; None if any larger number is allowed.
         divisible: Whether the rows of a call may run in several calls, as far as these limits allow.
         on_one_thread: Whether the calling thread does the work of a call, and no other thread or device.
-        number: Differs from that of every other layout of the process. Caches remember it, not the layout, which
-            would keep a replaced artifact in memory.
+        number: Differs from that of every other layout of the process. Caches remember it, not the layout,
+            which would keep a replaced artifact in memory.
 
     Raises:
         UsageError: The protocol has no datatype for an input or an output.
