@@ -259,7 +259,7 @@ class Monitor:
         at: tuple[str, int] | None = None
         buffer = b""
         while True:
-            ready, _, _ = select.select([worker.stdout], [], [], SECONDS if at else 120.0)
+            ready, _, _ = select.select([worker.stdout], [], [], SECONDS if at else 600.0)
             chunk = os.read(worker.stdout.fileno(), 1 << 16) if ready else b""
             if not chunk:
                 break
