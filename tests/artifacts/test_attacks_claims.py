@@ -60,4 +60,3 @@ def test_wide_programs_that_mix_rows_beside_member_programs_that_do_not(tmp_path
     shared = entry.tensor_calls.rows_of_callers
     assert not shared.independent and "not the one that this version makes" in shared.reason
     assert EntryLayout(entry).batch == "" and shared.reason in EntryLayout(entry).reason
-

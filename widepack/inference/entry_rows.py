@@ -64,7 +64,9 @@ def rows_of_callers(programs: EntryPrograms) -> Rows:
     rows = rows_of_entry(programs)
     if not rows.independent or not rows.proved:
         why = rows.reason if rows.independent else ""
-        return Rows(rows.dim, False, rows.proved, f"no rule proves it for all values ({why})" if why else rows.reason)
+        return Rows(
+            rows.dim, False, rows.proved, f"no rule proves it for all values ({why})" if why else rows.reason
+        )
     key = _key(programs)
     if noted(key, CALLERS) == PROVED:
         return rows
@@ -87,7 +89,9 @@ def _derived(programs: EntryPrograms, recorded: Rows | None) -> Rows:
 def _key(programs: EntryPrograms) -> str:
     """Returns the key of what was found about the loaded members of an entry by this version of widepack."""
     artifact = programs.artifact
-    options = f"{artifact.options.simplify} {artifact.options.strategies} {artifact.cast and artifact.cast.dtype}"
+    options = (
+        f"{artifact.options.simplify} {artifact.options.strategies} {artifact.cast and artifact.cast.dtype}"
+    )
     loaded = f"{artifact.device} {tuple(artifact.chosen)} {options}"
     return cache_key(__version__, artifact.manifest.digest, programs.name, loaded)
 

@@ -158,7 +158,9 @@ class ProgramSource:
                     [s.plan for s in stored],
                     artifact.factors,
                 )
-                same = [canonical(a.to_json()) == canonical(b.program.to_json()) for a, b in zip(made, stored)]
+                same = [
+                    canonical(a.to_json()) == canonical(b.program.to_json()) for a, b in zip(made, stored)
+                ]
             except (LoweringError, UsageError) as e:
                 return f"a program of pattern {pattern} cannot be made again: {str(e).splitlines()[0]}"
             if not all(same):

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_OPEN = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+)
 
 
 def private_folder(path: Path) -> Path:
@@ -112,5 +114,7 @@ def _own_group(group: int) -> bool:
         import pwd
 
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
-        return found.gr_name == user.pw_name and group == user.pw_gid and not set(found.gr_mem) - {user.pw_name}
+        return (
+            found.gr_name == user.pw_name and group == user.pw_gid and not set(found.gr_mem) - {user.pw_name}
+        )
     return False
