@@ -28,7 +28,7 @@ TARGETS = ("cpu", "cuda")
 class BuildRequest:
     """The arguments of `widepack.build`, parsed and checked.
 
-    names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
+    names: of the members. ignore: patterns of names that are not the model's. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
     largest size of a weights file. part_counts: the numbers of parts of the members whose programs are
     written too. race: whether to race a few plans, if nothing excludes it. tune_batches: the batches to
     measure at, or None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None.
@@ -47,6 +47,7 @@ class BuildRequest:
     entries: tuple[str, ...]
     states: tuple[StateRequest, ...] = ()
     key: str | None = None
+    ignore: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     trust_pickle: bool = False
     skip_bad: bool = False

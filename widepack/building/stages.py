@@ -40,7 +40,7 @@ from ..verification.reference import not_finite
 from .captures import Captures, capture_members
 from .costs_file import write_build_costs
 from .entry import BuildEntry
-from .members import EntryMembers
+from .members import EntryMembers, filled_member
 from .prove import ProvedEntry, prove
 from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
 from .read import ReadMembers, read_members
@@ -129,7 +129,7 @@ def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> Lo
 def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Captures], list[str]]:
     """Captures all entries. Returns: the captures by entry, and the names of the parameters."""
     factory, aligned = members.factory, members.aligned
-    first = factory.of(aligned.checkpoints[0], aligned.state_dict(0))
+    first = filled_member(factory, aligned, 0)
     for name in request.entries:
         method_of(first, name)
     captured = {}

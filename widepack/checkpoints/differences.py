@@ -12,6 +12,8 @@ from torch import Tensor
 from ..errors import MemberMismatch
 from ..ir.torch_internals import memory_id
 from .discovery import Checkpoint, TensorInfo, info_of, is_floating
+from .model_names import prefixes_of
+from .model_names import under_model_names as under_model_names
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -112,7 +114,7 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
         found.hint(f"Members are of one architecture{maker}")
     if model is None:
         return
-    prefixes = _prefixes(compared.checkpoints[i], model) if missing else []
+    prefixes = prefixes_of(compared.checkpoints[i], model) if missing else []
     if len(prefixes) > 1:
         keys = [prefix.rstrip(".") for prefix in prefixes]
         found.hint(
@@ -223,64 +225,6 @@ def _hint(have: TensorInfo, other: TensorInfo) -> str:
 def _names(names: list[str]) -> str:
     """Returns at most 20 names as a text."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
-def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
-    """Returns a checkpoint under the names that the model has.
-
-    A prefix that was removed from its names is restored if the model itself is wrapped and has it. If the
-    checkpoint has none of the model's names, but all of them under one prefix (`model.` in a checkpoint of
-    Lightning), that part is taken. The other weights are not the model's. If the model has one prefix before
-    all of these names (`net.`, of a module that wraps the trained one), the prefix is added.
-    """
-    if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
-        return checkpoint.unstripped()
-    whole = checkpoint.unstripped()
-    if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
-        return whole
-    prefixes = _prefixes(checkpoint, model)
-    if len(prefixes) == 1:
-        return checkpoint.under(prefixes[0])
-    if wrapped := _wrapped(checkpoint, model):
-        return wrapped
-    return checkpoint
-
-
-def _wrapped(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint | None:
-    """Returns the checkpoint under the names of a model that wraps the trained one; None if it does not.
-
-    All names of the model have one prefix, and the checkpoint has none of them, but all names without it.
-    """
-    names = checkpoint.tensors()
-    first = next(iter(model), "")
-    if "." not in first or any(name in names for name in model):
-        return None
-    parts = first.split(".")
-    for i in range(1, len(parts)):
-        prefix = ".".join(parts[:i]) + "."
-        if not all(name.startswith(prefix) for name in model):
-            return None
-        bare = {name.removeprefix(prefix): name for name in model}
-        inner = checkpoint
-        if not any(name in names for name in bare):
-            found = _prefixes(checkpoint, bare)
-            if len(found) != 1:
-                continue
-            inner = checkpoint.under(found[0])
-        stored = {name: inner.stored_name(name) for name in inner.tensors()}
-        if all(name in stored for name in bare):
-            return inner.renamed({bare.get(n, n): s for n, s in stored.items()}, inner.prefix)
-    return None
-
-
-def _prefixes(checkpoint: Checkpoint, model: Mapping[str, object]) -> list[str]:
-    """Returns the prefixes under which a checkpoint has all of the model's names, if it has none without."""
-    names = checkpoint.tensors()
-    if not model or any(name in names for name in model):
-        return []
-    first = max(model, key=len)
-    prefixes = dict.fromkeys(name[: -len(first)] for name in names if name.endswith(f".{first}"))
-    return [prefix for prefix in prefixes if all(prefix + name in names for name in model)]
 
 
 def tied_names(

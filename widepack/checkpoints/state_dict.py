@@ -99,14 +99,25 @@ class TensorInfo(NamedTuple):
 class PickedStateDict(NamedTuple):
     """The state dict of a file.
 
-    module: its module if the file contains one. versions: of its submodules, as `nn.Module.state_dict` stores
-    them. settings: the hyperparameters that Lightning stored beside it.
+    tensors: without those of the extra state. module: its module if the file contains one. versions: of its
+    submodules, as `nn.Module.state_dict` stores them. settings: the hyperparameters that Lightning stored
+    beside it. extra: what `get_extra_state` of its submodules returned, by name.
     """
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
     versions: Mapping[str, Any] = MappingProxyType({})
     settings: Mapping[str, Any] = MappingProxyType({})
+    extra: Mapping[str, Any] = MappingProxyType({})
+
+
+EXTRA_STATE = "_extra_state"
+"""The last part of the name under which `nn.Module.state_dict` stores what `get_extra_state` returned."""
+
+
+def is_extra_state(name: str) -> bool:
+    """Returns whether a name of a state dict is that of a module's extra state."""
+    return name.rpartition(".")[2] == EXTRA_STATE
 
 
 def settings_of(found: object) -> dict[str, Any]:
@@ -204,7 +215,7 @@ def _alike(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
 
 def _state(value: object) -> PickedStateDict | None:
-    """Returns the value as a state dict, or None. Other values of `get_extra_state` are not weights."""
+    """Returns the value as a state dict, or None."""
     if isinstance(value, nn.Module):
         module = (
             value.module
@@ -212,15 +223,41 @@ def _state(value: object) -> PickedStateDict | None:
             else value
         )
         state = module.state_dict()
-        tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+        tensors, extra = _tensors(state), _extra(state)
         if not tensors:
             raise RefusedFile(f"has a {type(module).__name__} without weights")
-        return PickedStateDict(tensors, module, _versions(state))
+        return PickedStateDict(tensors, module, _versions(state), extra=extra)
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         return None
-    tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
-    rest = [k for k in value if k not in tensors and not k.endswith("_extra_state")]
-    return PickedStateDict(tensors, None, _versions(value)) if tensors and not rest else None
+    tensors, extra = _tensors(value), _extra(value)
+    whole = tensors and len(tensors) + len(extra) == len(value)
+    return PickedStateDict(tensors, None, _versions(value), extra=extra) if whole else None
+
+
+def _tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the weights of a dict. NumPy arrays of numbers count as tensors."""
+    found = {k: as_tensor(v) for k, v in value.items() if not is_extra_state(k)}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _extra(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in value.items() if is_extra_state(k)}
+
+
+def as_tensor(value: object) -> torch.Tensor | None:
+    """Returns a tensor, or a NumPy array of numbers as a tensor; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if type(value).__module__ != "numpy" or not hasattr(value, "__array_interface__"):
+        return None
+    array: Any = value
+    if array.dtype.kind not in "biufc":
+        return None
+    native = array.astype(array.dtype.newbyteorder("="), copy=True)
+    try:
+        return torch.as_tensor(native)
+    except TypeError:  # float128 and others that torch does not have
+        return None
 
 
 def _versions(state: object) -> dict[str, Any]:

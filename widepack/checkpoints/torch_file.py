@@ -50,7 +50,7 @@ def open_torch_file(
     Raises: RefusedFile.
     """
     mapped = mapped and _can_be_mapped(path, status.st_size)
-    tensors, module, versions, settings = _picked(path, key, mapped, trust)
+    tensors, module, versions, settings, extra = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = (
@@ -79,6 +79,7 @@ def open_torch_file(
             module=again if module is not None else None,
             versions=versions,
             settings=settings,
+            extra=extra,
         )
     )
 

@@ -38,6 +38,7 @@ from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.factory import Factory
+from ..checkpoints.loading import filled
 from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
 from ..fleet.new_members import open_newcomer
@@ -336,7 +337,7 @@ def _modules(
 
 def _filled(factory: Factory, new: Newcomer, name: str) -> nn.Module:
     """Returns a new member's own module with its weights. Raises: MemberMismatch."""
-    return factory.filled(new.checkpoint, new.aligned.state_dict(0), name)
+    return filled(factory, new.aligned.checkpoints[0], name)
 
 
 def _member_row(slot: MemberSlot) -> Member:
