@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..checkpoints.discovery import listed
+from ..checkpoints.loading import patterns_of
 from ..inference.model import RESERVED
 from ..planning.request import StrategyRequest
 from ..spec.config import parse_size
@@ -41,6 +42,7 @@ def build(
     key: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     skip_bad: bool = False,
     strategy: str | Sequence[str] = "auto",
     targets: Sequence[str] = TARGETS,
@@ -88,6 +90,9 @@ def build(
         key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places.
         dtype: The dtype to convert all floating weights to, for example `"bfloat16"`. Default: no conversion.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: Patterns of names in the checkpoints that are not the model's and are left out, for example
+            `"criterion.*"`. The artifact keeps them: `swap`, `update` and `append` leave these names out too.
+            A pattern of extra state (`"*_extra_state"`) leaves it out of the artifact.
         skip_bad: Whether to build without the checkpoints that cannot be read or are of another model.
         strategy: `"auto"`, `"wide"`, `"loop"`, or a list of strategies of ops, in order of preference.
         targets: The device kinds to lower programs for: `"cpu"`, `"cuda"`.
@@ -156,6 +161,7 @@ def build(
             key=key,
             dtype=find_dtype(dtype),
             trust_pickle=trust_pickle,
+            ignore=patterns_of(ignore),
             skip_bad=skip_bad,
             strategies=strategies,
             targets=tuple(targets),

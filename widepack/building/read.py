@@ -20,18 +20,20 @@ from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from ..fleet.orientation import of_module
 from .factories import choose_factory
 from .request import BuildRequest, adapters_in
+from .state_dicts import MemberStates, member_states
 
 
 class ReadMembers(NamedTuple):
     """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
-    `skip_bad`. loader: has loaded them. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
+    `skip_bad`. states: what their state dicts have beside
+    tensors. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
     request names; None without one.
     """
 
     factory: Factory
     aligned: Alignment
     left_out: list[LeftOut]
-    loader: MemberLoader
+    states: MemberStates
     fleet: Fleet | None = None
     base: FleetBase | None = None
 
@@ -68,8 +70,9 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     aligned = align(loaded, names, request.share, loader.state, ragged=loader.ragged)
     if request.one_checkpoint:
         aligned = repeated(aligned, request.names)
+    states = member_states(aligned, loader)
     if not request.unmerge:
-        return ReadMembers(factory, aligned, members.left_out, loader)
+        return ReadMembers(factory, aligned, members.left_out, states)
     base = None if request.base is None else under_model_names(_open_base(request), loader.state)
     if base is not None and not set(base.tensors()) & set(loader.state):
         raise UsageError(
@@ -79,7 +82,7 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
         )
     record = None if base is None else FleetBase(base)
     fleet = MergedFleet(base, request.tolerance)
-    return ReadMembers(factory, aligned, members.left_out, loader, fleet, record)
+    return ReadMembers(factory, aligned, members.left_out, states, fleet, record)
 
 
 def _loaded(request: BuildRequest, members: OpenedMembers, loader: MemberLoader) -> list[Checkpoint]:
@@ -139,7 +142,14 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
         raise bad_ones(left_out, len(request.paths))
     names = [request.names[i] for i in members.numbers]
     aligned = align(members.opened, names, request.share, state)
-    return ReadMembers(factory, aligned, members.left_out, loader, AdapterFleet(base, fleet), record)
+    states = member_states(aligned, loader)
+    if not states.record.verbatim_bare:
+        raise UsageError(
+            f"the base {request.base}: load_state_dict of the model changes its own state dict, so an adapter"
+            " cannot be applied to the loaded weights; merge the adapters with PEFT, and build from the merged"
+            " checkpoints"
+        )
+    return ReadMembers(factory, aligned, members.left_out, states, AdapterFleet(base, fleet), record)
 
 
 def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:

@@ -190,7 +190,7 @@ class Checkpoint:
         infos, read: of its weights, by name. extra, versions: of its submodules.
         """
         return self._with(
-            given=self,
+            given=self.given or self,
             prefix="",
             _infos=dict(infos),
             _names={name: name for name in (*infos, *extra)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,6 +122,8 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
             f"All of the model's names are in it under {', '.join(keys)}: name one, for example --key"
             f" {keys[0]}."
         )
+    if unexpected and compared.model is not None and (beside := _patterns(unexpected, expected)):
+        found.hint(f"What is not the model's can be left out by a pattern: {beside}.")
     if unexpected and not missing and (copies := _copies(unexpected, expected)):
         found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
 
@@ -251,6 +254,18 @@ def _memory_of(tensor: Tensor) -> tuple[object, ...]:
     """Returns a key that is equal for two names of one tensor, also on the meta device."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     return memory_id(tensor), tensor.storage_offset(), shape, stride, tensor.dtype
+
+
+def _patterns(unexpected: Sequence[str], model: Mapping[str, object]) -> str:
+    """Returns the options that ignore names which the model does not have: `--ignore 'criterion.*'`."""
+    tops = {name.partition(".")[0] for name in model}
+    patterns = dict.fromkeys(
+        f"{top}.*" if rest and top not in tops else name
+        for name in unexpected
+        for top, _, rest in [name.partition(".")]
+    )
+    options = [f"--ignore {shlex.quote(pattern)}" for pattern in patterns]
+    return " ".join(options[:3]) + (" ..." if len(options) > 3 else "")
 
 
 def _copies(names: Sequence[str], model: Mapping[str, object]) -> str:

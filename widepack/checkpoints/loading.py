@@ -62,12 +62,14 @@ class MemberLoader:
     """Loads the checkpoints of members of one factory.
 
     ignore: patterns of names that are not the model's and are left out. state: the state of the first member
-    after it was loaded, or of a fresh member. copies: whether every load has only copied.
+    after it was loaded, or of a fresh member. versions: of its submodules. copies: whether every load has
+    only copied.
     """
 
     def __init__(self, factory: Factory, ignore: Sequence[str] = ()) -> None:
         self.factory, self.ignore = factory, tuple(ignore)
         self.state: dict[str, Tensor] = {}
+        self.versions: dict[str, Any] = {}
         self.copies = True
         self._fresh: dict[object, nn.Module] = {}
         self._first: Checkpoint | None = None
@@ -86,7 +88,9 @@ class MemberLoader:
             self._fresh.clear()  # this module is used up
         else:
             loaded = found
-        self.state = self.state or state_of(module)
+        if not self.state:
+            self.state = state_of(module)
+            self.versions = dict(getattr(module_state(module), "_metadata", None) or {})
         self._first = self._first or loaded
         return loaded
 
@@ -122,7 +126,7 @@ class MemberLoader:
             fresh = state_of(module)
             if any(map(is_lazy, fresh.values())):
                 raise
-            if why := mismatch(_in_dtypes_of(given, fresh), fresh, self.factory.takes_state_dict):
+            if why := mismatch(in_dtypes_of(given, fresh), fresh, self.factory.takes_state_dict):
                 raise MemberMismatch(why) from None
             raise
         self.copies = False
@@ -143,7 +147,7 @@ class MemberLoader:
             modules = [self._module(c) for c in checkpoints]
             states = [state_of(module) for module, _ in modules]
         if self.copies and not self.factory.brings_weights and not any(map(is_lazy, states[0].values())):
-            given = [_in_dtypes_of(c, state) for (_, c), state in zip(modules, states)]
+            given = [in_dtypes_of(c, state) for (_, c), state in zip(modules, states)]
             infos = [c.tensors() for c in given]
             model = {name: info_of(tensor) for name, tensor in states[0].items()}
             canonical, _ = tied_names(states[0], infos)
@@ -201,23 +205,39 @@ class MemberLoader:
 
     def _named(self, checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
         """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
-        named = _under(checkpoint, model)
-        beside = {}
-        for name, stored in named.names.items():
-            pattern = next((p for p in self.ignore if fnmatchcase(name, p) or fnmatchcase(stored, p)), None)
-            if pattern is None or (name in model and is_extra_state(name)):
-                continue  # extra state is loaded, and only not stored
-            if name in model:
-                raise UsageError(
-                    f"ignore: the pattern {pattern!r} matches {name}, a weight of the model, which would keep"
-                    " the values of its constructor; give a pattern that matches only what the model does not"
-                    " have"
-                )
-            beside[stored] = name
-        if not beside:
-            return named
-        whole = checkpoint.names
-        return _under(unwrapped(checkpoint.renamed({n: s for n, s in whole.items() if s not in beside})), model)
+        return without_ignored(checkpoint, model, self.ignore)
+
+
+def without_ignored(
+    checkpoint: Checkpoint, model: Mapping[str, object], ignore: Sequence[str]
+) -> Checkpoint:
+    """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
+    named = _under(checkpoint, model)
+    beside = {}
+    for name, stored in named.names.items():
+        pattern = next((p for p in ignore if fnmatchcase(name, p) or fnmatchcase(stored, p)), None)
+        if pattern is None or (name in model and is_extra_state(name)):
+            continue  # extra state is loaded, and only not stored
+        if name in model:
+            raise UsageError(
+                f"ignore: the pattern {pattern!r} matches {name}, a weight of the model, which would keep"
+                " the values of its constructor; give a pattern that matches only what the model does not"
+                " have"
+            )
+        beside[stored] = name
+    if not beside:
+        return named
+    whole = checkpoint.names
+    return _under(unwrapped(checkpoint.renamed({n: s for n, s in whole.items() if s not in beside})), model)
+
+
+def patterns_of(ignore: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the patterns of names to ignore, each once. Raises: UsageError for other values."""
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern or not pattern.isprintable() or len(pattern) > 1000:
+            raise UsageError(f"ignore: {pattern!r:.60} is no pattern of names, such as 'criterion.*'")
+    return tuple(dict.fromkeys(patterns))
 
 
 def ignored(name: str, ignore: Sequence[str]) -> bool:
@@ -243,7 +263,10 @@ def load(module: nn.Module, given: Checkpoint, state: dict[str, Any] | None = No
         lines = str(e).split("\n\t", 1)
         reason = " ".join((lines[1] if isinstance(e, RuntimeError) and lines[1:] else f"{e}").split())[:600]
         kind = "" if isinstance(e, RuntimeError) else f"{type(e).__name__}: "
-        raise MemberMismatch(f"the model's load_state_dict does not take it: {kind}{reason}") from e
+        way_out = ""
+        if "Unexpected key(s)" in reason:
+            way_out = "; names that are not the model's can be left out by a pattern, such as --ignore 'criterion.*'"
+        raise MemberMismatch(f"the model's load_state_dict does not take it: {kind}{reason}{way_out}") from e
 
 
 def filled(factory: Factory, checkpoint: Checkpoint, member: str) -> nn.Module:
@@ -335,11 +358,11 @@ def _copied(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint | None
         return None
     if given.extra_state() or any(infos[name].shape != model[name].shape for name in infos):
         return None
-    found = _in_dtypes_of(given, model)
+    found = in_dtypes_of(given, model)
     return found if all(info.dtype == info_of(model[n]).dtype for n, info in found.tensors().items()) else None
 
 
-def _in_dtypes_of(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
+def in_dtypes_of(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
     """Returns a checkpoint in the floating dtypes of a model, into which `load_state_dict` converts."""
     infos = given.tensors()
     other: dict[str, TensorInfo] = {}

@@ -9,7 +9,7 @@ from typing import Any
 from widepack_artifacts import manifest as form
 
 from ..checkpoints.discovery import listed, member_names
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.newcomer import Newcomer, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
@@ -27,6 +27,7 @@ def update(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
@@ -46,9 +47,10 @@ def update(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: As in `widepack.build`. What the build ignored is ignored too.
         base: The checkpoint that adapters among the new members change. Default: the artifact's base.
-        model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
-            is compared with the captured program.
+        model: The factory of one member, as in `widepack.build`. If it is given, it loads the checkpoints as
+            in a build, and each new member's own module is compared with the captured program.
         model_args: Keyword arguments of the factory.
         max_shard_size: The largest size of a weights file, in bytes or as `"5GB"`. If it is given, all
             weights files are written again. Default: the size that the artifact was built with.
@@ -94,11 +96,8 @@ def update(
             slots_of=slots,
             out=out,
             force=force,
-            key=key,
-            trust_pickle=trust_pickle,
+            how=opening(key, trust_pickle, ignore, model, model_args),
             base=None if base is None else Path(checkpoint_of(base, "base")),
-            model=model,
-            model_args=model_args,
             max_shard_size=max_shard_size,
             progress=progress,
         )
@@ -114,6 +113,7 @@ def append(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
@@ -134,9 +134,10 @@ def append(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: As in `widepack.build`. What the build ignored is ignored too.
         base: The checkpoint that adapters among the new members change. Default: the artifact's base.
-        model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
-            is compared with the captured program.
+        model: The factory of one member, as in `widepack.build`. If it is given, it loads the checkpoints as
+            in a build, and each new member's own module is compared with the captured program.
         model_args: Keyword arguments of the factory.
         max_shard_size: The largest size of a weights file, in bytes or as `"5GB"`. Default: the size that the
             artifact was built with.
@@ -181,11 +182,8 @@ def append(
             slots_of=slots,
             out=out,
             force=force,
-            key=key,
-            trust_pickle=trust_pickle,
+            how=opening(key, trust_pickle, ignore, model, model_args),
             base=None if base is None else Path(checkpoint_of(base, "base")),
-            model=model,
-            model_args=model_args,
             max_shard_size=max_shard_size,
             progress=progress,
         )
