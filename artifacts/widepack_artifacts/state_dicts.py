@@ -23,10 +23,11 @@ _ASSIGN = "assign_to_params_buffers"  # would make `load_state_dict` assign tens
 class StateDicts:
     """What the state dicts of all members have beside their tensors.
 
-    `versions`: what `_metadata` of a state dict has of each submodule. `extra`: the file of the members' extra
-    state, or "". `verbatim`, `verbatim_bare`: whether the model takes a state dict with these versions, or one
-    without versions, as it is. If it does not, only the model's code can load it. `ignored`: patterns of
-    names in checkpoints that are not the model's. `left_out`: the names of extra states that are not stored.
+    `versions`: what `_metadata` of a state dict has of each submodule. `extra`: the file of the members'
+    extra state, or "". `verbatim`, `verbatim_bare`: whether the model takes a state dict with these
+    versions, or one without versions, as it is. If it does not, only the model's code can load it.
+    `ignored`: patterns of names in checkpoints that are not the model's. `left_out`: the names of extra
+    states that are not stored.
     """
 
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -40,7 +41,9 @@ class StateDicts:
     def needed(self) -> bool:
         """Whether a reader without this record would treat a state dict in another way."""
         converted = any(row != {"version": 1} for row in self.versions.values())
-        return bool(converted or self.extra or self.ignored or self.left_out) or not (self.verbatim and self.verbatim_bare)
+        return bool(converted or self.extra or self.ignored or self.left_out) or not (
+            self.verbatim and self.verbatim_bare
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

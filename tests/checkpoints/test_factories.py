@@ -256,7 +256,9 @@ def test_bad_checkpoints_are_one_error_or_left_out(tmp_path: Path) -> None:
     assert Reader(tmp_path / "e.wide").manifest.provenance["left_out"] == report.left_out
     x = torch.randn(3, 2, 8)
     with torch.no_grad():
-        torch.testing.assert_close(load(tmp_path / "e.wide")(x), torch.stack([nets[0](x), nets[1].float()(x), nets[3](x)]))
+        torch.testing.assert_close(
+            load(tmp_path / "e.wide")(x), torch.stack([nets[0](x), nets[1].float()(x), nets[3](x)])
+        )
     for bad in (paths[1:2], paths[1:3]):
         with pytest.raises(CheckpointError, match=r"is a text file"):
             build(bad, tmp_path / "f.wide", model=Net, skip_bad=True, **QUICK)

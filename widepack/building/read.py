@@ -48,7 +48,7 @@ def read_members(request: BuildRequest) -> ReadMembers:
     """
     if adapters_in(request.paths):
         return _read_adapters(request)
-    opened, left_out = open_good(request.paths, request.key, request.trust_pickle)
+    opened, left_out = open_good(request.places, None, request.trust_pickle)
     members = OpenedMembers(request.paths, opened, left_out)
     members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
     if request.dtype is not None:
@@ -146,7 +146,8 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     if not states.record.verbatim_bare:
         raise UsageError(
             f"the base {request.base}: load_state_dict of the model changes its own state dict, so an adapter"
-            " cannot be applied to the loaded weights; merge the adapters with PEFT, and build from the merged"
+            " cannot be applied to the loaded weights; merge the adapters with PEFT, and build from the"
+            " merged"
             " checkpoints"
         )
     return ReadMembers(factory, aligned, members.left_out, states, AdapterFleet(base, fleet), record)

@@ -117,7 +117,7 @@ def align(
     model = None if model_state is None else {name: info_of(tensor) for name, tensor in model_state.items()}
     infos = [c.tensors() for c in checkpoints]
     canonical, aliases = tied_names(model_state or {}, infos)
-    labels = [f"checkpoint {i} ({c.path})" for i, c in enumerate(checkpoints)]
+    labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
     check_equal(Compared(checkpoints, infos, labels, model, canonical, ragged))
 
     weights = []

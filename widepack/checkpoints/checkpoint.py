@@ -23,10 +23,11 @@ from .state_dict import RefusedFile, TensorInfo, is_extra_state, named_under, wi
 class Checkpoint:
     """One open checkpoint.
 
-    path: as the user gave it. part: its key among several members of one file, or "". bytes: the size of all its files. prefix: the text that was removed from every
-    name, or "". module: makes the pickled module of the file, or None. program: the torch.export program of
-    the file, or None. files: the paths, with their status when they were opened. versions: of submodules, by
-    the names in the file. settings: the hyperparameters that Lightning stored in the file.
+    path: as the user gave it. part: its key among several members of one file, or "". bytes: the size of all
+    its files. prefix: the text that was removed from every name, or "". module: makes the pickled module of
+    the file, or None. program: the torch.export program of the file, or None. files: the paths, with their
+    status when they were opened. versions: of submodules, by the names in the file. settings: the
+    hyperparameters that Lightning stored in the file.
     """
 
     def __init__(
@@ -166,6 +167,11 @@ class Checkpoint:
             {name[len(prefix) :]: stored for name, stored in self._names.items() if name.startswith(prefix)},
             self.prefix,
         )
+
+    def sliced(self, number: int) -> Checkpoint:
+        """Returns one member of a stack: `[number]` of every tensor."""
+        infos = {name: info._replace(shape=info.shape[1:]) for name, info in self._infos.items()}
+        return self._with(_infos=infos, _read=lambda name: self._read(name)[number])
 
     def with_values(self, values: Mapping[str, Callable[[], torch.Tensor]]) -> Checkpoint:
         """Returns the same checkpoint with other values of some tensors.

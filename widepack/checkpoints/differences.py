@@ -15,6 +15,7 @@ from ..ir.torch_internals import memory_id
 from .discovery import Checkpoint, TensorInfo, info_of, is_floating
 from .model_names import prefixes_of
 from .model_names import under_model_names as under_model_names
+from .state_dict import pattern_of
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -100,6 +101,13 @@ def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: 
     return " ".join([f"{text}.", *(h for h in found.hints if about in h)])
 
 
+def key_hints(checkpoint: Checkpoint, model_state: Mapping[str, Tensor]) -> str:
+    """Returns hints on keys for a checkpoint that a model does not take; "" if there are none."""
+    model = {n: info_of(t) for n, t in model_state.items()}
+    found = differences(Compared([checkpoint], [checkpoint.tensors()], [""], model, {}, True))
+    return " ".join(hint for hint in found.hints if "--key" in hint)
+
+
 def _compare_names(compared: Compared, i: int, found: Differences) -> None:
     """Adds the weights that checkpoint i lacks or has in excess."""
     info, label, canonical, model = compared.infos[i], compared.labels[i], compared.canonical, compared.model
@@ -118,11 +126,19 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
     prefixes = prefixes_of(compared.checkpoints[i], model) if missing else []
     if len(prefixes) > 1:
         keys = [prefix.rstrip(".") for prefix in prefixes]
+        pattern = pattern_of(keys)
+        several = f", or take a member of each: --key {pattern!r}" if pattern else ""
+        shown = f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
         found.hint(
-            f"All of the model's names are in it under {', '.join(keys)}: name one, for example --key"
-            f" {keys[0]}."
+            f"All of the model's names are in it under {shown}: name one, for example --key"
+            f" {keys[0]}{several}."
         )
-    if unexpected and compared.model is not None and (beside := _patterns(unexpected, expected)):
+    if (
+        unexpected
+        and not missing
+        and compared.model is not None
+        and (beside := _patterns(unexpected, expected))
+    ):
         found.hint(f"What is not the model's can be left out by a pattern: {beside}.")
     if unexpected and not missing and (copies := _copies(unexpected, expected)):
         found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
@@ -151,7 +167,18 @@ def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
             found.lines.append(f"{compared.labels[i]}: {name} is {have}; {sizes}")
             for _, other in others:
                 found.hint(_hint(have, other))
+    if model is not None and (count := _stacked(info, model)):
+        found.hint(f"It is a stack of {count} members of the model's shapes: --key '[*]' takes each.")
     return other_dtypes
+
+
+def _stacked(info: Infos, model: Infos) -> int:
+    """Returns the number of members in a stack of all weights; 0 if it is none."""
+    sizes = {
+        info[name].shape[0] if name in info and info[name].shape[1:] == one.shape and info[name].shape else 0
+        for name, one in model.items()
+    }
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _compare_tied(compared: Compared, i: int, found: Differences) -> None:

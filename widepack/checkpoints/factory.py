@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from ..errors import MemberMismatch, UsageError
+from ..errors import UsageError
 from .discovery import Checkpoint, an
 
 

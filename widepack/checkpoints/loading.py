@@ -5,7 +5,7 @@ older weights (hooks, versions), set the sizes of buffers, or keep extra state.
 
 | the module | what happens |
 |---|---|
-| its load only copies (`copies`), and names and shapes are equal | nothing is loaded; the weights stay mapped |
+| its load only copies (`copies`); equal names and shapes | nothing is loaded; the weights stay mapped |
 | the same, with other floating dtypes | the weights stay mapped and are converted when they are read |
 | any other | one member at a time is loaded, and what differs from the file is kept (`kept.py`) |
 """
@@ -28,16 +28,18 @@ from ..errors import MemberMismatch, UsageError
 from ..ir.torch_internals import memory_id
 from ..spec.dtypes import dtype_of
 from .checkpoint import Checkpoint, is_floating, unwrapped
-from .differences import Compared, bit_equal, differences, mismatch, tied_names
+from .differences import Compared, bit_equal, differences, key_hints, mismatch, tied_names
 from .factory import Factory
 from .kept import kept
 from .model_names import known_names, prefix_of, under_model_names
 from .state_dict import TensorInfo, info_of, is_extra_state
+from .stored_states import with_counters
 
+_LOAD = "_load_from_state_dict"
 _COPIES: tuple[object, ...] = (
-    nn.Module._load_from_state_dict,
-    _NormBase._load_from_state_dict,  # adds a counter that an older file lacks
-    _InstanceNorm._load_from_state_dict,  # refuses statistics of older files
+    getattr(nn.Module, _LOAD),
+    getattr(_NormBase, _LOAD),  # adds a counter that an older file lacks
+    getattr(_InstanceNorm, _LOAD),  # refuses statistics of older files
 )
 _OF_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 _HOOKS = (
@@ -77,7 +79,8 @@ class MemberLoader:
     def load(self, checkpoint: Checkpoint) -> Checkpoint:
         """Returns a member's state, with the versions and the extra state of its submodules.
 
-        Raises: MemberMismatch, without the name of the checkpoint, if the module does not take it; UsageError.
+        Raises: MemberMismatch, without the name of the checkpoint, if the module does not take it;
+        UsageError.
         """
         module, given = self._module(checkpoint)
         if self.factory.brings_weights:
@@ -120,13 +123,16 @@ class MemberLoader:
 
     def _loaded(self, module: nn.Module, given: Checkpoint) -> Checkpoint:
         """Loads a member for real, and returns its state."""
+        plain = copies(module)
         try:
             load(module, given)
-        except MemberMismatch:
+        except MemberMismatch as e:
             fresh = state_of(module)
             if any(map(is_lazy, fresh.values())):
                 raise
-            if why := mismatch(in_dtypes_of(given, fresh), fresh, self.factory.takes_state_dict):
+            if not plain:
+                raise MemberMismatch(f"{e} {key_hints(given, fresh)}".strip()) from None
+            if why := mismatch(_comparable(given, fresh), fresh, self.factory.takes_state_dict):
                 raise MemberMismatch(why) from None
             raise
         self.copies = False
@@ -143,15 +149,15 @@ class MemberLoader:
         reasons: for each checkpoint why it is not taken; "" if it is.
         """
         labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
-        if self.copies and not self.factory.brings_weights:
-            modules = [self._module(c) for c in checkpoints]
+        modules = [] if self.factory.brings_weights else [self._module(c) for c in checkpoints]
+        if modules and all(copies(module) for module, _ in modules):
             states = [state_of(module) for module, _ in modules]
-        if self.copies and not self.factory.brings_weights and not any(map(is_lazy, states[0].values())):
-            given = [in_dtypes_of(c, state) for (_, c), state in zip(modules, states)]
+            given = [_comparable(c, state) for (_, c), state in zip(modules, states)]
             infos = [c.tensors() for c in given]
             model = {name: info_of(tensor) for name, tensor in states[0].items()}
             canonical, _ = tied_names(states[0], infos)
-            found = differences(Compared(given, infos, labels, model, canonical, self.ragged))
+            takes = self.factory.takes_state_dict
+            found = differences(Compared(given, infos, labels, model, canonical, takes))
             if found.lines:
                 return MemberMismatch(found.describe())
         texts = [f"{label}: {why}" for label, why in zip(labels, reasons) if why]
@@ -208,9 +214,7 @@ class MemberLoader:
         return without_ignored(checkpoint, model, self.ignore)
 
 
-def without_ignored(
-    checkpoint: Checkpoint, model: Mapping[str, object], ignore: Sequence[str]
-) -> Checkpoint:
+def without_ignored(checkpoint: Checkpoint, model: Mapping[str, object], ignore: Sequence[str]) -> Checkpoint:
     """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
     named = _under(checkpoint, model)
     beside = {}
@@ -265,15 +269,17 @@ def load(module: nn.Module, given: Checkpoint, state: dict[str, Any] | None = No
         kind = "" if isinstance(e, RuntimeError) else f"{type(e).__name__}: "
         way_out = ""
         if "Unexpected key(s)" in reason:
-            way_out = "; names that are not the model's can be left out by a pattern, such as --ignore 'criterion.*'"
+            way_out = (
+                "; leave out names that are not the model's by a pattern, such as --ignore 'criterion.*'"
+            )
         raise MemberMismatch(f"the model's load_state_dict does not take it: {kind}{reason}{way_out}") from e
 
 
 def filled(factory: Factory, checkpoint: Checkpoint, member: str) -> nn.Module:
     """Returns the member of a checkpoint that `MemberLoader` has read, in eval mode.
 
-    The checkpoint is loaded as it was given: a hook must not see its own result. Then values that the build has
-    replaced (approximate factors) are written. member: its name, for messages.
+    The checkpoint is loaded as it was given: a hook must not see its own result. Then values that the build
+    has replaced (approximate factors) are written. member: its name, for messages.
     Raises: UsageError; MemberMismatch if the module does not take the weights.
     """
     given = checkpoint.given or checkpoint
@@ -302,7 +308,7 @@ def copies(module: nn.Module) -> bool:
         return False
     for part in module.modules():
         kind, own = type(part), vars(part)
-        if kind._load_from_state_dict not in _COPIES or "_load_from_state_dict" in own:
+        if getattr(kind, _LOAD) not in _COPIES or _LOAD in own:
             return False
         if any(getattr(kind, name) is not getattr(nn.Module, name) or name in own for name in _OF_STATE):
             return False
@@ -323,12 +329,13 @@ def _same_place(a: Tensor, b: Tensor) -> bool:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and the saved buffers of a module, under the names that programs have for them."""
+    """Returns the parameters and the saved buffers of a module, under the names that programs use."""
     found: dict[str, Tensor] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        unsaved = part._non_persistent_buffers_set
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+        own = vars(part)
+        unsaved = own["_non_persistent_buffers_set"]
+        for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
             if tensor is not None and name not in unsaved:
                 found[prefix + name] = tensor if is_lazy(tensor) else tensor.detach()
     return found
@@ -339,9 +346,8 @@ def module_state(module: nn.Module) -> dict[str, Any]:
     try:
         return module.state_dict()
     except Exception as e:
-        raise UsageError(
-            f"state_dict() of {type(module).__name__} raised {type(e).__name__}: {' '.join(str(e).split())[:300]}"
-        ) from e
+        words = " ".join(str(e).split())[:300]
+        raise UsageError(f"state_dict() of {type(module).__name__} raised {type(e).__name__}: {words}") from e
 
 
 def _under(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
@@ -359,7 +365,14 @@ def _copied(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint | None
     if given.extra_state() or any(infos[name].shape != model[name].shape for name in infos):
         return None
     found = in_dtypes_of(given, model)
-    return found if all(info.dtype == info_of(model[n]).dtype for n, info in found.tensors().items()) else None
+    return (
+        found if all(info.dtype == info_of(model[n]).dtype for n, info in found.tensors().items()) else None
+    )
+
+
+def _comparable(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
+    """Returns a checkpoint with what a load that only copies would add or convert."""
+    return in_dtypes_of(with_counters(given, model), model)
 
 
 def in_dtypes_of(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
@@ -397,9 +410,8 @@ def _value(given: Checkpoint, name: str, tensor: Tensor) -> Callable[[], Tensor]
         stored = given.get(name)
         if bit_equal(stored, tensor):
             return partial(given.get, name)
-        if stored.dtype != tensor.dtype and stored.shape == tensor.shape:
-            if bit_equal(stored.to(tensor.dtype), tensor):
-                return partial(_converted, given, name, tensor.dtype)
+        if stored.dtype != tensor.dtype and bit_equal(stored.to(tensor.dtype), tensor):
+            return partial(_converted, given, name, tensor.dtype)
     return partial(_same, kept(tensor))
 
 

@@ -20,8 +20,8 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
     A prefix that was removed from its names is restored if the model itself is wrapped and has it. If the
     checkpoint has none of the model's names, but all of them under one prefix (`model.` in a checkpoint of
     Lightning), that part is taken. The other weights are not the model's. If the model has one prefix before
-    all of these names (`net.`, of a module that wraps the trained one), the prefix is added. Parts of wrappers
-    inside names (`backbone.module.0.weight`) are left out where more names are then the model's.
+    all of these names (`net.`, of a module that wraps the trained one), the prefix is added. Parts of
+    wrappers inside names (`backbone.module.0.weight`) are left out where more names are then the model's.
     """
     found = _under(checkpoint, model)
     if all(name in found.names for name in model):
@@ -32,7 +32,9 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
         return found  # two names become one
     whole = checkpoint.unstripped()
     inner = _under(whole.renamed({name: whole.names[stored] for name, stored in plain.items()}), bare)
-    again = inner.renamed({bare.get(name, name): stored for name, stored in inner.names.items()}, inner.prefix)
+    again = inner.renamed(
+        {bare.get(name, name): stored for name, stored in inner.names.items()}, inner.prefix
+    )
     return again if known_names(again, model) > known_names(found, model) else found
 
 

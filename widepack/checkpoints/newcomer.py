@@ -54,18 +54,22 @@ class Opening:
     """How checkpoints of new members are opened.
 
     key, trust_pickle, ignore, model, model_args: as `widepack.build` takes them. Without a model, only
-    state dicts that the model takes as they are can become members.
+    state dicts that the model takes as they are can become members. part: the key of one of several members
+    of a file.
     """
 
     key: str | None = None
     trust_pickle: bool = False
     ignore: tuple[str, ...] = ()
+    part: str = ""
     model: str | Callable[..., object] | None = None
     model_args: Mapping[str, Any] | None = None
 
     def open(self, path: str | Path) -> Checkpoint:
         """Opens a checkpoint. Raises: CheckpointError."""
-        return open_checkpoint(path, self.key, self.trust_pickle)
+        found = open_checkpoint(path, self.key, self.trust_pickle)
+        found.part = self.part
+        return found
 
     def factory(self, path: str | Path) -> Factory | None:
         """Returns the factory of a checkpoint's member; None if the user names none. Raises: UsageError."""
@@ -84,13 +88,12 @@ def opening(
     model_args: Mapping[str, Any] | None,
 ) -> Opening:
     """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""
-    return Opening(key, trust_pickle, patterns_of(ignore), model, model_args)
+    return Opening(key, trust_pickle, patterns_of(ignore), "", model, model_args)
 
 
-def newcomer(
-    artifact: Reader, path: str | Path, how: Opening, opened: Checkpoint | None = None
-) -> Newcomer:
-    """Opens a checkpoint and checks its names, shapes, dtypes, versions and extra state against the artifact's.
+def newcomer(artifact: Reader, path: str | Path, how: Opening, opened: Checkpoint | None = None) -> Newcomer:
+    """Opens a checkpoint and checks its names, shapes, dtypes, versions and extra state against the
+    artifact's.
 
     opened: the checkpoint, if it is open already. With a model, the checkpoint is loaded as a build does it.
     Without, floating weights are converted to the artifact's dtypes, as a load does it.

@@ -146,12 +146,13 @@ def pick(found: object, key: str | None) -> PickedStateDict:
     """Returns the state dict in the content of a file. Raises: RefusedFile that lists the possible keys."""
     if isinstance(found, torch.Tensor):
         raise RefusedFile(f"has a single tensor, {info_of(found)}, not a state dict; {SAVE}")
-    if not isinstance(found, (Mapping, nn.Module)):
-        raise RefusedFile(f"has {an(found)}, not a state dict; {SAVE}")
+    if not isinstance(found, (Mapping, nn.Module)) and not (key and isinstance(found, (list, tuple))):
+        raise RefusedFile(f"has {an(found)}, not a state dict; {_several(found) or SAVE}")
     if not key:
-        if (chosen := _choose(found)) is not None:
+        assert not isinstance(found, (list, tuple))
+        if (chosen := state_dict_in(found)) is not None:
             return chosen
-        assert isinstance(found, Mapping)  # `_choose` never returns None for a module
+        assert isinstance(found, Mapping)  # `state_dict_in` never returns None for a module
         if not found:
             raise RefusedFile("has an empty dict, no tensors")
         if packed := _packed(found):
@@ -161,19 +162,38 @@ def pick(found: object, key: str | None) -> PickedStateDict:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
         pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
         raise RefusedFile(f"has no dict of tensors: it has {_listed(found)}; {SAVE}{pickled}")
-    inside = _follow(found, key)
+    inside = follow(found, key)
     if inside is None and isinstance(found, Mapping):
         # The key may be a prefix of names in the state dict that is the default.
         inside = next(
-            (deeper for name in AUTOMATIC_KEYS if (deeper := _follow(found.get(name), key)) is not None), None
+            (deeper for name in AUTOMATIC_KEYS if (deeper := follow(found.get(name), key)) is not None), None
         )
     if inside is None:
         raise RefusedFile(f"has no {key!r}.{_hint(found) or ' It has ' + _listed(found) + '.'}")
-    chosen = _choose(inside) if isinstance(inside, (Mapping, nn.Module)) else None
+    chosen = state_dict_in(inside) if isinstance(inside, (Mapping, nn.Module)) else None
     if chosen is None:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
+
+
+def _several(found: object) -> str:
+    """Returns the key for a list in which every value is a state dict; "" for any other value."""
+    values = list(found) if isinstance(found, (list, tuple)) else []
+    if values and all(isinstance(v, (Mapping, nn.Module)) and state_dict_in(v) is not None for v in values):
+        return (
+            f"its {len(values)} values are state dicts: give --key '*' for a member of each, or --key 0 for"
+            " one"
+        )
+    return ""
+
+
+def pattern_of(paths: Sequence[str]) -> str:
+    """Returns the pattern of keys that differ in a number: `model_*`; "" if there is none."""
+    if len(paths) < 2:
+        return ""
+    patterns = {re.sub(r"[0-9]+", "*", path) for path in paths}
+    return next(iter(patterns)) if len(patterns) == 1 and "*" in next(iter(patterns)) else ""
 
 
 def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
@@ -186,8 +206,8 @@ def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
     return ""
 
 
-def _choose(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
-    """Applies rules 2 and 3 of the module's docstring.
+def state_dict_in(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
+    """Returns the state dict in a value by rules 2 and 3 of the module's docstring.
 
     Returns: None if the user must choose, or nothing is found.
     """
@@ -296,15 +316,15 @@ def _dicts(
             yield from _dicts(inner, f"{path}.", depth + 1)
 
 
-def _follow(value: object, key: str) -> object | None:
-    """Returns the value at a dotted key.
+def follow(value: object, key: str) -> object | None:
+    """Returns the value at a dotted key; None if there is none.
 
     Keys that contain dots are found too. The key may also be a prefix of names in a state dict.
     """
     if isinstance(value, (list, tuple)):
         head, _, tail = key.partition(".")
         inner = value[int(head)] if head.isdecimal() and int(head) < len(value) else None
-        return _follow(inner, tail) if tail and inner is not None else inner
+        return follow(inner, tail) if tail and inner is not None else inner
     if isinstance(value, nn.Module):
         state = _state(value)
         value = state.tensors if state is not None else {}
@@ -314,7 +334,7 @@ def _follow(value: object, key: str) -> object | None:
         found: object = value[key]
         return found
     for at in (i for i, char in enumerate(key) if char == "."):
-        if key[:at] in value and (deeper := _follow(value[key[:at]], key[at + 1 :])) is not None:
+        if key[:at] in value and (deeper := follow(value[key[:at]], key[at + 1 :])) is not None:
             return deeper
     return named_under(value, key) or None
 
@@ -363,7 +383,11 @@ def _hint(found: object) -> str:
     ]
     more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
     keys = f"{', '.join(shown)}{more}"
-    return f" Dicts of tensors in it: {keys}; name one, for example --key {inside[0][0]}."
+    pattern = pattern_of([path for path, _ in inside])
+    if not pattern and len(inside) > 1 and all("." not in path for path, _ in inside):
+        pattern = "*"
+    several = f", or all of them as members: --key {pattern!r}" if pattern else ""
+    return f" Dicts of tensors in it: {keys}; name one, for example --key {inside[0][0]}{several}."
 
 
 def _described(value: object) -> str:

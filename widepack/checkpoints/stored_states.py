@@ -36,7 +36,12 @@ def with_counters(checkpoint: Checkpoint, expected: Iterable[str]) -> Checkpoint
     for name in expected:
         path, _, last = name.rpartition(".")
         old = int(versions.get(path, {}).get("version") or 1) < 2
-        if name not in infos and last == _COUNTER and old and name[: -len(_COUNTER)] + "running_mean" in infos:
+        if (
+            name not in infos
+            and last == _COUNTER
+            and old
+            and name[: -len(_COUNTER)] + "running_mean" in infos
+        ):
             added[name] = TensorInfo("int64", ())
     if not added:
         return checkpoint
@@ -58,7 +63,8 @@ def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -
         if have is None or have == row.get("version", 1) or norm in names:
             continue  # of torch's norms, an older version has no counter, and is the same otherwise
         raise MemberMismatch(
-            f"checkpoint {path} has version {have} of {module or 'the model'}, and the artifact's members have"
+            f"checkpoint {path} has version {have} of {module or 'the model'}, and the artifact's members"
+            " have"
             f" version {row.get('version', 1)}: the model may convert it when it loads it; {_CODE}"
         )
     if not (record.verbatim if versions else record.verbatim_bare):
@@ -81,7 +87,8 @@ def check_extra(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> N
     own, file = checkpoint.extra_state(), extra_file(artifact)
     if left_out := artifact.manifest.state_dicts.left_out:
         raise MemberMismatch(
-            f"checkpoint {path}: the artifact does not store the extra state {', '.join(left_out[:5])} (--ignore),"
+            f"checkpoint {path}: the artifact does not store the extra state {', '.join(left_out[:5])}"
+            " (--ignore),"
             f" so it cannot be compared, and the model may use it in forward. {_COMPARE}"
         )
     members = artifact.manifest.members

@@ -111,7 +111,8 @@ class MemberAccess(ABC):
             key: As `build` takes it.
             trust_pickle: As `build` takes it.
             ignore: As `build` takes it. What the build ignored is ignored too.
-            model: The factory of one member, as `build` takes it, for a checkpoint that the model changes when
+            model: The factory of one member, as `build` takes it, for a checkpoint that the model changes
+            when
                 it loads it (older versions, other names).
             model_args: Keyword arguments of the factory.
 

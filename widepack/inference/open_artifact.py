@@ -133,12 +133,12 @@ class OpenArtifact:
     Attributes: reader: The artifact's files. options: How it is loaded. chosen: The numbers of the loaded
         members in the artifact. members: The names of the loaded members. whole: Whether all members are
         loaded, in the artifact's order. weights: The weights of the loaded members. probe: The tensors of the
-        probe, mapped; None if the artifact has no probe. extra: The extra states of the members, mapped, or None. limits: What may be bound. lock: Is held while
-        programs are bound and weights are copied. gate: Calls pass it, and a swap closes it. swapping: Is
-        held by the one swap at a time. swapped: The answers of swapped members, by the member's number.
-        replaced: The checkpoints of members that were swapped, by the member's number. changes: How often the
-        weights of each loaded member were exchanged, by its place. graphs: What the graphs of calls share;
-        None if calls run without graphs.
+        probe, mapped; None if the artifact has no probe. extra: The extra states of the members, mapped, or
+        None. limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate:
+        Calls pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The
+        answers of swapped members, by the member's number. replaced: The checkpoints of members that were
+        swapped, by the member's number. changes: How often the weights of each loaded member were exchanged,
+        by its place. graphs: What the graphs of calls share; None if calls run without graphs.
     """
 
     def __init__(

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+
 from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 
+from ..checkpoints.discovery import MemberPlace
 from ..checkpoints.newcomer import Newcomer, Opening
 from ..system.progress import Report
 from .slots import MemberSlot
 
 PathText = str | PathLike[str]
 Model = str | Callable[..., nn.Module] | None
-SlotsOf = Callable[[Manifest, Callable[[str | Path], Newcomer]], list[MemberSlot]]
+SlotsOf = Callable[[Manifest, Callable[[MemberPlace], Newcomer]], list[MemberSlot]]
 """Returns the members of the revised artifact, from the manifest and a function that opens a new checkpoint.
 """
 

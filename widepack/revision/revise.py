@@ -8,7 +8,7 @@ from typing import Any
 
 from widepack_artifacts import manifest as form
 
-from ..checkpoints.discovery import listed, member_names
+from ..checkpoints.discovery import MemberPlace, listed, member_names, places_of
 from ..checkpoints.newcomer import Newcomer, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
@@ -79,11 +79,11 @@ def update(
         Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()
     ]
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         numbers = numbers_of([m.name for m in manifest.members], list(members))
         replaced = dict(zip(numbers, paths))
         return [
-            MemberSlot(m.name, None, open_new(replaced[i]), i)
+            MemberSlot(m.name, None, open_new(MemberPlace(str(replaced[i]), key)), i)
             if i in replaced
             else MemberSlot(m.name, i, place=i)
             for i, m in enumerate(manifest.members)
@@ -158,9 +158,12 @@ def append(
         >>> report = widepack.append("ens.wide", ["d.pt", "e.pt"], names=["d", "e"])
     """
     paths = listed(checkpoints, "widepack append ens.wide new.pt")
-    new_names = read_names(names, len(paths)) if names is not None else member_names(paths)
+    places = places_of(paths, key, trust_pickle)
+    new_names = (
+        read_names(names, len(places)) if names is not None else member_names([p.name for p in places])
+    )
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         old_names = [m.name for m in manifest.members]
         if taken := [name for name in new_names if name in old_names]:
             raise UsageError(
@@ -169,7 +172,7 @@ def append(
                 " (names=[...], --names), or replace the member with widepack update"
             )
         kept = [MemberSlot(name, i, place=i) for i, name in enumerate(old_names)]
-        opened = [open_new(p) for p in paths]
+        opened = [open_new(p) for p in places]
         return kept + [
             MemberSlot(name, None, one, k % len(old_names))
             for k, (name, one) in enumerate(zip(new_names, opened))
@@ -227,7 +230,7 @@ def drop(
         >>> report = widepack.drop("ens.wide", [0, "worst"])
     """
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         removed = set(numbers_of([m.name for m in manifest.members], members))
         if len(removed) == len(manifest.members):
             raise UsageError(

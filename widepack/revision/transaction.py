@@ -150,8 +150,8 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
             lambda p: open_newcomer(
                 reader,
                 files,
-                p,
-                request.how,
+                p.path,
+                replace(request.how, key=p.key, part=p.part),
                 base=request.base,
                 turned=lambda: of_programs(reader.program(f) for e in old.entries.values() for f in e.member),
             ),
@@ -358,7 +358,7 @@ def _member_row(slot: MemberSlot) -> Member:
     """Returns the manifest's row of a new member."""
     assert slot.new is not None
     checkpoint = slot.new.checkpoint
-    return Member(slot.name, checkpoint.path, checkpoint.sha256(), checkpoint.bytes)
+    return Member(slot.name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)
 
 
 def _changed(old: form.Manifest, slots: Sequence[MemberSlot]) -> list[dict[str, Any]]:

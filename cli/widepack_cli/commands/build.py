@@ -50,7 +50,8 @@ TOML = "widepack.toml"
 @click.option(
     "--key",
     help="The key of the state dict (such as ema.model or model_ema.module) in a checkpoint that contains "
-    "other values, too.",
+    "other values, too. '*' in it names several members of a file: 'model_*', 'models.*', '*', or '[*]' for "
+    "weights that are stacked to [N, ...].",
 )
 @click.option(
     "--dtype",

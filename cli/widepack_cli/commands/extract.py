@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     """Write the weights of MEMBER (a name, or a number from 0) of ARTIFACT to a state dict.
 
-    The state dict is that of the member after the checkpoint was loaded, bit for bit, under the model's names,
-    with the versions and the extra state of its modules. If the artifact was built with `--dtype`, the weights
-    have that dtype. The hashes of the artifact's files are checked first.
+    The state dict is that of the member after the checkpoint was loaded, bit for bit, under the model's
+    names, with the versions and the extra state of its modules. If the artifact was built with `--dtype`,
+    the weights have that dtype. The hashes of the artifact's files are checked first.
     """
     from widepack.spec.names import number_in
     from widepack_artifacts.reader import Reader
@@ -69,7 +69,9 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
             f"{out}: cannot be written: {e.strerror or e}. No part of it remains; an earlier "
             "file is unchanged"
         ) from e
-    click.echo(f"wrote {out}: {plural(sum(hasattr(v, 'detach') for v in state.values()), 'tensor')} of member {name}")
+    click.echo(
+        f"wrote {out}: {plural(sum(hasattr(v, 'detach') for v in state.values()), 'tensor')} of member {name}"
+    )
 
 
 def _needs_pt(record: StateDicts) -> str:
@@ -83,7 +85,8 @@ def _changed_at_load(record: StateDicts) -> str:
     """Returns why no state dict of the member can be written; "" if one can."""
     if not record.verbatim:
         return (
-            "load_state_dict of the model changes the model's own state dict (a hook or _load_from_state_dict),"
+            "load_state_dict of the model changes the model's own state dict (a hook or"
+            " _load_from_state_dict),"
             " so the model would load other weights from a file of this member; keep its checkpoint"
         )
     if record.left_out:

@@ -59,7 +59,8 @@ def checkpoint_options(f: F) -> F:
     )(f)
     return click.option(
         "--key",
-        help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
+        help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too. "
+        "'*' in it names several members of a file: 'model_*', '*', '[*]'.",
     )(f)
 
 
