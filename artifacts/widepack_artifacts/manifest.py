@@ -138,6 +138,8 @@ class Manifest:
     def _least_version(self) -> tuple[int, int]:
         """Returns the lowest version that has all keys of this manifest."""
         entries = self.entries.values()
+        if any(e.has_fields for e in entries):
+            return (1, 5)
         if self.factored.weights:
             return (1, 4)
         if any(w.members is not None for e in entries for w in e.wide):

@@ -128,6 +128,7 @@ def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
         initial=entry.initial_value,
         module=partial(filled_member, entry.factory, entry.aligned),
         before=_check_exported if exported else lambda subject: None,
+        makes=entry.makes,
     )
     programs = [at_rest(p, entry.entry) for p in entry.programs] if entry.dropout else entry.programs
     return replace(subject, programs=programs, same_program=entry.captures.same_program(names))

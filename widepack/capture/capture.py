@@ -32,6 +32,7 @@ from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
 from .explain import explain, is_specialized, way_out
 from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
+from .named_fields import Make
 from .member_exporter import ExportAttempt, MemberExporter, has_dataclass
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
@@ -67,6 +68,7 @@ class Captured:
         modules, classes: The module of each node, by the node's name; the class of each module.
         frees_graph: Forward takes derivatives and frees what autograd recorded, so that no gradient flows
             back through its answers.
+        makes: As `MemberCall` has it.
     """
 
     program: Program
@@ -86,6 +88,7 @@ class Captured:
     modules: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
     frees_graph: bool = False
+    makes: Mapping[str, Make] = field(default_factory=dict)
 
 
 class FixedSize(CaptureError):
@@ -276,6 +279,7 @@ def _captured(
         modules=modules,
         classes=classes,
         frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
+        makes=call.makes,
     )
 
 
