@@ -108,6 +108,7 @@ class Subject:
         signatures: For each member the number of its program.
         method: The method of the user's module that the programs were captured from.
         states: The states that the caller carries.
+        rests: Whether the programs and the modules run without their random draws.
 
     Attributes, the inputs and outputs of a call:
         sources: How each input is drawn.
@@ -150,6 +151,7 @@ class Subject:
     numbers: Sequence[Any] = ()
     method: str = FORWARD
     states: Sequence[CarriedState] = ()
+    rests: bool = False
     initial: Callable[[int, CarriedState], torch.Tensor | None] = lambda i, state: None
     float64_ulps: int = 0
     same_program: SameProgram | None = None
