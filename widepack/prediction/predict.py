@@ -13,6 +13,7 @@ from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
 from ..inference.load import load
 from ..inference.model import WideModel
+from ..inference.weights_version import weights_version
 from ..system.progress import Report
 from .answers import AnswerColumns, Collected, Figures
 from .batches import Batches
@@ -236,6 +237,7 @@ class Prediction:
             "widepack.members": ",".join(self.entry.members)[:10_000],
         }
         rows = batches = 0
+        version = weights_version(self.ens)
         with output_file(
             files.source,
             files.output,
@@ -250,6 +252,11 @@ class Prediction:
                 rows += block.rows
                 if progress is not None:
                     progress("predict", *self.table.position(rows))
+            if weights_version(self.ens) != version:  # the file would have rows of both members
+                raise UsageError(
+                    f"{self.table.path}: a member was replaced by `swap` while the rows were answered, and "
+                    "nothing was written; predict again, or swap when it has ended"
+                )
         return out, rows, batches, time.perf_counter() - begin
 
     def _run(self, block: RowBlock, out: OutputFile, files: Files) -> int:
