@@ -71,7 +71,8 @@ def built(*specs: str) -> tuple[str, str]:
 def alone(i: int, *inputs: Tensor) -> Tensor:
     member = module()
     member.load_state_dict(torch.load(f"m{i}.pt"))
-    return member(*inputs).detach()
+    answer: Tensor = member(*inputs)
+    return answer.detach()
 
 
 def test_a_build_names_the_inputs_that_are_left_out(folder: Path) -> None:

@@ -83,7 +83,7 @@ CASES: dict[type[Both], tuple[Any, dict[str, Any]]] = {
     Keywords: (([r(), r()],), {"y": r(), "z": r()}),
     Names: ((r(), r(), r(), r(), r()), {}),
 }
-PATTERNS = [{}, {"pattern": "each"}, {"member": 1}]
+PATTERNS: list[dict[str, Any]] = [{}, {"pattern": "each"}, {"member": 1}]
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,8 @@ def _prices(folder: Path, x: torch.Tensor) -> torch.Tensor:
     """Returns targets [R] that the first of two members answers exactly."""
     module = torch.nn.Linear(FEATURES, 1)
     module.load_state_dict(torch.load(folder / "prices/0.pt"))
-    return module(x)[:, 0].detach()
+    answer: torch.Tensor = module(x)
+    return answer[:, 0].detach()
 
 
 def _save(module: torch.nn.Module, path: Path, seed: int) -> None:

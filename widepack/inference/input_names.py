@@ -99,7 +99,8 @@ class InputNames:
             )
         every = " and ".join([", ".join([*self._used, *unread][:-1]), unread[-1]])
         drop = f"To drop {them}, which may change the answers, call {self._call(form, True)}"
-        return f"{said}To use {'it' if len(unread) == 1 else 'them'}, build it again with {every}. {drop}"
+        again = "fuse the modules" if self._model.startswith("fused") else "build it"
+        return f"{said}To use {'it' if len(unread) == 1 else 'them'}, {again} again with {every}. {drop}"
 
     def way_of_dict(self, value: Mapping[Any, Any], form: str) -> str:
         """Returns which call to make with a dict that was given in place of a tensor, as the end of a
