@@ -6,7 +6,7 @@ Each answer is compared with the members alone, here and by `export` itself at o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -70,6 +70,17 @@ class Names(Both):
         return found
 
 
+class Graph(NamedTuple):
+    nodes: Tensor
+    edges: Tensor
+
+
+class NamedFields(Both):
+    def forward(self, graph: Graph, y: Tensor, z: Tensor) -> Tensor:
+        found: Tensor = self.a(torch.stack([graph.nodes, graph.edges]).sum(0)) - self.b(y * z)
+        return found
+
+
 def r() -> Tensor:
     return torch.randn(5, 4)
 
@@ -81,6 +92,7 @@ CASES: dict[type[Both], tuple[Any, dict[str, Any]]] = {
     LastUnused: (([r(), r()], r(), r()), {}),
     Nested: (({"p": [r(), r()], "q": {"r": r()}}, (r(), [r()])), {}),
     Keywords: (([r(), r()],), {"y": r(), "z": r()}),
+    NamedFields: ((Graph(r(), r()), r(), r()), {}),
     Names: ((r(), r(), r(), r(), r()), {}),
 }
 PATTERNS: list[dict[str, Any]] = [{}, {"pattern": "each"}, {"member": 1}]

@@ -113,6 +113,8 @@ def test_files_without_a_header(folder: Path, net: WideModel, pa: Any) -> None:
         (HEAD + "a\0b,1,2,3,4,5,6\n", "has NUL bytes.*UTF-8"),
         ((HEAD + ROW).encode("utf-16"), "is text in UTF-16; save it as CSV in UTF-8"),
         ((HEAD + ROW).encode("utf-16-le"), "has NUL bytes"),
+        ("", "the file has no rows"),
+        (HEAD.strip(), "the file has no rows"),
         ("sep=;\n" + HEAD + ROW, "the first line is 'sep=;'"),
     ],
 )

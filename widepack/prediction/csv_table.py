@@ -129,6 +129,8 @@ class CsvTable(ArrowTable):
     def _located(self, message: str, columns: Sequence[str]) -> InputError:
         """Returns an error of pyarrow with the row and the column of the file."""
         found = _WRONG.match(message)
+        if "Empty CSV" in message:
+            return InputError(f"{self.path}: the file has no rows, and no line of names with an end")
         if found is None:
             return InputError(f"{self.path}: {message.splitlines()[0][:300]}")
         column, line, what = found.groups()
