@@ -34,23 +34,23 @@ INT8 = "needs larger layers; tests/cli/test_int8_command.py runs it"
 LONG = "measures for minutes; tests/cli/test_bench_layers.py and tests/bench run it with small options"
 NOT_RUN = {
     "widepack demo": "trains for half a minute; tests/cli/test_cli.py runs `demo` with small options",
-    "widepack build runs/checkpoint-*": "needs folders of Hugging Face; tests/checkpoints builds from them",
+    "widepack build runs/checkpoint-*": "needs folders of Hugging Face; tests/checkpoints/test_hugging_face.py builds from them",
     "widepack build --base bert/": FLEET,
     "widepack build ckpts/*.pt --dry-run": "needs a widepack.toml; tests/cli/test_cli.py runs it with one",
     "widepack verify fleet.wide": FLEET,
     "widepack verify ens.wide --device cuda": "needs a GPU",
     "widepack verify ens.wide --weights int8": INT8,
-    "widepack serve": "runs until it is stopped; tests/serve/test_command.py starts it",
+    "widepack serve": "runs until it is stopped; tests/helpers/command_server.py starts it",
     "widepack bench ens.wide": "measures for a minute; tests/cli/test_cli.py runs it with a small budget",
     "widepack bench-layers conv2d": LONG,
     "widepack bench-layers all": LONG,
     "widepack bench-suite": LONG,
-    "widepack tune ens.wide": "measures for a minute; tests/tuning runs it with a small budget",
-    "widepack advise": "measures for minutes; tests/helpers/advised.py runs it with a small budget",
-    "widepack compile": "needs a compiler and ONNX Runtime; tests/backends runs it where they are",
-    "widepack analyze llama/": "needs a folder of Hugging Face; tests/costs reads a configuration of one",
+    "widepack tune ens.wide": "measures for a minute; tests/tuning/test_tune.py runs it with a small budget",
+    "widepack advise": "measures for minutes; tests/bench/test_advice.py runs it with a small budget",
+    "widepack compile": "needs a compiler and ONNX Runtime; tests/backends/test_aot.py runs it where they are",
+    "widepack analyze llama/": "needs a folder of Hugging Face; tests/costs/test_architectures.py reads one",
     "widepack export ens.wide --to onnx": "needs the packages of ONNX; tests/exporters runs it with them",
-    "widepack selftest": "runs for minutes; tests/registry runs it for some ops",
+    "widepack selftest": "runs for minutes; tests/bench/test_selftest.py runs it for some ops",
 }
 """Why an example of `--help` is not run. A key is the beginning of a command line."""
 
@@ -127,29 +127,29 @@ def test_few_examples_of_help_are_not_run() -> None:
     assert used == set(NOT_RUN)
 
 
-NEEDS_PROCESSES = "needs several processes; tests/distributed runs it"
+NEEDS_PROCESSES = "needs several processes; tests/distributed/test_ranks.py runs it"
 NEEDS_STATE = "needs members with states; docs/how-to/entries-and-state.md runs it"
 DOC_NOT_RUN = {
     "to_json": "prints the report of the class; every command's --json runs it",
-    "DeviceModel": "needs two GPUs; tests/distributed joins two CPU devices",
+    "DeviceModel": "needs two GPUs; tests/distributed/test_devices.py joins two CPU devices",
     "distributed/rank_load.py:load": NEEDS_PROCESSES,
     "RankModel": NEEDS_PROCESSES,
     "state": NEEDS_STATE,
     "each.py:each": "needs members with two inputs; tests/inference runs it",
     "WideEntry": "needs an entry `encode`; docs/how-to/entries-and-state.md runs it",
-    "named_inputs.py:only": "needs a tokenizer; tests/inference/test_named_inputs.py runs it",
+    "named_inputs.py:only": "needs a tokenizer; tests/inference/test_only.py runs it",
     "Output": "needs members that answer a dataclass; tests/inference runs it",
     "weight_errors": INT8,
     "WeightError": INT8,
     "flop_formulas.py:formula": "registers an op for the process; tests/registry/test_user_ops.py runs it",
     "register": "registers an op for the process; tests/registry/test_user_ops.py runs it",
     "app": "runs a server until it is stopped; tests/serve runs it",
-    "advise": "measures for minutes; tests/helpers/advised.py runs it with a small budget",
+    "advise": "measures for minutes; tests/bench/test_advice.py runs it with a small budget",
     "bench": "measures for a minute; tests/bench runs it with small options",
-    "tune": "measures for a minute; tests/tuning runs it with a small budget",
-    "TuneReport": "measures for a minute; tests/tuning runs it with a small budget",
+    "tune": "measures for a minute; tests/tuning/test_tune.py runs it with a small budget",
+    "TuneReport": "measures for a minute; tests/tuning/test_tune.py runs it with a small budget",
     "export": "needs the packages of ONNX; tests/exporters runs it with them",
-    "compile": "compiles for a minute; tests/fused runs it",
+    "compile": "compiles for a minute; tests/fused/test_fuse_training.py runs it",
     "cascade": "needs the record of `select`, whose own example runs the cascade",
 }
 """Why the example of a docstring is not run. A key is its name, or the end of the path with the name."""
@@ -244,3 +244,10 @@ def test_few_examples_of_docstrings_are_not_run() -> None:
     skipped = {key: doc_reason(key) for key in DOCS if doc_reason(key)}
     assert len(skipped) <= 30 < len(DOCS) - len(skipped)
     assert all(any(key.endswith((f":{k}", f"/{k}")) for key in DOCS) for k in DOC_NOT_RUN)
+
+
+def test_the_files_that_reasons_name_exist() -> None:
+    reasons = " ".join([*NOT_RUN.values(), *DOC_NOT_RUN.values(), *LINES_NOT_RUN.values()])
+    named = set(re.findall(r"\b(?:tests|docs)/[\w/.-]+\.(?:py|md)", reasons))
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).is_file()]
