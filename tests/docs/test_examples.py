@@ -34,7 +34,7 @@ INT8 = "needs larger layers; tests/cli/test_int8_command.py runs it"
 LONG = "measures for minutes; tests/cli/test_bench_layers.py and tests/bench run it with small options"
 NOT_RUN = {
     "widepack demo": "trains for half a minute; tests/cli/test_cli.py runs `demo` with small options",
-    "widepack build runs/checkpoint-*": "needs folders of Hugging Face; tests/checkpoints/test_hugging_face.py builds from them",
+    "widepack build runs/checkpoint-*": "needs folders; tests/checkpoints/test_hugging_face.py builds them",
     "widepack build --base bert/": FLEET,
     "widepack build ckpts/*.pt --dry-run": "needs a widepack.toml; tests/cli/test_cli.py runs it with one",
     "widepack verify fleet.wide": FLEET,
@@ -47,7 +47,7 @@ NOT_RUN = {
     "widepack bench-suite": LONG,
     "widepack tune ens.wide": "measures for a minute; tests/tuning/test_tune.py runs it with a small budget",
     "widepack advise": "measures for minutes; tests/bench/test_advice.py runs it with a small budget",
-    "widepack compile": "needs a compiler and ONNX Runtime; tests/backends/test_aot.py runs it where they are",
+    "widepack compile": "needs a compiler and ONNX Runtime; tests/backends/test_aot.py runs it with them",
     "widepack analyze llama/": "needs a folder of Hugging Face; tests/costs/test_architectures.py reads one",
     "widepack export ens.wide --to onnx": "needs the packages of ONNX; tests/exporters runs it with them",
     "widepack selftest": "runs for minutes; tests/bench/test_selftest.py runs it for some ops",
