@@ -1,4 +1,4 @@
-"""Tests that a large request costs as much as it has bytes, and is compared with the model before it is read."""
+"""Tests that a large request costs as much as it has bytes, and is checked before its values are read."""
 
 from __future__ import annotations
 
