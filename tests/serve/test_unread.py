@@ -90,10 +90,10 @@ def test_answers_that_nobody_reads_are_dropped(server: ServeProcess) -> None:
     for one in senders:
         one.join()
     assert whole(asked(server, address="127.0.0.2")) > ANSWER  # another client gets its answer
-    time.sleep(2)
+    time.sleep(4)
     assert all(whole(c) < ANSWER for c in connections)
     assert most - before < 200 * MB
-    assert memory(server) - before < 40 * MB
+    assert memory(server) - before < 8 * ANSWER
 
 
 def test_a_client_that_reads_slowly_gets_all(server: ServeProcess) -> None:
@@ -159,4 +159,4 @@ def test_answers_that_a_stopped_client_does_not_take_are_dropped(server: ServePr
     assert most - before < 260 * MB  # 24 MB of answers, 77 MB of requests, each twice
     again, end = round_of_calls()
     print("rise", (again - before) / MB, (end - before) / MB)
-    assert again < most + 60 * MB and end < after + 60 * MB
+    assert again < most + 100 * MB and end < after + 100 * MB  # not both rounds
