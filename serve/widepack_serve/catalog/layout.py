@@ -135,7 +135,7 @@ def _batch(entry: WideEntry) -> tuple[str, str]:
     """Returns along which dim requests can share a batch, and why they cannot."""
     if entry.entry.state:
         return "", "it has states"
-    found = entry.tensor_calls.rows
+    found = entry.tensor_calls.rows_of_callers
     if not found.independent:
         return "", f"its rows are not known to be independent: {found.reason}"
     return found.dim, ""
