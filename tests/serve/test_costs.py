@@ -321,7 +321,7 @@ def test_messages_of_many_small_fields_are_refused(
         """The class of the message, which notes how large the messages are that it reads."""
 
         @staticmethod
-        def FromString(data: bytes) -> Any:  # noqa: N802  the name of protobuf
+        def FromString(data: bytes) -> Any:
             parsed.append(len(data))
             return kind.FromString(data)
 

@@ -189,7 +189,7 @@ def test_predict_refuses_rows_of_two_versions(model: Model, tmp_path: Path) -> N
 
     ens, files = model
     numpy.save(tmp_path / "in.npy", numpy.zeros((20_000, 6), dtype=numpy.float32))
-    times = []
+    times: list[int] = []
 
     def progress(stage: str, done: int, total: int) -> None:
         if len(times) == 1:

@@ -105,7 +105,7 @@ class Methods:
             except Exception:
                 log.exception("a request failed")
                 error = Failed("the server failed; its log has the reason")
-            found = None
+            found = b""
             await context.abort(*status_of(error))
 
         return grpc.stream_stream_rpc_method_handler(handled)
