@@ -1,4 +1,4 @@
-"""Tests that a large request costs as much as it has bytes, and is compared with the model before it is read."""
+"""Tests that a large request costs as much as it has bytes, and is checked before its values are read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_members_of_many_rows(server: InProcess) -> None:
     refused(server, json_request("plain", {"x": LARGE, "member": [*names[1:], "fold9"]}), 400, "fold9")
 
 
-TREES = st.recursive(
+TREES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([0, 1, -2.5, 1e39, True, None, "a", 'x"data": [1]', "\\", "é", {}, 2**60]),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data", "a"]), inner, max_size=2)
@@ -317,11 +317,15 @@ def test_messages_of_many_small_fields_are_refused(
         assert await client.send("ModelInfer", GOOD)
         return found
 
-    monkeypatch.setitem(
-        CLASSES,
-        "ModelInferRequest",
-        type("K", (), {"FromString": lambda d: parsed.append(len(d)) or kind.FromString(d)}),
-    )
+    class Recorded:
+        """The class of the message, which notes how large the messages are that it reads."""
+
+        @staticmethod
+        def FromString(data: bytes) -> Any:
+            parsed.append(len(data))
+            return kind.FromString(data)
+
+    monkeypatch.setitem(CLASSES, "ModelInferRequest", Recorded)
     found = with_server({"ens": widepack.load(artifacts("mlp"))}, calls)
     assert {n: (text, MESSAGES[n][1]) for n, (_, text) in found.items() if MESSAGES[n][1] not in text} == {}
     assert max(parsed) < 100_000

@@ -115,8 +115,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="The most rows that wait. Requests beyond get 503, except for clients that have less than their share "
-    "waiting. A request of more rows than a batch counts as one batch.",
+    help="The most rows that wait. Requests beyond get 503, except for clients that have less than "
+    "their share waiting. A request of more rows than a batch counts as one batch.",
 )
 @click.option(
     "--max-rows",
@@ -144,8 +144,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     "--max-sending",
     type=size,
     metavar="SIZE",
-    help="The most bytes of all large answers that clients have not read. Beyond, the client that has most of "
-    "them loses a connection. Default: four times --max-answer.",
+    help="The most bytes of all large answers that clients have not read. Beyond, the client that has most "
+    "of them loses a connection. Default: four times --max-answer.",
 )
 @click.option(
     "--send-timeout",
@@ -167,8 +167,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     "--max-receiving",
     type=size,
     metavar="SIZE",
-    help="The most bytes of all requests that have arrived and are not read. Beyond, those that go on get 503, "
-    "except for clients that have less than their share. Default: four times --max-body.",
+    help="The most bytes of all requests that have arrived and are not read. Beyond, those that go on get "
+    "503, except for clients that have less than their share. Default: four times --max-body.",
 )
 @click.option(
     "--receive-timeout",

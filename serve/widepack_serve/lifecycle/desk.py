@@ -15,9 +15,14 @@ _AT_ONCE = 2
 
 
 class Desk:
-    """Runs a few functions at once, each on a thread."""
+    """Runs a few functions at once, each on a thread.
+
+    Attributes:
+        used: Whether a function has run since this was last set to False.
+    """
 
     def __init__(self) -> None:
+        self.used = False
         self._threads = Threads("widepack-bodies")
         self._free = asyncio.Semaphore(_AT_ONCE)
 
@@ -32,6 +37,7 @@ class Desk:
         Raises: what the function raises.
         """
         async with self._free:
+            self.used = True
             try:
                 return await self._threads.run(function)
             except asyncio.CancelledError:

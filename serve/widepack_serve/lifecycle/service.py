@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from widepack.errors import UsageError, WidepackError
 from widepack.inference.model import WideModel
+from widepack.system.memory import give_back
 
 from ..batching.batcher import Batcher
 from ..batching.job import Job, Outputs
@@ -34,6 +36,8 @@ from .threads import Threads
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
 """Seconds between two looks at deadlines."""
+GIVE_BACK_S = 2.0
+"""The fewest seconds between two returns of freed memory to the system."""
 CANCELLED = 499
 """The code in the metrics of a request that its client cancelled."""
 
@@ -105,6 +109,7 @@ class Service:
         self._reloads: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._retired: list[ServedArtifact] = []
+        self._give_back_at = 0.0
 
     # ---------------------------------------------------------------- requests
 
@@ -260,12 +265,20 @@ class Service:
                 self.batcher.check_waiting()
                 self._show_gauges()
                 self._close_retired()
+                self._give_back()
             except Exception:  # deadlines and reloads must go on
                 log.exception("the check of the waiting requests failed")
             if reload is not None and reload.done():
                 reload, next_reload = None, time.monotonic() + self.settings.reload
             if self.settings.reload and reload is None and time.monotonic() >= next_reload:
                 reload = self.begin_reload()  # a task: deadlines are checked meanwhile
+
+    def _give_back(self) -> None:
+        """Returns the memory of large bodies to the system, which the allocator keeps otherwise."""
+        now = time.monotonic()
+        if self.desk.used and now >= self._give_back_at and not self.receiving.bytes + self.sending.bytes:
+            self.desk.used, self._give_back_at = False, now + GIVE_BACK_S
+            threading.Thread(target=give_back, name="widepack-memory", daemon=True).start()
 
     def _close_retired(self) -> None:
         """Closes the models that a reload replaced, once no call of theirs waits or runs."""

@@ -104,7 +104,7 @@ class Rest:
         await send_body(send, self._service.metrics_text(), TEXT)
 
     async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers `POST /v2/repository/index`. A body `{"ready": true}` leaves out models that are not ready."""
+        """Answers `POST /v2/repository/index`. `{"ready": true}` leaves out models that are not ready."""
         if scope["method"] != "POST":
             raise WrongMethod(f"{scope['method']} is not the method of this path; it takes POST")
         body = await self._small_body(scope, receive)

@@ -101,10 +101,11 @@ class Methods:
                 await self._send(found, context, client)
                 return
             except RequestError as e:
-                error = e
+                error = e.with_traceback(None)  # its frames hold the request and the answer
             except Exception:
                 log.exception("a request failed")
                 error = Failed("the server failed; its log has the reason")
+            found = b""
             await context.abort(*status_of(error))
 
         return grpc.stream_stream_rpc_method_handler(handled)
@@ -114,14 +115,19 @@ class Methods:
         if len(data) <= SMALL:
             await context.write(data)
             return
-        sending = asyncio.ensure_future(context.write(data))
         seconds = self._service.settings.send_timeout + len(data) / _SLOWEST
-        with self._service.sending.answer(client, len(data), sending.cancel):
-            await asyncio.wait([sending], timeout=seconds)
-        if not sending.done() or sending.cancelled():
-            sending.cancel()
+        sending = asyncio.ensure_future(context.write(data))
+        sending.add_done_callback(_forget)  # it is not cancelled: gRPC would keep its bytes
+        dropped = asyncio.get_running_loop().create_future()
+
+        def drop() -> None:
+            if not dropped.done():
+                dropped.set_result(None)
+
+        with self._service.sending.answer(client, len(data), drop):
+            await asyncio.wait([sending, dropped], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
-        sending.result()
 
     async def _bytes(self, messages: AsyncIterator[bytes]) -> bytes:
         """Returns the message of a call. Raises: RequestError if there is none."""
@@ -248,6 +254,12 @@ class Methods:
         return {
             "model_stats": [model_statistics(service, service.catalog.find(message.name, message.version))]
         }
+
+
+def _forget(sending: asyncio.Future[None]) -> None:
+    """Reads the error of a write, if it has one: the client has gone then."""
+    if not sending.cancelled():
+        sending.exception()
 
 
 def _client(context: Any) -> str:
