@@ -142,7 +142,7 @@ class Manifest:
     def _least_version(self) -> tuple[int, int]:
         """Returns the lowest version that has all keys of this manifest."""
         entries = self.entries.values()
-        if self.state_dicts.needed:
+        if self.state_dicts.needed or any(e.has_fields for e in entries):
             return (1, 5)
         if self.factored.weights:
             return (1, 4)

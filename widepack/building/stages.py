@@ -151,9 +151,8 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
     _check_states(first, request.states, captured)
     if request.dropout and not any(draws(c.first.program) for c in captured.values()):
         raise UsageError(
-            f"dropout is on, but {type(first).__name__} draws no random numbers in eval mode: it has no"
-            " dropout,"
-            " or only dropout of probability 0"
+            f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
+            " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"
         )
     return captured, [n for n, _ in first.named_parameters(remove_duplicate=False)]
 

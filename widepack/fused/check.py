@@ -164,6 +164,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_mo
         fits=_fits(entry),
         numbers=tree.numbers(entry.captured.returned),
         states=entry.states,
+        rests=fused.drops_only_when_fused,
         initial=initial,
         float64_ulps=FLOAT64_ULPS,
     )

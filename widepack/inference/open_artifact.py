@@ -170,6 +170,11 @@ class OpenArtifact:
         self._cast_programs: dict[str, Program] = {}
         self._checked: set[tuple[str, str]] = set()
 
+    @property
+    def replacements(self) -> int:
+        """How often members were replaced. It grows before weights are written, while no call is inside."""
+        return sum(list(self.changes.values()))  # a list, since a swap may add a place meanwhile
+
     @cached_property
     def stored_rows(self) -> tuple[Weight, ...]:
         """The rows of the weights that wide programs read."""

@@ -68,7 +68,7 @@ def update(
         ArtifactError: The artifact is damaged or cannot be written.
 
     Example:
-        >>> report = widepack.update("ens.wide", {3: "new.pt", "best": "better.pt"})
+        >>> report = widepack.update("ens.wide", {3: "new.pt", "worst": "better.pt"})
     """
     if not isinstance(members, Mapping):
         raise UsageError(

@@ -14,6 +14,7 @@ from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, reference_of
+from .unsteady import why_unsteady
 
 _REPEATS = 8  # of one call: a coin may fall the same way a few times
 
@@ -83,10 +84,8 @@ class OwnModules:
         subject, replaced = self.subject, self._replaced
         if not replaced and not _repeatable(subject, self.calls):
             raise VerificationError(
-                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
-                "verified. It draws random numbers (of Python or NumPy, which torch.export does not "
-                "capture), or stores something between calls; make it deterministic, or make what it "
-                "draws an input"
+                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
+                f"{why_unsteady(subject, subject.members.index(member))}"
             )
         why = _difference(subject, subject.members.index(member))
         if replaced:
