@@ -45,7 +45,7 @@ def test_an_honest_record(tmp_path: Path) -> None:
     path = forged(rows, {"0": torch.ones(2)}).save(tmp_path)
     state: Any = load(path).state_dict(1)
     assert torch.equal(state["_extra_state"]["a"], torch.ones(2))
-    assert state._metadata == {"": {"version": 2}}
+    assert vars(state)["_metadata"] == {"": {"version": 2}}
 
 
 RECORDS: list[tuple[Callable[[Any], object], str]] = [

@@ -271,6 +271,39 @@ def test_a_module_that_changes_its_own_state(tmp_path: Path) -> None:
     same(ens(x)[0], loaded(Doubled, paths[1]), x)
 
 
+class Flagged(nn.Module):
+    """A buffer says whether the weight is stored transposed."""
+
+    flag: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("flag", torch.tensor(0))
+        self.register_load_state_dict_pre_hook(self._turn)
+
+    @staticmethod
+    def _turn(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        if state[f"{prefix}flag"]:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].T.clone()
+            state[f"{prefix}flag"] = torch.tensor(0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight
+
+
+def test_a_hook_that_reads_a_value_needs_the_model(tmp_path: Path) -> None:
+    states = [{**seeded(Flagged, i).state_dict(), "flag": torch.tensor(i)} for i in range(2)]
+    paths, x = save(tmp_path, states), torch.randn(5, 4)
+    widepack.build(paths, tmp_path / "e.wide", model=Flagged, **QUICK)
+    ens = widepack.load(tmp_path / "e.wide")
+    same(ens(x)[1], loaded(Flagged, paths[1]), x)
+    with pytest.raises(MemberMismatch, match="changes when it loads it"):
+        ens.swap(0, paths[1])
+    ens.swap(0, paths[1], model=Flagged)
+    same(ens(x)[0], loaded(Flagged, paths[1]), x)
+
+
 def test_extra_state_that_differs_is_not_swapped(tmp_path: Path) -> None:
     paths = save(tmp_path, [scaled(0), scaled(1), {**scaled(2), "_extra_state": {"scale": 5.0}}])
     widepack.build(paths[:2], tmp_path / "e.wide", model=Scaled, **QUICK)
