@@ -90,8 +90,8 @@ class MemberLoader:
             names = set(given.tensors()) == set(state_of(module)) or given.program is not None
             loaded = given if names else _after(module, given)
         elif not copies(module) or (found := _copied(given, state_of(module))) is None:
+            self._fresh.clear()  # this module is used up, also if it refuses the file
             loaded = self._loaded(module, given)
-            self._fresh.clear()  # this module is used up
         else:
             loaded = found
         if not self.state:
