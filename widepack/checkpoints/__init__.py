@@ -2,7 +2,7 @@
 
 | in | out | start reading |
 |---|---|---|
-| files, folders, shards | `Checkpoint` for each member; aligned weights | `discovery.py`, `loading.py`, `alignment.py` |
+| files, folders, shards | `Checkpoint` for each member; aligned weights | `loading.py`, `alignment.py` |
 
 | file | what it does |
 |---|---|
