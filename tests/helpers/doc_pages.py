@@ -92,7 +92,7 @@ def run_command(line: str, where: str) -> str:
     words = [
         found
         for word in shlex.split(line, comments=True)
-        for found in (sorted(glob.glob(word)) if "*" in word else [word])
+        for found in (sorted(glob.glob(word)) or [word] if "*" in word else [word])  # as a shell does
     ]
     if words[0] == "widepack":
         done = CliRunner().invoke(cli, words[1:], prog_name="widepack")

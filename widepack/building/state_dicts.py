@@ -36,7 +36,7 @@ def member_states(aligned: Alignment, loader: MemberLoader) -> MemberStates:
     """Returns what the members' state dicts have beside tensors. Raises: UsageError for what is no data."""
     extra = [stored_extra(c.extra_state(), loader.ignore) for c in aligned.checkpoints]
     for name, state in zip(aligned.names, extra):
-        refuse_code(state, f"member {name}")
+        refuse_code(state, f"member {name}", ignorable=True)
     versions = {path: dict(row) for path, row in loader.versions.items() if is_row(dict(row))}
     takes = loader.verbatim()
     left_out = sorted({n for c in aligned.checkpoints for n in c.extra_state() if ignored(n, loader.ignore)})
@@ -49,14 +49,22 @@ def stored_extra(state: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, A
     return {name: value for name, value in state.items() if not ignored(name, ignore)}
 
 
-def refuse_code(state: Mapping[str, Any], who: str) -> None:
-    """Raises UsageError for an extra state that is not data. who: whose it is."""
+def refuse_code(state: Mapping[str, Any], who: str, ignorable: bool = False) -> None:
+    """Raises UsageError for an extra state that is not data.
+
+    who: whose it is. ignorable: whether `--ignore` can leave it out.
+    """
     for name, value in state.items():
         try:
             encode(value, {})
         except NotData as e:
+            way_out = (
+                f"; or leave it out of the artifact with --ignore {name!r}: members are loaded with it, and"
+                " extract cannot write them"
+                if ignorable
+                else ""
+            )
             raise UsageError(
                 f"{who}: the extra state {name} contains {e}. An artifact stores data and no code: let"
-                " get_extra_state return dicts, lists, numbers, texts and tensors; or leave it out of the"
-                f" artifact with --ignore {name!r}: members are loaded with it, and extract does not write it"
+                f" get_extra_state return dicts, lists, numbers, texts and tensors{way_out}"
             ) from None

@@ -135,7 +135,8 @@ def open_good(
     opened: list[Checkpoint] = []
     bad: list[LeftOut] = []
     contents: Contents = {}
-    listed([p.path if isinstance(p, MemberPlace) else p for p in places])
+    one_path = isinstance(places, (str, Path))
+    listed(str(places) if one_path else [p.path if isinstance(p, MemberPlace) else p for p in places])
     for i, given in enumerate(places):
         place = given if isinstance(given, MemberPlace) else MemberPlace(str(given), key)
         try:

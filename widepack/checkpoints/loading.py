@@ -75,6 +75,9 @@ class MemberLoader:
         self.copies = True
         self._fresh: dict[object, nn.Module] = {}
         self._first: Checkpoint | None = None
+        self._changed: set[bool] = (
+            set()
+        )  # the forms whose weights a load has changed: with versions, or without
 
     def load(self, checkpoint: Checkpoint) -> Checkpoint:
         """Returns a member's state, with the versions and the extra state of its submodules.
@@ -87,8 +90,8 @@ class MemberLoader:
             names = set(given.tensors()) == set(state_of(module)) or given.program is not None
             loaded = given if names else _after(module, given)
         elif not copies(module) or (found := _copied(given, state_of(module))) is None:
+            self._fresh.clear()  # this module is used up, also if it refuses the file
             loaded = self._loaded(module, given)
-            self._fresh.clear()  # this module is used up
         else:
             loaded = found
         if not self.state:
@@ -105,7 +108,8 @@ class MemberLoader:
         """Returns whether the module takes the state of the first member as it is."""
         if self.copies or self._first is None or self.factory.brings_weights:
             return Verbatim()
-        return Verbatim(self._round_trip(self._first, True), self._round_trip(self._first, False))
+        of_form = [f not in self._changed and self._round_trip(self._first, f) for f in (True, False)]
+        return Verbatim(*of_form)
 
     def _round_trip(self, member: Checkpoint, versions: bool) -> bool:
         state = member.state_dict()
@@ -136,7 +140,22 @@ class MemberLoader:
                 raise MemberMismatch(why) from None
             raise
         self.copies = False
+        self._note_change(module, given)
         return _after(module, given)
+
+    def _note_change(self, module: nn.Module, given: Checkpoint) -> None:
+        """Notes that the load has changed a weight of a file in the model's own form."""
+        versions = given.versions()
+        own = getattr(module_state(module), "_metadata", None) or {}
+        if any(row.get("version") != own.get(path, {}).get("version") for path, row in versions.items()):
+            return  # an older version explains it
+        infos = given.tensors()
+        for name, tensor in state_of(module).items():
+            if name in infos and infos[name].shape == tensor.shape:
+                stored = given.get(name)
+                if not bit_equal(stored if stored.dtype == tensor.dtype else stored.to(tensor.dtype), tensor):
+                    self._changed.add(bool(versions))
+                    return
 
     @property
     def ragged(self) -> bool:
@@ -267,7 +286,7 @@ def load(module: nn.Module, given: Checkpoint, state: dict[str, Any] | None = No
         lines = str(e).split("\n\t", 1)
         reason = " ".join((lines[1] if isinstance(e, RuntimeError) and lines[1:] else f"{e}").split())[:600]
         kind = "" if isinstance(e, RuntimeError) else f"{type(e).__name__}: "
-        way_out = ""
+        reason, way_out = reason.rstrip(". "), ""
         if "Unexpected key(s)" in reason:
             way_out = (
                 "; leave out names that are not the model's by a pattern, such as --ignore 'criterion.*'"

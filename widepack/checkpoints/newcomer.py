@@ -50,7 +50,7 @@ class Newcomer:
 
 
 @dataclass(frozen=True)
-class Opening:
+class NewcomerRequest:
     """How checkpoints of new members are opened.
 
     key, trust_pickle, ignore, model, model_args: as `widepack.build` takes them. Without a model, only
@@ -86,12 +86,14 @@ def opening(
     ignore: str | Sequence[str],
     model: str | Callable[..., object] | None,
     model_args: Mapping[str, Any] | None,
-) -> Opening:
+) -> NewcomerRequest:
     """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""
-    return Opening(key, trust_pickle, patterns_of(ignore), "", model, model_args)
+    return NewcomerRequest(key, trust_pickle, patterns_of(ignore), "", model, model_args)
 
 
-def newcomer(artifact: Reader, path: str | Path, how: Opening, opened: Checkpoint | None = None) -> Newcomer:
+def newcomer(
+    artifact: Reader, path: str | Path, how: NewcomerRequest, opened: Checkpoint | None = None
+) -> Newcomer:
     """Opens a checkpoint and checks its names, shapes, dtypes, versions and extra state against the
     artifact's.
 
@@ -148,7 +150,7 @@ def newcomer(artifact: Reader, path: str | Path, how: Opening, opened: Checkpoin
 
 
 def _named(
-    artifact: Reader, path: str | Path, opened: Checkpoint, how: Opening, factory: Factory | None
+    artifact: Reader, path: str | Path, opened: Checkpoint, how: NewcomerRequest, factory: Factory | None
 ) -> Checkpoint:
     """Returns a checkpoint under the names of the artifact's members; with a factory, after it was loaded."""
     ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)

@@ -19,7 +19,7 @@ from widepack_artifacts.weights import Weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import under_model_names
 from ..checkpoints.discovery import open_checkpoint
-from ..checkpoints.newcomer import Newcomer, Opening, newcomer
+from ..checkpoints.newcomer import Newcomer, NewcomerRequest, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
@@ -63,7 +63,7 @@ def open_newcomer(
     artifact: Reader,
     files: Weights,
     path: str | Path,
-    how: Opening,
+    how: NewcomerRequest,
     *,
     base: str | Path | None = None,
     turned: Callable[[], Turned] = dict,

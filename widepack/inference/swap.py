@@ -29,7 +29,7 @@ from torch import Tensor
 from widepack_artifacts.manifest import Member
 
 from ..backends.graph_capture import ONE_CAPTURE
-from ..checkpoints.newcomer import Newcomer, Opening
+from ..checkpoints.newcomer import Newcomer, NewcomerRequest
 from ..checkpoints.newcomer import opening as opening
 from ..checkpoints.stored_states import check_extra
 from ..errors import UsageError, VerificationError
@@ -95,7 +95,7 @@ def swap(
     entries: Sequence[EntryPrograms],
     member: int | str,
     checkpoint: str | Path,
-    how: Opening,
+    how: NewcomerRequest,
 ) -> SwapReport:
     """Replaces a loaded member by a checkpoint.
 

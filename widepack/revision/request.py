@@ -12,7 +12,7 @@ from torch import nn
 from widepack_artifacts.manifest import Manifest
 
 from ..checkpoints.discovery import MemberPlace
-from ..checkpoints.newcomer import Newcomer, Opening
+from ..checkpoints.newcomer import Newcomer, NewcomerRequest
 from ..system.progress import Report
 from .slots import MemberSlot
 
@@ -37,7 +37,7 @@ class ReviseRequest:
     slots_of: SlotsOf
     out: PathText | None = None
     force: bool = False
-    how: Opening = field(default_factory=Opening)
+    how: NewcomerRequest = field(default_factory=NewcomerRequest)
     base: str | Path | None = None
     max_shard_size: int | str | None = None
     progress: Report | None = None

@@ -245,9 +245,7 @@ def command(
     answers are verified against every member.
     """
     if out is None and not dry_run:
-        raise click.UsageError(
-            "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
-        )
+        raise click.UsageError("Missing option '-o': the folder to write, such as -o ens.wide, or --dry-run")
     paths = in_order(members_of(adapters, checkpoints), sort)
     settings = settings_beside(model, config, paths)
     named = list(entries) or settings.get("entry")

@@ -85,9 +85,9 @@ def _changed_at_load(record: StateDicts) -> str:
     """Returns why no state dict of the member can be written; "" if one can."""
     if not record.verbatim:
         return (
-            "load_state_dict of the model changes the model's own state dict (a hook or"
-            " _load_from_state_dict),"
-            " so the model would load other weights from a file of this member; keep its checkpoint"
+            "load_state_dict of the model changes state dicts of this form (a hook or"
+            " _load_from_state_dict), so the model would load other weights from a file of this member; keep"
+            " its checkpoint"
         )
     if record.left_out:
         return (
