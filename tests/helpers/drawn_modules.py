@@ -1,4 +1,4 @@
-"""Draws modules as people write them: hooks, closures, partials, patched forwards, parametrizations, shared parts.
+"""Draws modules as people write them: with hooks, closures, partials, patched forwards, shared parts.
 
 A drawn network is a chain of parts `[B, 6] -> [B, 6]`. The seed decides which parts; the weights come from
 torch's random state, so that every member is one architecture with weights of its own.

@@ -4,8 +4,8 @@
 |---|---|
 | object, module | its attributes, from its dict and its slots |
 | dict, list, tuple, set, deque, weak collection | its items |
-| function | the values in its closure, its defaults, its attributes, globals that its code reads |
-| `functools.partial`, bound method, built-in method | the function, its arguments, the object it is bound to |
+| function | the values in its closure, defaults and attributes, and globals that its code reads |
+| partial, bound method, built-in method | the function, its arguments, the object it is bound to |
 | `weakref.ref`, `WeakMethod`, `weakref.proxy` | the object it refers to |
 | instance of a class of the user | what the methods of the class have in closures and read from globals |
 
@@ -29,6 +29,7 @@ How = Literal["strong", "weak", "class", "global"]
 """How a value is held: by a strong reference, by a weak one, by the object's class, or by a global name."""
 
 ALL: tuple[How, ...] = ("strong", "weak", "class", "global")
+STRONG: tuple[How, ...] = ("strong",)
 ATOMS = (
     type(None),
     bool,
@@ -215,7 +216,7 @@ def _of_function(function: types.FunctionType) -> list[Edge]:
 
 
 class OwnGlobals(dict[str, Any]):
-    """The globals of a copied function: some names have a value of their own, the others are the original's."""
+    """The globals of a copied function: some names have other values, the others are the original's."""
 
     def __init__(self, own: dict[str, Any], original: dict[str, Any]) -> None:
         super().__init__(own)

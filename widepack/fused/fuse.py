@@ -23,6 +23,7 @@ from .recipe import FusedRecipe
 from .same_members import refuse_mismatches
 from .skeleton import ModuleSkeleton, Owners, weights_of
 from .stacked_parameters import plan_weights, stack
+from .unchanged import unchanged
 
 
 def fuse(
@@ -87,6 +88,33 @@ def fuse(
     with torch.inference_mode(False), torch.no_grad():
         passes = dropout_on and n is not None and isinstance(models, nn.Module)  # N passes of one module
         members = members_of(models, n, passes)
+    with unchanged([m for m in (*members, models) if isinstance(m, nn.Module)]):
+        fused = _fused(
+            members, passes, sample, sample_kwargs, dynamic, share, strategy, validate, packed, dropout_on
+        )
+    if dropout_on and not fused.draws:
+        mode = "train" if fused.training else "eval"
+        raise UsageError(
+            f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
+            "it has no dropout, or one of probability 0"
+        )
+    return fused
+
+
+def _fused(
+    members: list[nn.Module],
+    passes: bool,
+    sample: Any,
+    sample_kwargs: Mapping[str, Any] | None,
+    dynamic: Mapping[str, Any] | None,
+    share: Sequence[str],
+    strategy: str | Sequence[str],
+    validate: bool,
+    packed: bool,
+    dropout_on: bool,
+) -> Fused:
+    """Returns the fused module of members, with the program of their mode. passes: of one model."""
+    with torch.inference_mode(False), torch.no_grad():
         if not passes:
             refuse_mismatches(members)
         args = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ())
@@ -107,10 +135,4 @@ def fuse(
         keep_freed()
     fused.training = members[0].training
     fused.prepare()
-    if dropout_on and not fused.draws:
-        mode = "train" if fused.training else "eval"
-        raise UsageError(
-            f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
-            "it has no dropout, or one of probability 0"
-        )
     return fused

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.module_tensors import tensors_of
 from ..errors import VerificationError, WidepackError
-from .capture_causes import cause, cause_of_failure
+from .capture_causes import cause, cause_of_failure, cause_of_other_answers, kept_between_calls
 from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, reference_of
 
 _NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's code"
-_REPEATS = 8  # of one call: a coin may fall the same way a few times
 
 
 class OwnModules:
@@ -29,8 +27,6 @@ class OwnModules:
 
     def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
         self.subject, self.calls, self.captured = subject, calls, captured
-        # Plain attributes that hold another tensor after a call: state that an export cannot see.
-        self._replaced: list[str] = []
 
     def run(self, i: int, found: Sequence[MemberAnswers]) -> None:
         """Runs member i's module on the user's calls. found: for each call the programs' answers, up to
@@ -49,16 +45,12 @@ class OwnModules:
         for call, into in zip(self.calls, found):
             theirs: list[torch.Tensor] = []
             if call.user and earlier_answers(self.calls, found, call, i) is None:
-                before = dict(tensors_of(module))
                 inputs = subject.with_states(
                     call.inputs[i], left[call.after] if call.after is not None else ()
                 )
                 returned = _module_answer(subject, i, module, inputs, call.label, record)
                 theirs = _tensors(subject, i, returned, into.own[i])
                 record = False
-                self._replaced += [
-                    n for n, t in tensors_of(module) if before.get(n) is not t and n not in self._replaced
-                ]
                 for output, y, o in zip(self.captured, theirs, into.own[i]):
                     output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
             left.append(theirs if subject.states else [])
@@ -82,18 +74,12 @@ class OwnModules:
             subject.same_program.check()
 
     def _refuse(self, member: str, wrong: str) -> None:
-        subject, replaced = self.subject, self._replaced
-        if not replaced and not _repeatable(subject, self.calls):
-            raise VerificationError(
-                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
-                "verified. It draws random numbers (of Python or NumPy, which torch.export does not "
-                "capture), or stores something between calls; make it deterministic, or make what it "
-                "draws an input"
-            )
-        why = cause(subject, subject.members.index(member), self.calls)
-        raise VerificationError(
-            f"the captured program gives other answers than the members: {wrong}. {why or _NOT_SHOWN}"
-        )
+        subject, i = self.subject, self.subject.members.index(member)
+        why = kept_between_calls(subject, i, self.calls)
+        if not why and (draws := cause_of_other_answers(subject, self.calls)):
+            raise VerificationError(f"{wrong}: {draws}")
+        why = why or cause(subject, i, self.calls) or _NOT_SHOWN
+        raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
 
 
 def _explanation(subject: Subject, i: int) -> str:
@@ -156,24 +142,3 @@ def _tensors(
             f"what forward returns must not depend on values{_explanation(subject, i)}"
         )
     return tensors
-
-
-def _repeatable(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
-    """Returns whether the first member's own module gives one answer to one call, run after run.
-
-    Only a module with states may give others.
-    """
-    call = next((c for c in calls if c.user and c.after is None), None)
-    if subject.module is None or subject.states or call is None:
-        return True
-    module, inputs = subject.module(0), call.inputs[0]
-
-    def tensors() -> list[torch.Tensor]:
-        return [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-
-    first = tensors()
-    return all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-        for _ in range(_REPEATS)
-        for a, b in zip(first, tensors())
-    )
