@@ -47,15 +47,15 @@ def fuse(
     `fuse(lambda: Net(...), sample, n=8)`.
 
     Args:
-        models: The N members, which are copied and do not change. With `n`: one module, of which N fresh
-            copies are made, or a factory that is called N times.
+        models: The N members, which are copied and do not change. Parts that all of them hold stay one. With
+            `n`: one module, of which N fresh copies are made, or a factory that is called N times.
         sample: The inputs of one call: a tensor, or a tuple of positional inputs, without a member axis.
         sample_kwargs: The inputs of the call that have names.
         dynamic: The dims whose sizes may change: {input: {axis: "B"}}. Default: axis 0 of every input. A
             size of 1 in the sample is replaced by a larger one, if the member takes that.
         n: The number of members, if `models` is one module or a factory.
         share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
-            values must be equal. Without it, equal parameters stay separate.
+            values must be equal. Without it, equal parameters stay separate, unless they are one object.
         strategy: `"auto"`, `"wide"`, `"loop"`, or strategies of ops. Default: `"auto"`.
         validate: Whether each new program is compared with the members, in answers and gradients. Default:
             True.
