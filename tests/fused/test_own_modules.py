@@ -288,7 +288,7 @@ def with_gradient_hook() -> nn.Module:
         (Keeps, VerificationError, "forward leaves other values in kept.0, which the next call reads"),
         (Writes, CaptureError, "Writes writes into kept.0 when forward runs"),
         (Counts, VerificationError, "forward leaves other values in calls, which the next call reads"),
-        (Draws, VerificationError, "It draws random numbers of Python or NumPy"),
+        (Draws, VerificationError, "it draws from the generator of Python's random"),
         (with_gradient_hook, UsageError, "member 0: a.weight has a hook of its gradient"),
     ],
 )

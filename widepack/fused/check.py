@@ -162,6 +162,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_mo
         fits=_fits(entry),
         numbers=tree.numbers(entry.captured.returned),
         states=entry.states,
+        rests=fused.drops_only_when_fused,
         initial=initial,
         float64_ulps=FLOAT64_ULPS,
     )
@@ -190,6 +191,5 @@ def _check_answers(
         calls.calls(subject, [pattern]),
         Stages(None),
     )
-    for output in answers.stats:
-        output.accept_float64(FLOAT64_ULPS)
+    answers.accept_float64(FLOAT64_ULPS)
     answers.check(pattern, wide_resting, runner.plan, None, WAY_OUT)

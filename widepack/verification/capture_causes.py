@@ -12,8 +12,6 @@ Where a run does not decide, no cause is named.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -122,51 +120,25 @@ def kept_between_calls(subject: Subject, i: int, calls: Sequence[VerifiedCall]) 
     )
 
 
-def cause_of_other_answers(subject: Subject, calls: Sequence[VerifiedCall]) -> str:
-    """Returns a sentence about why the first member's module gives other answers to one call, run after run.
+def answers_change(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
+    """Returns whether the first member's module gives other answers to one call, run after run.
 
-    It is empty if the module does not. Only a module with states may.
+    Only a module with states may.
     """
     call = next((c for c in calls if c.user and c.after is None), None)
     if subject.module is None or subject.states or call is None:
-        return ""
-    if _answers_once(subject, call, seeded=False):
-        return ""
-    what = f"{subject.method} gives other answers from run to run, so it cannot be verified"
-    if _answers_once(subject, call, seeded=True):
-        return (
-            f"{what}. It draws random numbers of Python or NumPy, which torch.export does not capture: with "
-            "the same seeds it gives the same answers. Make what it draws an input"
-        )
-    return (
-        f"{what}. It draws random numbers, or stores something between calls: make it deterministic, or make "
-        "what it draws an input"
+        return False
+    module, inputs = subject.module(0), call.inputs[0]
+
+    def tensors() -> list[torch.Tensor]:
+        return [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+
+    first = tensors()
+    return any(
+        a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num())
+        for _ in range(_REPEATS)
+        for a, b in zip(first, tensors())
     )
-
-
-def _answers_once(subject: Subject, call: VerifiedCall, seeded: bool) -> bool:
-    """Whether the first member's module gives one answer to one call, run after run.
-
-    seeded: whether the generators of Python and NumPy start in one state each time.
-    """
-    make = subject.module
-    assert make is not None
-    module, numpy = make(0), sys.modules.get("numpy")
-    states = random.getstate(), None if numpy is None else numpy.random.get_state()
-    first: list[torch.Tensor] | None = None
-    for _ in range(_REPEATS):
-        if seeded:
-            random.setstate(states[0])
-            if numpy is not None:
-                numpy.random.set_state(states[1])
-        found = [x for x in run_module(module, subject, call.inputs[0]) if isinstance(x, torch.Tensor)]
-        first = first if first is not None else found
-        if any(
-            a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num())
-            for a, b in zip(first, found)
-        ):
-            return False
-    return True
 
 
 def _tensors(module: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from ..errors import VerificationError, WidepackError
-from .capture_causes import cause, cause_of_failure, cause_of_other_answers, kept_between_calls
+from ..kernels.exact_norms import as_torch_computes
+from .capture_causes import answers_change, cause, cause_of_failure, kept_between_calls
 from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, reference_of
+from .unsteady import why_unsteady
 
 _NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's code"
 
@@ -23,10 +25,13 @@ class OwnModules:
 
     Attributes:
         captured: For each output the errors of the modules' answers against the programs' answers.
+        ordered: For each output the own errors of the members whose modules have weights in another memory
+            order than the files, with the weights in that order.
     """
 
     def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
         self.subject, self.calls, self.captured = subject, calls, captured
+        self.ordered = [ErrorStats(output.name) for output in captured]
 
     def run(self, i: int, found: Sequence[MemberAnswers]) -> None:
         """Runs member i's module on the user's calls. found: for each call the programs' answers, up to
@@ -41,6 +46,7 @@ class OwnModules:
             del module
             module = subject.module(i)
         record = True  # the first call
+        ordered = _in_order_of(module, subject, i)
         left: list[list[Any]] = []  # for each call what the module returned
         for call, into in zip(self.calls, found):
             theirs: list[torch.Tensor] = []
@@ -53,15 +59,24 @@ class OwnModules:
                 record = False
                 for output, y, o in zip(self.captured, theirs, into.own[i]):
                     output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
+                if ordered and call.after is None:
+                    with torch.inference_mode(), as_torch_computes():
+                        own = subject.run(i)(*ordered, *call.inputs[i])
+                    for output, o, t in zip(self.ordered, own, into.truth[i]):
+                        output.add_own(o, t)
             left.append(theirs if subject.states else [])
 
     def check(self, own: Sequence[ErrorStats], float64: bool) -> None:
         """Checks the answers against the bounds. own: the members' own errors. float64: whether they are
         against float64.
 
+        They are raised to those of weights in the modules' own memory order.
+
         Raises: VerificationError for a wrong capture; MemberMismatch for a member with another program.
         """
         subject = self.subject
+        for output, errors in zip(self.ordered, own):
+            errors.raise_own(output.own_rms, output.own_max)
         for output, errors in zip(self.captured, own):
             output.take_own(errors)
             output.accept_float64(subject.float64_ulps)
@@ -76,10 +91,31 @@ class OwnModules:
     def _refuse(self, member: str, wrong: str) -> None:
         subject, i = self.subject, self.subject.members.index(member)
         why = kept_between_calls(subject, i, self.calls)
-        if not why and (draws := cause_of_other_answers(subject, self.calls)):
-            raise VerificationError(f"{wrong}: {draws}")
+        if not why and answers_change(subject, self.calls):
+            raise VerificationError(
+                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
+                f"{why_unsteady(subject, i)}"
+            )
         why = why or cause(subject, i, self.calls) or _NOT_SHOWN
         raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
+
+
+def _in_order_of(module: nn.Module, subject: Subject, i: int) -> list[Any]:
+    """Returns the weights of member i in the memory order of its module; none if that is the files' order.
+
+    A module in channels-last memory runs other kernels than one with the same numbers in contiguous memory.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    sources = [s.source for s in subject.program(i).weights]
+    if all(name not in own or own[name].is_contiguous() for name in sources):
+        return []
+    found = []
+    for name, value in zip(sources, subject.arguments(i)):
+        like = own.get(name)
+        if like is not None and isinstance(value, torch.Tensor) and like.shape == value.shape:
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        found.append(value)
+    return found
 
 
 def _explanation(subject: Subject, i: int) -> str:
