@@ -21,9 +21,6 @@ _FIRST = int(os.environ.get("WIDEPACK_DRAWN_SEED", random.SystemRandom().randran
 _REFUSED = {"no reset_parameters() to initialize them again": fuse_copies}
 """What is refused, and by which check. docs/reference/limits.md lists the same."""
 
-_OF_STATE_DICTS = {"extra_state", "versions"}
-"""Parts whose state dicts have more than tensors. Here they are fused; artifacts of them have other tests."""
-
 
 def check(kind: Drawn, folder: Path) -> Counter[str]:
     """Runs the checks of one module and returns its refusals by kind. Copies and artifacts take turns."""
@@ -33,8 +30,7 @@ def check(kind: Drawn, folder: Path) -> Counter[str]:
     if kind.seed % 2:
         note("fuse(n=3)", kind, refusal(fuse_copies, kind), refused)
         return refused
-    if not _OF_STATE_DICTS & set(kind.names):
-        note("build", kind, refusal(build_extract_swap, kind, folder), refused)
+    note("build", kind, refusal(build_extract_swap, kind, folder), refused)
     return refused
 
 
@@ -59,9 +55,9 @@ def test_500_drawn_modules(tmp_path: Path) -> None:
         folder.mkdir()
         refused += check(drawn(_FIRST + 1000 + number), folder)
     print(dict(refused))
-    of_factories = refused.pop("no reset_parameters() to initialize them again", 0)
+    # copies with fresh weights need a factory where a part cannot draw its own; members and files do not
+    del refused["no reset_parameters() to initialize them again"]
     assert refused.total() <= 25, refused
-    assert of_factories < 500
 
 
 @pytest.mark.extended(keep=0)

@@ -109,7 +109,7 @@ def train_and_compare(modules: list[nn.Module], together: bool = False) -> nn.Mo
         fused(x).square().mean((1, 2)).sum().backward()
         optimizer.step()
         alone.zero_grad()
-        torch.stack([m(x).square().mean() for m in modules]).sum().backward()
+        torch.stack([m(x).square().mean() for m in modules]).sum().backward()  # type: ignore[no-untyped-call]
         alone.step()
     for copied, module in zip(fused.unfuse(), modules):
         for name, value in module.named_parameters():
@@ -276,7 +276,7 @@ class Draws(Net):
 
 def with_gradient_hook() -> nn.Module:
     net = Net()
-    net.a.weight.register_hook(lambda g: g * 0.5)
+    net.a.weight.register_hook(lambda g: g * 0.5)  # type: ignore[no-untyped-call]
     return net
 
 
