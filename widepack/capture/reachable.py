@@ -164,7 +164,14 @@ def _of_container(value: Any) -> list[Edge]:
 
 
 def _items(items: Any) -> list[Edge]:
-    return [Edge(k if isinstance(k, str) else repr(k)[:40], v, "strong") for k, v in list(items)]
+    return [Edge(_name(k, i), v, "strong") for i, (k, v) in enumerate(list(items))]
+
+
+def _name(key: Any, number: int) -> str:
+    """Returns the name of an item: its key as text, or the type of the key and the item's number."""
+    if isinstance(key, str):
+        return key
+    return repr(key) if is_atom(key) else f"{type(key).__qualname__} {number}"
 
 
 def _attributes(value: Any) -> list[Edge]:
