@@ -28,7 +28,13 @@ from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
 from .call import MemberCall, leaf_type
-from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
+from .effects import (
+    changed_constants,
+    changes_constants,
+    drop_first_changes,
+    refuse_changes,
+    refuse_shared_memory,
+)
 from .explain import explain, is_specialized, reads, way_out
 from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
@@ -159,7 +165,8 @@ def capture(
     if attempt.error is not None and is_specialized(attempt.error):
         attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
     if attempt.exported is None:
-        raise CaptureError(refusal or _why_no_export(attempt, call)) from attempt.error
+        changed = changed_constants(make, call, entry) if changes_constants(attempt.error) else ""
+        raise CaptureError(refusal or changed or _why_no_export(attempt, call)) from attempt.error
     return _captured(exporter, attempt, attempt.exported, call, states, fixed)
 
 
