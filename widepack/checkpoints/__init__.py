@@ -12,10 +12,12 @@
 | `discovery.py` | Opens the checkpoints that a user names, and derives the members' names |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers |
+| `hugging_face_config.py` | Reads the config.json of a Hugging Face folder, which may be untrusted |
 | `newcomer.py` | Opens a checkpoint that becomes a member of an existing artifact |
 | `no_network.py` | Refuses connections while a model is made, so that nothing is downloaded |
 | `open_file.py` | Opens one checkpoint file lazily, by its content, without running code of the file |
 | `pickled_modules.py` | Makes members that are pickled modules: each checkpoint contains its module |
+| `plain_file.py` | Opens plain files of untrusted folders: once, and without waiting for a writer |
 | `pt2_archive.py` | Reads files of `torch.export.save` as data: a zip of JSON and raw weights |
 | `shards.py` | Opens checkpoints of several files: an index `{"weight_map": {tensor name |
 | `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |
