@@ -1,4 +1,4 @@
-"""Tests the config.json of `--model hf` that an untrusted source wrote: it ends, in words, and runs no code."""
+"""Tests the config.json of `--model hf` that an untrusted source wrote."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_member_is_made_of_the_file_that_was_checked(tmp_path: Path) -> None:
     factory = find_factory("hf", None, [str(tmp_path)])
     written(tmp_path, n_layer=2)
     module = factory()
-    assert module.config.n_layer == 1 and module.config._name_or_path == str(tmp_path)  # type: ignore[union-attr]
+    assert module.config.n_layer == 1 and module.config.name_or_path == str(tmp_path)  # type: ignore[union-attr]
     for names in (["PreTrainedModel"], ["GPT2Config"], ["pipeline"], ["torch"]):
         written(tmp_path, architectures=names)
         with pytest.raises(UsageError, match="has no such model"):

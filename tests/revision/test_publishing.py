@@ -1,4 +1,4 @@
-"""Tests that no artifact is published that the loader refuses: members with huge weights, faults of a writer."""
+"""Tests that no artifact is published that the loader refuses."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _make(
         config: Any = transformers.AutoConfig.from_pretrained(
             place, local_files_only=True, trust_remote_code=False
         )
-    config._name_or_path = folder
+    config.name_or_path = folder
     for key, value in overrides.items():
         if "implementation" in key:
             check_implementation(key, value, f"--model {NAME}")

@@ -165,7 +165,8 @@ def _from_safetensors(path: str, key: str | None, status: os.stat_result, header
         raise RefusedFile(f"cannot be read as safetensors: {error}") from None
     except (MemoryError, RuntimeError) as error:  # safetensors maps the whole file
         raise RefusedFile(
-            f"has {status.st_size:,} bytes, which cannot be mapped into memory: {str(error)[-200:] or 'no memory'}"
+            f"has {status.st_size:,} bytes, which cannot be mapped into memory:"
+            f" {str(error)[-200:] or 'no memory'}"
         ) from None
     if not infos:
         raise RefusedFile("has no tensors")

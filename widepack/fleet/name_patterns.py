@@ -46,7 +46,7 @@ class NamePattern:
         """Returns whether PEFT's expression matches a name."""
         if self._plain is not None:
             return self._plain.match(name) is not None
-        states, last, line = self._closed({0}, 0 == len(name), at_start=True), len(name) - 1, True
+        states, last, line = self._closed({0}, len(name) == 0, at_start=True), len(name) - 1, True
         for place, char in enumerate(name):
             line = line and char != "\n"
             states = self._step(states, char, place == last, line and char == ".")

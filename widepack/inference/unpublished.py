@@ -23,7 +23,7 @@ _MEMBER = re.compile(r"of member (\d+)")
 
 
 def check_opens(writer: Writer, manifest: Manifest) -> None:
-    """Opens the files of a writer with a manifest that it will publish: binds the programs, and runs the probe.
+    """Opens the files of a writer with the manifest that it will publish, and runs the probe.
 
     Programs of other devices than the CPU are not run.
 
@@ -45,7 +45,8 @@ def check_opens(writer: Writer, manifest: Manifest) -> None:
     except (ProbeError, ArtifactError) as e:
         raise VerificationError(
             f"{writer.path}: load would refuse this artifact: {str(e).splitlines()[0]}\n"
-            f"{_checkpoint(sealed, str(e), artifact)}Nothing was published, and an artifact that was there is unchanged."
+            f"{_checkpoint(sealed, str(e), artifact)}"
+            "Nothing was published, and an artifact that was there is unchanged."
         ) from e
 
 

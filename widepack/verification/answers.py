@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
@@ -156,8 +156,7 @@ def float64_function(
 
     def answer(inputs: Sequence[torch.Tensor]) -> list[Any]:
         run = subject.run(i, exact=not late, late=late)
-        with double_by_default():
-            return list(run(*doubles, *(raise_value(x) for x in inputs)))
+        return list(run(*doubles, *(raise_value(x) for x in inputs)))
 
     return answer
 

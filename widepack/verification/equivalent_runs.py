@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..ir.torch_internals import without_fallback_warnings
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating
@@ -200,9 +200,8 @@ def _halves_are_equal(
         return False
 
     def exact(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        with double_by_default():
-            doubles = [raise_value(v) for v in (*weights, *inputs)]
-            return list(subject.run(i, exact=True)(*doubles))
+        doubles = [raise_value(v) for v in (*weights, *inputs)]
+        return list(subject.run(i, exact=True)(*doubles))
 
     try:
         with torch.inference_mode():

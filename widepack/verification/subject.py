@@ -15,8 +15,8 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 
+from ..ir.cast import raised
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_program
 from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
 from ..spec.draws import NOISES, InputSource, draw, draw_all
@@ -174,7 +174,7 @@ class Subject:
         if key not in self.functions:
             program = self.program(i)
             self.functions[key] = graph_module(
-                raise_program(program, late) if exact or late else program, CPU
+                raised(program, late) if exact or late else program, CPU
             ).forward
         return self.functions[key]
 
