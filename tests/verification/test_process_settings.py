@@ -22,7 +22,10 @@ class Floats(nn.Module):
         y = self.a(x) * (n / 3).unsqueeze(-1) + n.unsqueeze(-1) * 0.1
         y = y + torch.arange(4) / 7 + torch.full((4,), 0.3) + torch.linspace(0, 1, 4)
         y = y + torch.where(n > 2, 0.1, 0.7).unsqueeze(-1) + torch.sqrt(n.abs()).unsqueeze(-1)
-        return y * torch.sigmoid(n).unsqueeze(-1) + n.double().mean().float() + torch.exp(n).mean() * 1e-3
+        z: Tensor = (
+            y * torch.sigmoid(n).unsqueeze(-1) + n.double().mean().float() + torch.exp(n).mean() * 1e-3
+        )
+        return z
 
 
 def test_a_build_leaves_the_default_dtype_to_other_threads(tmp_path: Path) -> None:

@@ -73,14 +73,15 @@ class NamePattern:
         while left:
             at = left.pop()
             step = self._code[at]
-            if callable(step) or step == "match":
+            if callable(step) or (isinstance(step, str) and step == "match"):
                 continue
             if step == "^":
                 targets = [at + 1] if at_start else []
             elif step == "$":
                 targets = [at + 1] if end else []
             else:
-                targets = [at + shift for shift in step]  # type: ignore[misc]
+                assert not isinstance(step, str)
+                targets = [at + shift for shift in step]
             for target in targets:
                 if target not in seen:
                     seen.add(target)
