@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
-from .unsteady import why_unsteady
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, floating, reference_of
+from .unsteady import why_unsteady
 
 LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to float64 layer by layer
 
@@ -196,8 +196,7 @@ def float64_function(
 
     def answer(inputs: Sequence[torch.Tensor]) -> list[Any]:
         run = subject.run(i, exact=not late, late=late)
-        with double_by_default():
-            return list(run(*doubles, *(raise_value(x) for x in inputs)))
+        return list(run(*doubles, *(raise_value(x) for x in inputs)))
 
     return answer
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from . import near_ties
 from .subject import MemberAnswers, Subject, VerifiedCall
@@ -183,9 +183,8 @@ def _halves_are_equal(
         return False
 
     def exact(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        with double_by_default():
-            doubles = [raise_value(v) for v in (*weights, *inputs)]
-            return list(subject.run(i, exact=True)(*doubles))
+        doubles = [raise_value(v) for v in (*weights, *inputs)]
+        return list(subject.run(i, exact=True)(*doubles))
 
     try:
         with torch.inference_mode():

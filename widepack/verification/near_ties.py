@@ -23,9 +23,10 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
+from ..ir.cast import raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import double_by_default, raise_program, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import Loop
 
@@ -56,10 +57,9 @@ def answers(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) 
         margins = _margins(program, weights, inputs)
         if not any(margins.values()):
             return []
-        exact = raise_program(program)
-        with double_by_default():
-            given = [raise_value(v) for v in (*weights, *inputs)]
-            return [_with_other_decisions(exact, given, margins, seed) for seed in range(DRAWS)]
+        exact = raised(program)
+        given = [raise_value(v) for v in (*weights, *inputs)]
+        return [_with_other_decisions(exact, given, margins, seed) for seed in range(DRAWS)]
 
 
 def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) -> dict[str, float]:
@@ -73,9 +73,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
             decided[node.name], operands[node.name] = value, given
         return value
 
-    exact = raise_program(program)
-    with double_by_default():
-        _run(exact, [raise_value(v) for v in (*weights, *inputs)], note)
+    _run(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
     margins: dict[str, float] = {}
 
     def as_decided(node: Node, compute: Callable[[], Any], given: list[Any]) -> Any:
