@@ -75,7 +75,7 @@ def _chosen(program: Program, draw: random.Random, accepts: Callable[[Node], boo
     return draw.choice(found) if found else None
 
 
-def _floats(out: str) -> list[int | str] | None:
+def _floats(out: str) -> list[Any] | None:
     """Returns the sizes of a floating value; None for others."""
     found = tensor_type(out)
     return list(found.sizes) if found is not None and found.dtype == "float32" else None

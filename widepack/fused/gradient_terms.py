@@ -44,7 +44,7 @@ def terms_of(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, fl
 def _collecting(found: dict[str, float], name: str, count: int) -> Any:
     def hook(part: nn.Module, args: Any, answer: Any) -> None:
         if isinstance(answer, Tensor) and answer.requires_grad:
-            answer.register_hook(add)
+            answer.register_hook(add)  # type: ignore[no-untyped-call]
 
     def add(gradient: Tensor) -> None:
         terms = gradient.detach().abs()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.results import known_forms
 from ..ir.float64 import raise_program
+from ..verification.rest_mode import without_draws
 from .gradient_terms import terms_of
 from .gradients import Gradients, gradients_of, weighted_sum
 from .program_runs import DifferentiableProgram
@@ -27,6 +29,7 @@ class LiveMembers(Protocol):
 
     def __len__(self) -> int: ...
     def member(self, i: int, device: torch.device | str | None = None) -> nn.Module: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def sample(self) -> MemberCall: ...
     def tensor_of(self, name: str) -> torch.Tensor: ...
     def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]: ...
@@ -61,7 +64,9 @@ def run_module(
     if exact:
         member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])
-    with calm(), torch.enable_grad(), terms_of(member, names if terms is not None else ()) as sizes:
+    rests = without_draws() if fused.drops_only_when_fused else nullcontext()
+    collecting = terms_of(member, names if terms is not None else ())
+    with calm(), torch.enable_grad(), rests, collecting as sizes:
         answer = known_forms(member(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
         gradients = gradients_of(weighted_sum(outputs, i), weights_of(member), names)

@@ -31,5 +31,6 @@
 | `replacements.py` | Replaces ops that end the process, or lose digits, on operands that a program may have |
 | `second_derivatives.py` | Gives the backward pass of an op derivatives of its own |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
+| `traced_ops.py` | Registers functions in the place of ops with torch, so that a compiler meets ops only |
 | `triton_kernels/` | Triton kernels of widepack's own ops, for CUDA devices |
 """

@@ -95,6 +95,19 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     return values, indices
 
 
+def eigenvalues(self: Tensor) -> Tensor:
+    """Computes `aten.linalg_eigvals`. LAPACK writes outside of its memory for a matrix that is not finite.
+
+    torch refuses such a matrix in `linalg_eig`, but not here. Its eigenvalues are NaN, and LAPACK gets zeros
+    in its place. The other matrices of a batch keep their values.
+    """
+    if self.dim() < 2 or self.is_meta:
+        return torch.linalg.eigvals(self)
+    finite = torch.isfinite(self).all(-1).all(-1)
+    values: Tensor = torch.ops.aten.linalg_eigvals.default(torch.where(finite[..., None, None], self, 0))
+    return values.masked_fill(~finite[..., None], complex("nan+nanj"))
+
+
 def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
     """Computes `aten.scaled_dot_product_attention`. torch gives the answer the strides of the query.
 
@@ -190,6 +203,7 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": empty,
     "aten.empty_like.default": empty_like,
     "aten.new_empty.default": new_empty,
+    "aten.linalg_eigvals.default": eigenvalues,
     "aten.group_norm.default": exact_norms.group_norm,
     "aten.lcm.default": least_common_multiple,
     "aten.median.dim": median,

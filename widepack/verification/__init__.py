@@ -13,6 +13,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `answers.py` | Computes the members' reference answers, and runs comparison (a) on the way |
 | `approximation.py` | Measures what approximate weights change in the members' answers |
 | `calls.py` | Makes the calls of a verification: their batches and sizes |
+| `capture_causes.py` | Finds why a member's own module answers otherwise than the captured program |
 | `coarse_eps.py` | Finds the coarsest dtype that each output of a program is computed through |
 | `entry_rows.py` | Decides for an entry whether the rows of its batch are independent |
 | `equivalent_runs.py` | Evaluates members again after a first comparison failed |

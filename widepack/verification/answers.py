@@ -24,6 +24,7 @@ from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
+from .unsteady import why_unsteady
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, floating, reference_of
 
@@ -90,10 +91,7 @@ def collect(
     unsteady = next((w for s, eps in zip(stats, coarse) if float64 and (w := s.unsteady(eps))), "")
     if unsteady:
         if not _repeatable(subject, calls, found):
-            raise VerificationError(
-                f"{unsteady}, and change from run to run: such a model cannot be verified. Random "
-                "numbers or state in eval mode do this; make forward deterministic"
-            )
+            raise VerificationError(f"{unsteady}, and change from run to run: {why_unsteady(subject, 0)}")
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
         float64 = False
         _use_own_answers(found, stats)

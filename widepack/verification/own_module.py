@@ -11,11 +11,14 @@ from torch import nn
 from ..capture.module_tensors import tensors_of
 from ..errors import VerificationError, WidepackError
 from ..kernels.exact_norms import as_torch_computes
+from .capture_causes import cause, cause_of_failure
 from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, reference_of
+from .unsteady import why_unsteady
 
+_NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's code"
 _REPEATS = 8  # of one call: a coin may fall the same way a few times
 
 
@@ -97,19 +100,13 @@ class OwnModules:
         subject, replaced = self.subject, self._replaced
         if not replaced and not _repeatable(subject, self.calls):
             raise VerificationError(
-                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
-                "verified. It draws random numbers (of Python or NumPy, which torch.export does not "
-                "capture), or stores something between calls; make it deterministic, or make what it "
-                "draws an input"
+                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
+                f"{why_unsteady(subject, subject.members.index(member))}"
             )
-        why = _difference(subject, subject.members.index(member))
-        if replaced:
-            why += (
-                f". {subject.method} leaves another tensor in {', '.join(replaced[:5])}, a plain attribute: "
-                "to carry that from call to call, make it a buffer with register_buffer "
-                f"and build with --state {replaced[0]}"
-            )
-        raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
+        why = cause(subject, subject.members.index(member), self.calls)
+        raise VerificationError(
+            f"the captured program gives other answers than the members: {wrong}. {why or _NOT_SHOWN}"
+        )
 
 
 def _in_order_of(module: nn.Module, subject: Subject, i: int) -> list[Any]:
@@ -138,24 +135,6 @@ def _explanation(subject: Subject, i: int) -> str:
     return f". {why}" if why else ""
 
 
-def _difference(subject: Subject, i: int) -> str:
-    """Returns why member i's own answers may differ from its program's, and the way out."""
-    why = _explanation(subject, i)
-    if why:
-        what = f": {why[2].lower()}{why[3:]}"
-    elif subject.same_program is None:
-        what = " (a Python number or list drawn in __init__), or the export is wrong"
-    else:
-        what = (
-            " (for example a global number: the plain attributes of the modules are equal), or the export "
-            "is wrong"
-        )
-    return (
-        f"The members differ in something that is not a weight{what}; make it a buffer or an argument "
-        "of the factory"
-    )
-
-
 def _module_answer(
     subject: Subject, i: int, module: nn.Module, inputs: Sequence[torch.Tensor], label: str, record: bool
 ) -> list[Any]:
@@ -181,7 +160,7 @@ def _module_answer(
         raise VerificationError(
             f"member {subject.members[i]}: its own module fails at {label}, where the captured program "
             "answers: "
-            f"{type(e).__name__}: {' '.join(str(e).split())[:300]}. {_difference(subject, i)}"
+            f"{type(e).__name__}: {' '.join(str(e).split())[:300]}. {cause_of_failure(subject, i, inputs)}"
         ) from e
 
 
