@@ -205,9 +205,7 @@ class _CallReader:
 
         Each object in a call has an entry of its own, because a class may hold more than its fields.
         """
-        free = next(
-            n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes
-        )
+        free = next(n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes)
         self.makes[free] = make
         return free
 

@@ -90,10 +90,6 @@ def _values(part: nn.Module) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("torch.") or base is object:
             continue
         for name, value in vars(base).items():
-            if (
-                name not in _OWN
-                and not name.startswith("_abc_")
-                and not isinstance(value, types.FunctionType)
-            ):
+            if name not in _OWN and not name.startswith("_abc_") and not isinstance(value, types.FunctionType):
                 yield name, value
     yield from ((e.name, e.value) for e in edges(part) if e.how == "class")

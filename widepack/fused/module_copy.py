@@ -37,17 +37,7 @@ from ..ir.torch_internals import memory_id
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _WEAK_COLLECTIONS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
-_PLAIN_KINDS = (
-    list,
-    tuple,
-    set,
-    frozenset,
-    dict,
-    nn.Module,
-    torch.Tensor,
-    types.FunctionType,
-    types.MethodType,
-)
+_PLAIN_KINDS = (list, tuple, set, frozenset, dict, nn.Module, torch.Tensor, types.FunctionType, types.MethodType)
 
 
 def copy_module(
@@ -154,9 +144,7 @@ class CopyMemo(dict[Any, Any]):
         target = target_of(value)
         if isinstance(value, weakref.WeakMethod):
             owner = None if target is None else target.__self__
-            return (
-                (lambda: weakref.WeakMethod(self._copy(target))) if id(owner) in self._ids else lambda: value
-            )
+            return (lambda: weakref.WeakMethod(self._copy(target))) if id(owner) in self._ids else lambda: value
         if target is None or id(target) not in self._ids:  # nothing in the copy would keep its target alive
             return lambda: value
         make = weakref.proxy if type(value) in weakref.ProxyTypes else weakref.ref

@@ -20,9 +20,7 @@ from ..ir.torch_internals import op_base_name
 _OFF = {"dropout", "dropout_", "native_dropout", "rrelu", "rrelu_", "multi_head_attention_forward"}
 """Functions that draw in training only. Their programs at rest have them switched off."""
 _ON = {
-    f"{name}{end}"
-    for name in ("feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-    for end in ("", "_")
+    f"{name}{end}" for name in ("feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")
 } | {"dropout1d", "dropout2d", "dropout3d"}
 """Functions that an export writes as several ops around a draw of a mask. They run switched on, and the mask
 keeps all numbers.
@@ -50,17 +48,13 @@ class _Switched(TorchFunctionMode):
                 given[4] = 0.0
             named.update({k: 0.0 for k in named if k == "dropout_p"})
         elif name in _RECURRENT and len(given) > 7:
-            given[6 if isinstance(given[1], torch.Tensor) and isinstance(given[3], (list, tuple)) else 5] = (
-                0.0
-            )
+            given[6 if isinstance(given[1], torch.Tensor) and isinstance(given[3], (list, tuple)) else 5] = 0.0
         elif name in _OFF or name in _ON:
             _switch(func, name, given, named, on=name in _ON)
         return func(*given, **named)
 
 
-def _switch(
-    func: Callable[..., Any], name: str, given: list[Any], named: dict[str, Any], *, on: bool
-) -> None:
+def _switch(func: Callable[..., Any], name: str, given: list[Any], named: dict[str, Any], *, on: bool) -> None:
     """Sets the switch among the arguments of a function."""
     names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
     switch = next((s for s in _SWITCHES if s in named or s in names), "train")

@@ -11,7 +11,9 @@ from ..ir.at_rest import draws_in, rested
 from .module_run import run_module
 from .subject import Subject
 
-_KEEP = 'dropout="on" (--dropout on) keeps draws and dropout on in eval mode, with a draw for each member and call'
+_KEEP = (
+    'dropout="on" (--dropout on) keeps draws and dropout on in eval mode, with a draw for each member and call'
+)
 
 
 def why_unsteady(subject: Subject, i: int) -> str:

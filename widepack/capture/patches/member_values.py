@@ -91,9 +91,7 @@ class MemberValues(TorchFunctionMode):
         self._own = {n: t for n, t in _tensors(module).items() if n not in inputs}
         self._plain = {id(t): n for n, t in tensors_of(module)}
         self._names: dict[int, str] = {}
-        self._seen: dict[
-            int, tuple[Tensor, _Value | None]
-        ] = {}  # tensors stay alive, so ids are not used again
+        self._seen: dict[int, tuple[Tensor, _Value | None]] = {}  # tensors stay alive, so ids are not used again
 
     def __torch_function__(
         self,
