@@ -21,6 +21,7 @@ captured from one member, and that autograd can differentiate.
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
+| `gradient_terms.py` | Measures how large the terms of a gradient are that cancel |
 | `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |

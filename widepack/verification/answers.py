@@ -77,7 +77,7 @@ def collect(
     float64 = True
     for i in range(len(subject.members)):
         subject.readahead([i])
-        float64 = _run_program(subject, i, calls, found, stats) and float64
+        float64 = run_program(subject, i, calls, found, stats) and float64
         give_back()
         if subject.module is not None:
             modules.run(i, found)
@@ -109,7 +109,7 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequ
     nothing = ShiftedAnswers([], [], stats)
     for i in range(len(subject.members)):
         try:
-            if not _run_program(subject, i, calls, found, stats):
+            if not run_program(subject, i, calls, found, stats):
                 return nothing
         except VerificationError:  # another member than the first refuses such numbers
             return nothing
@@ -137,7 +137,7 @@ def _use_own_answers(found: Sequence[MemberAnswers], stats: Sequence[ErrorStats]
             output.add_own(own[k], reference_of(own[k]))
 
 
-def _run_program(
+def run_program(
     subject: Subject,
     i: int,
     calls: Sequence[VerifiedCall],

@@ -8,8 +8,8 @@ the same numbers in contiguous memory:
 | oneDNN off | the kernels of convolutions and linear layers |
 | the batch in two halves | the blocks of sums; only if rows are independent in float64 |
 
-1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured first.
-   The factors of the bound do not change.
+1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured
+   first. The factors of the bound do not change.
 2. Where rounding decides a near-tie otherwise than float64 (the nearest code of a quantiser, the winner of a
    topk), a wide answer is right if it is within the bound of the answer with the other decision
    (`near_ties.py`). That answer is computed in float64, and only decisions with a margin below the bound of

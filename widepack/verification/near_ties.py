@@ -32,9 +32,9 @@ from ..runtime.graph_module import Loop
 
 DRAWS = 16  # of the directions in which numbers are moved
 _JUMPS = frozenset(
-    "ceil fake_quantize_per_channel_affine fake_quantize_per_tensor_affine floor floor_divide fmod frac "
-    "grid_sampler_2d grid_sampler_3d heaviside remainder round sgn sign special_round trunc".split()
-)
+    ("ceil", "fake_quantize_per_channel_affine", "fake_quantize_per_tensor_affine", "floor", "floor_divide")
+) | {"fmod", "frac", "grid_sampler_2d", "grid_sampler_3d", "heaviside", "remainder", "round", "sgn"}
+_JUMPS |= {"sign", "special_round", "trunc"}
 """Ops whose floating answers jump. Ops with whole numbers or truth values among their answers are found by
 these.
 """

@@ -129,7 +129,10 @@ class ReferenceAnswers:
         found: Sequence[subject.MemberAnswers],
         stats: list[ErrorStats],
     ) -> tuple[list[ErrorStats], str]:
-        """Runs a wide program on calls. Returns the errors with those of its answers added, and what is wrong."""
+        """Runs a wide program on calls.
+
+        Returns: the errors with those of its answers added, and what is wrong.
+        """
         before = [list(output.wide) for output in stats]
         compared = (part.program, weights, pattern, calls, found)
         wide.check_wide(self.subject, *compared, stats, part.members, self.anywhere)
