@@ -18,6 +18,7 @@ from widepack_artifacts.weights import Weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import under_model_names
 from ..checkpoints.discovery import open_checkpoint
+from ..checkpoints.literals import check_literals
 from ..checkpoints.newcomer import Newcomer, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
@@ -84,7 +85,9 @@ def open_newcomer(
         UsageError: The path is an adapter, and there is no base.
     """
     if not is_adapter(path):
-        return newcomer(manifest, path, key, trust_pickle)
+        found = newcomer(manifest, path, key, trust_pickle)
+        check_literals(manifest, files, found, path)
+        return found
     if not manifest.factored.weights and base is None:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
@@ -94,6 +97,7 @@ def open_newcomer(
     given = None if base is None else open_base(manifest, base, key, trust_pickle)
     member = adapter_member(manifest, files, path, given, turned())
     found = newcomer(manifest, path, opened=member.checkpoint)
+    check_literals(manifest, files, found, path)
     return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 

@@ -117,8 +117,21 @@ class FusedEntry(MemberPrograms):
         self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
+        self._read: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._plans: dict[_Key, tuple[Program, dict[str, Kind], list[Plan]]] = {}
         self._runners: dict[tuple[_Key, tuple[int, int | None], bool], Runner] = {}
+
+    def reads_as_captured(self, tensor_of: Callable[[str], torch.Tensor]) -> bool:
+        """Whether the weights whose values the members' code reads are as at the first call of this method."""
+        names = {self.first_names[x.name] for x in self.captured.literals if x.name in self.first_names}
+        for name in names:
+            value = tensor_of(name)
+            known, version, copy_ = self._read.get(name, (None, -1, value.detach().clone()))
+            if known is not value or version != value._version:
+                if not torch.equal(value, copy_):
+                    return False
+                self._read[name] = value, value._version, copy_
+        return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedEntry:
         """Returns an entry for a copy of the module: the same programs, which bind the copy's weights."""
