@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.rnn import RNNBase
+from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
 _VF: Any = torch._VF  # type: ignore[attr-defined]
+_INVERT = rnn.invert_permutation
 _PACK, _PAD = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 _FORWARD: dict[type[RNNBase], Callable[..., Any]] = {
     kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)  # type: ignore[dict-item]
@@ -135,12 +137,14 @@ def _direction(
 def padded_sequences() -> Iterator[None]:
     """Replaces torch's packing, unpacking and recurrent layers inside a with block."""
     _VF._pack_padded_sequence, _VF._pad_packed_sequence = _packing, _padding
+    rnn.invert_permutation = _inverted
     for kind in _FORWARD:
         kind.forward = _forward  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         _VF._pack_padded_sequence, _VF._pad_packed_sequence = _PACK, _PAD
+        rnn.invert_permutation = _INVERT
         for kind, forward in _FORWARD.items():
             kind.forward = forward  # type: ignore[method-assign]
 
@@ -155,3 +159,10 @@ def _padding(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: floa
         return _PAD(data, batch_sizes, batch_first, padding, total)
     asked = sys._getframe(1).f_locals.get("total_length")  # both cases give the same number here
     return _pad(data, batch_sizes, batch_first, padding, total if asked is not None else None)
+
+
+def _inverted(permutation: Tensor | None) -> Tensor | None:
+    """`invert_permutation`; torch writes it into memory whose first numbers are arbitrary."""
+    if permutation is None or not torch.compiler.is_exporting():
+        return _INVERT(permutation)
+    return permutation.argsort()
