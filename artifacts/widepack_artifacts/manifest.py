@@ -258,7 +258,8 @@ def _read_entries(
 
 
 def _check_initial_weights(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
-    """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state, and a
+    """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state,
+    and a
     literal that is not stored or is Ragged.
     """
     table = {w.name: w for w in weights if w.role != FACTOR}

@@ -28,6 +28,7 @@ class EntryReport:
         strategies: The number of nodes of each strategy, in the pattern `shared` on the CPU at the smallest
             batch class.
         plans: One dict for each plan, with `device`, `pattern`, `batch`, `strategies` and `because`.
+        bounds: A sentence for each dim that the members' own code bounds: calls of other sizes are refused.
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
@@ -42,6 +43,7 @@ class EntryReport:
     kinds: dict[str, int]
     strategies: dict[str, int]
     plans: list[dict[str, Any]] = field(default_factory=list)
+    bounds: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,11 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
             for w in wides
             if not w.members
             for p in w.uses
+        ],
+        bounds=[
+            f"{least} <= {d}{'' if most is None else f' <= {most}'}: {source}"
+            for d, (least, most, source) in entry.first.dims.items()
+            if source
         ],
     )
 

@@ -172,8 +172,10 @@ def capture(
             raise
         names = ", ".join(filled)
         raise CaptureError(
-            f"{type(attempt.module).__name__} keeps state in {names}: None at first, and a tensor after a call of "
-            f"{entry}. A state of a program has a shape from the beginning: register it with zeros of its shape, "
+            f"{type(attempt.module).__name__} keeps state in {names}: None at first, and a tensor "
+            "after a call of "
+            f"{entry}. A state of a program has a shape from the beginning: register it with zeros of "
+            "its shape, "
             f"and build with {' '.join(f'--state {n}' for n in filled)}"
         ) from e
 
@@ -329,7 +331,8 @@ def _literals(
             why = "forward changes it" if literal.name in changed else "it is a parameter, which trains"
             what, instead = reads(literal.line)
             raise CaptureError(
-                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and {why}, so its "
+                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and "
+                f"{why}, so its "
                 f"value is no constant of the program. {instead}"
             )
     return attempt.literals

@@ -130,7 +130,8 @@ _OPS = (
     (
         r"^(?:builtins|math)\.(\w+)$",
         "computes with a size, or with a number that it reads from a tensor, by {0}()",
-        "For sizes, use whole numbers: n // 2 for int(n / 2), -(-n // 3) for math.ceil(n / 3), (n + 1) // 2 for "
+        "For sizes, use whole numbers: n // 2 for int(n / 2), -(-n // 3) for math.ceil(n / 3), (n + "
+        "1) // 2 for "
         "round(n / 2). Keep a value of a tensor in a tensor: x.trunc() for int(x.item())",
     ),
     (
@@ -176,7 +177,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
         )
     if match := re.search(r"Found <class '([^']+)'> in output, which is not a known type", text):
         return (
-            f"{name} returns a {match[1].rpartition('.')[2]}{at}, which has no form in an artifact. Outputs are "
+            f"{name} returns a {match[1].rpartition('.')[2]}{at}, which has no form in an artifact. "
+            "Outputs are "
             "tensors, numbers, strings and None, in tuples, lists, dicts, named tuples, dataclasses and "
             "distributions of torch: return its tensors in one of these"
         )

@@ -33,7 +33,9 @@ def named_fields(value: Any) -> tuple[list[tuple[str, Any]], Make] | None:
         return None
     children, spec = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
     try:
-        keys = [path[0] for path, _ in pytree.tree_flatten_with_path(value, lambda v: v is not value)[0]]
+        keys: list[Any] = [
+            path[0] for path, _ in pytree.tree_flatten_with_path(value, lambda v: v is not value)[0]
+        ]
     except ValueError:  # the class was registered without names of its parts
         keys = list(range(len(children)))
     rows = [(_name(key), child) for key, child in zip(keys, children)]

@@ -1,6 +1,7 @@
 """Turns what a member returns into forms that torch's pytrees know.
 
-During an export and a comparison a plain dataclass becomes `Fields`, and so does a distribution of torch. A class that the user registered, a
+During an export and a comparison a plain dataclass becomes `Fields`, and so does a distribution of
+torch. A class that the user registered, a
 named tuple and a mapping class stay as they are, because pytrees know them.
 """
 

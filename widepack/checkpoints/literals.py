@@ -32,9 +32,12 @@ def other_literal(
 ) -> MemberMismatch:
     """Returns the error for two members of which one reads another value. one, other: who, and its value."""
     return MemberMismatch(
-        f"the code of the members reads the value of {name}{f' at {line}' if line else ''}, so it belongs to the "
-        f"program and must be equal in all members. It is {_text(one[1])} in {one[0]}, and {_text(other[1])} in "
-        f"{other[0]}: build an artifact for each value, or compute with tensors there (torch.where for a branch)"
+        f"the code of the members reads the value of {name}{f' at {line}' if line else ''}, so it "
+        "belongs to the "
+        f"program and must be equal in all members. It is {_text(one[1])} in {one[0]}, and "
+        f"{_text(other[1])} in "
+        f"{other[0]}: build an artifact for each value, or compute with tensors there (torch.where "
+        "for a branch)"
     )
 
 
@@ -42,4 +45,6 @@ def _text(value: torch.Tensor | None) -> str:
     """Returns a tensor's numbers as a short text."""
     if value is None:
         return "absent"
-    return str(value.tolist())[:60] if value.numel() <= 8 else f"a tensor {list(value.shape)} of other numbers"
+    return (
+        str(value.tolist())[:60] if value.numel() <= 8 else f"a tensor {list(value.shape)} of other numbers"
+    )

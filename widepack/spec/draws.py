@@ -1,7 +1,8 @@
 """Draws inputs for verification and measurement, at any sizes of the named dims.
 
 Integers are drawn within the user's bounds. Without bounds they are rows of the example, so they stay valid
-ids, masks or edge lists. A list in order stays in order: lengths, or the graphs of nodes. Equal seeds give equal inputs.
+ids, masks or edge lists. A list in order stays in order: lengths, or the graphs of nodes. Equal seeds
+give equal inputs.
 
 Floats are rows of the example. `InputSource.noise` says how they change:
 

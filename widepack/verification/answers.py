@@ -23,9 +23,9 @@ from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
-from .unsteady import why_unsteady
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, floating, reference_of
+from .unsteady import why_unsteady
 
 LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to float64 layer by layer
 

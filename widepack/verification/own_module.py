@@ -110,17 +110,20 @@ def _difference(subject: Subject, i: int) -> str:
     why = _explanation(subject, i)
     if why:
         return (
-            f"The members differ in something that is not a weight: {why[2].lower()}{why[3:]}; make it a buffer "
+            f"The members differ in something that is not a weight: {why[2].lower()}{why[3:]}; make "
+            "it a buffer "
             "or an argument of the factory"
         )
     if subject.signatures.index(subject.signatures[i]) == i:
         return (
-            "It is the member that was captured, so this is no difference between members, and the cause is not "
+            "It is the member that was captured, so this is no difference between members, and the "
+            "cause is not "
             "known. Please report it"
         )
     equal = "" if subject.same_program is None else ", and the plain attributes of the two are equal"
     return (
-        f"Its program is that of {subject.members[subject.signatures.index(subject.signatures[i])]}{equal}. What "
+        "Its program is that of "
+        f"{subject.members[subject.signatures.index(subject.signatures[i])]}{equal}. What "
         "differs is not known: look for what its code reads beside weights and inputs, such as a global or a "
         "number drawn in __init__; make that a buffer or an argument of the factory"
     )

@@ -108,4 +108,5 @@ def _entry(entry: EntryReport) -> list[str]:
             if entry.kernels_wide
             else []
         ),
+        *(f"sizes        {text}" for text in entry.bounds),
     ]

@@ -1,13 +1,17 @@
 """Lets torch.export follow packed sequences: layers run over the padded sequences, and lengths select steps.
 
-A packed sequence has as many rows as the lengths say, so its size is data. During an export it holds the padded
-sequence instead, `[T, B, ...]`, and `batch_sizes` has T numbers, with zeros from the longest length on. Layers
+A packed sequence has as many rows as the lengths say, so its size is data. During an export it holds the
+padded
+sequence instead, `[T, B, ...]`, and `batch_sizes` has T numbers, with zeros from the longest length on.
+Layers
 are written as layers over padded sequences, one for each direction:
 
-1. Outputs of a step depend on earlier steps only, so padding at the end changes none that counts. The backward
+1. Outputs of a step depend on earlier steps only, so padding at the end changes none that counts. The
+backward
    direction reads each sequence reversed within its length.
 2. The last hidden state is the output at the length.
-3. The last cell state of an LSTM needs a cell that padding leaves as it is. The input gets one more feature, 1
+3. The last cell state of an LSTM needs a cell that padding leaves as it is. The input gets one more
+feature, 1
    at padding. Its weights close the input gate and open the forget gate: `c = 1 c + 0 g`.
 """
 
@@ -24,12 +28,11 @@ from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
-_VF: Any = torch._VF  # type: ignore[attr-defined]
+_VF: Any = vars(torch)["_VF"]  # the functions below torch's recurrent layers
 _INVERT = rnn.invert_permutation
-_PACK, _PAD = _VF._pack_padded_sequence, _VF._pad_packed_sequence
-_FORWARD: dict[type[RNNBase], Callable[..., Any]] = {
-    kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)  # type: ignore[dict-item]
-}
+_NAMES = ("_pack_padded_sequence", "_pad_packed_sequence")
+_PACK, _PAD = (getattr(_VF, name) for name in _NAMES)
+_FORWARD: dict[type[RNNBase], Callable[..., Any]] = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
 _CLOSED = 1e4
 """What closes or opens a gate: its sigmoid is exactly 0 or 1 in every floating dtype."""
 
@@ -57,8 +60,9 @@ def _pad(
     y = torch.where(inside, data, torch.full((), padding, dtype=data.dtype, device=data.device))
     if total is None:
         longest: Any = lengths.max().item()
-        torch._check(longest >= 0)
-        torch._check(longest <= data.shape[0])
+        check: Any = torch._check
+        check(longest >= 0)
+        check(longest <= data.shape[0])
         y = y.narrow(0, 0, longest)
     elif total > data.shape[0]:
         y = torch.cat([y, y.new_full((total - data.shape[0], *y.shape[1:]), padding)])
@@ -119,7 +123,7 @@ def _direction(
     layer: RNNBase, x: Tensor, inside: Tensor, states: Sequence[Tensor], number: int
 ) -> tuple[Tensor, Any]:
     """Returns the outputs of one direction of one layer, and the last cell state of an LSTM."""
-    weights = list(layer.all_weights[number])
+    weights: list[Tensor] = list(layer.all_weights[number])
     if not isinstance(layer, nn.LSTM):
         op = _VF.gru if isinstance(layer, nn.GRU) else getattr(_VF, layer.mode.lower())
         return op(x, states[0], weights, layer.bias, 1, 0.0, False, False, False)[0], None
@@ -136,17 +140,19 @@ def _direction(
 @contextmanager
 def padded_sequences() -> Iterator[None]:
     """Replaces torch's packing, unpacking and recurrent layers inside a with block."""
-    _VF._pack_padded_sequence, _VF._pad_packed_sequence = _packing, _padding
+    for name, replacement in zip(_NAMES, (_packing, _padding)):
+        setattr(_VF, name, replacement)
     rnn.invert_permutation = _inverted
     for kind in _FORWARD:
-        kind.forward = _forward  # type: ignore[method-assign, assignment]
+        kind.forward = _forward
     try:
         yield
     finally:
-        _VF._pack_padded_sequence, _VF._pad_packed_sequence = _PACK, _PAD
+        for name, original in zip(_NAMES, (_PACK, _PAD)):
+            setattr(_VF, name, original)
         rnn.invert_permutation = _INVERT
         for kind, forward in _FORWARD.items():
-            kind.forward = forward  # type: ignore[method-assign]
+            kind.forward = forward
 
 
 def _packing(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
