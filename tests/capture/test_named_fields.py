@@ -44,9 +44,13 @@ class Passing(nn.Module):
         return Graph(h.index_add(0, graph.edges[1], h[graph.edges[0]]), graph.edges)
 
 
-class OfPair(Passing):
-    def forward(self, pair: Pair) -> Tensor:
-        return super().forward(pair.graph).nodes * pair.count + pair.shift
+class OfPair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Passing()
+
+    def forward(self, pair: Pair) -> Any:
+        return self.inner(pair.graph).nodes * pair.count + pair.shift
 
 
 GRAPH = Graph(torch.randn(5, 3), torch.randint(0, 5, (2, 7)))

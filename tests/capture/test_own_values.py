@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from widepack.errors import CaptureError
 
 class Branching(nn.Module):
     """Branches, counts and asserts on its own buffers and on a tensor in an attribute."""
+
+    ready: Tensor
+    steps: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +58,7 @@ def saved(folder: Path, *steps: int) -> list[str]:
     return paths
 
 
-def alone(path: str, x: Tensor = X) -> Tensor:
+def alone(path: str, x: Tensor = X) -> Any:
     member = Branching().eval()
     member.load_state_dict(torch.load(path))
     with torch.no_grad():

@@ -17,7 +17,7 @@ SORTED, UNSORTED = torch.tensor([5, 4, 2, 1]), torch.tensor([2, 5, 1, 4])
 
 
 class Packed(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], ordered: bool, total: int | None, **options: Any) -> None:
+    def __init__(self, kind: Any, ordered: bool, total: int | None, **options: Any) -> None:
         super().__init__()
         self.layer, self.ordered, self.total = kind(3, 4, batch_first=True, **options), ordered, total
 
