@@ -6,7 +6,7 @@ No torch is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,6 +94,11 @@ class Parameter(NamedTuple):
     kind: str
     tree: tree.Tree
     default: bool = False
+
+
+def absent_inputs(signature: Iterable[Parameter]) -> tuple[str, ...]:
+    """Returns the parameters that a sample left out, and whose default is None: an input could be given."""
+    return tuple(p.name for p in signature if p.default and p.tree == {"const": None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,217 +1,297 @@
-"""Loads a server over many connections, and checks every answer against the versions of its members."""
+#!/usr/bin/env python3
+"""Measures what hostile clients cost an honest one: `widepack serve` on one core, all clients on another.
+
+An honest client sends small requests one after the other, first alone, then beside each kind of hostile
+client. A kind passes if the 99th percentile of the honest client is at most three times its value alone or
+50 ms, whichever is larger, if each of its requests is answered, and if the memory of the server grows by at
+most 200 MB above its limit for bodies.
+
+Then members are swapped all the time while requests of 1 to 500 rows run: every answer must be of one version
+of each member. Its members answer with their version.
+
+    python scripts/stress/serve_load.py [--seconds 60] [--answers 500000] [--kinds TEXT]
+
+With 60 seconds it takes about 25 minutes, and the swaps about 15 more. Rows are written as they are measured.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
-import wire_models
-from asgi import Request, Response
-from infer import binary_request, read
-from serve_requests import on_the_wire
-from server_process import Connection, Lost
 
-MEMBERS = 4
-VERSIONS = 5
-BANK = 48
-SHOWN = 20
+from widepack_bench.report.environment import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
+
+import wire_models  # noqa: E402
+from infer import binary_request, read  # noqa: E402
+from loaded import saved  # noqa: E402
+from serve_client import asked, percentile  # noqa: E402
+from serve_hostile import KINDS, prepare  # noqa: E402
+from serve_requests import on_the_wire  # noqa: E402
+from server_process import Connection, Lost, ServerProcess  # noqa: E402
+
+MB = 1_000_000
+BODIES = 4 * 64 * MB
+MORE = 200 * MB
+LARGEST_MS, TIMES = 50.0, 3.0
+GAP_S = 0.002
+MEMBERS, VERSIONS, ROWS, CONNECTIONS = 3, 10, 500, 6
+SWAP_S = 0.02
+TOKEN = "token-of-the-load-test"
+ATTACKER = (sys.executable, __file__, "--attack")
 
 
-def version(member: int, number: int) -> torch.nn.Module:
-    """Returns the module of a version of a member. Version 0 is in the artifact at first."""
-    return wire_models.MODELS["plain"].member(member + 10 * number)
-
-
-def write_versions(folder: Path) -> None:
-    """Writes the checkpoint of every version: `m1v3.pt`."""
-    folder.mkdir(parents=True)
-    for member in range(MEMBERS):
-        for number in range(VERSIONS):
-            torch.save(version(member, number).state_dict(), folder / f"m{member}v{number}.pt")
-
-
-class Truth:
-    """The answers of every version of every member to some inputs, in float64, and the bound of each.
-
-    The bound is 4 times the largest error of the version alone in float32, and 4 units in the last place of
-    the root mean square of the answers.
-    """
+class Versioned(torch.nn.Module):
+    """A member that answers with its version."""
 
     def __init__(self) -> None:
-        g = torch.Generator().manual_seed(5)
-        self.inputs = [torch.randn(1 + k % 3, 6, generator=g) for k in range(BANK)]
-        self._exact: list[list[list[torch.Tensor]]] = []
-        self._bounds = torch.zeros(MEMBERS, VERSIONS)
-        with torch.no_grad():
-            for member in range(MEMBERS):
-                rows = []
-                for number in range(VERSIONS):
-                    module = version(member, number)
-                    alone = [module(x).double() for x in self.inputs]
-                    module.double()
-                    rows.append([module(x.double()) for x in self.inputs])
-                    error = max(float((a - e).abs().max()) for a, e in zip(alone, rows[-1]))
-                    scale = float(torch.cat(rows[-1]).square().mean().sqrt())
-                    self._bounds[member, number] = 4 * error + 4 * torch.finfo(torch.float32).eps * scale
-                self._exact.append(rows)
+        super().__init__()
+        self.version = torch.nn.Parameter(torch.randn(3))
 
-    def versions(self, k: int, row: slice, member: int, answer: torch.Tensor) -> list[int]:
-        """Returns the versions of a member whose answer to some rows of an input this is, within bounds."""
-        return [
-            number
-            for number in range(VERSIONS)
-            if float((answer.double() - self._exact[member][number][k][row]).abs().max())
-            <= float(self._bounds[member, number])
-        ]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :1] * 0 + self.version
 
 
-@dataclass
-class Counts:
-    """What the clients saw. times: seconds of a request with status 200, and when it ended."""
+class Honest:
+    """A client that sends small requests one after the other, each on time."""
 
-    answers: int = 0
-    rows: int = 0
-    dropped: int = 0
-    bad: int = 0
-    statuses: Counter[int] = field(default_factory=Counter)
-    times: list[tuple[float, float]] = field(default_factory=list)
-    versions: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    def __init__(self, server: ServerProcess) -> None:
+        self._connection = Connection(server.port)
+        self._data = on_the_wire(binary_request("ens.fold0", {"x": torch.rand(2, 6)}))
+        self.times: list[float] = []
+        self.failed: list[str] = []
 
-    def refuse(self, why: str) -> None:
-        """Keeps what must not happen."""
-        if len(self.wrong) < SHOWN:
-            self.wrong.append(why[:600])
-            print(f"WRONG {why[:300]}", flush=True)
-
-
-BAD: list[Callable[[Request], Request]] = [
-    lambda r: Request(r.method, r.path, b"{}", {}),
-    lambda r: Request(r.method, r.path, b'{"inputs": [', {}),
-    lambda r: Request(r.method, r.path, r.body, {}),
-    lambda r: Request(r.method, r.path, bytes(r.body[:-1]) if isinstance(r.body, bytes) else b"", r.headers),
-    lambda r: Request(
-        r.method,
-        r.path,
-        orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 7], "data": [0.0] * 7}]}),
-        {},
-    ),
-]
-
-
-class Client:
-    """One connection that sends requests one after the other.
-
-    Args:
-        port: Of the server.
-        truth: The right answers.
-        counts: Where it counts.
-        seed: Of its choices.
-        losses: The share of requests after which it closes the connection, and that of bad requests.
-    """
-
-    def __init__(self, port: int, truth: Truth, counts: Counts, seed: int, losses: float = 0.01) -> None:
-        self._truth, self._counts, self._losses = truth, counts, losses
-        self._draw = random.Random(seed)
-        self.connection = Connection(port)
-
-    def _request(self) -> tuple[Request, int, list[int]]:
-        """Returns a request, the number of its input, and the member of each row; none for all members."""
-        draw = self._draw
-        k = draw.randrange(BANK)
-        x = self._truth.inputs[k]
-        kind = draw.choice(["one", "one", "one", "routed", "all"])
-        if kind == "one":
-            member = draw.randrange(MEMBERS)
-            return binary_request(f"ens.fold{member}", {"x": x}), k, [member] * len(x)
-        if kind == "routed":
-            members = [draw.randrange(MEMBERS) for _ in range(len(x))]
-            return binary_request("ens", {"x": x, "member": torch.tensor(members)}), k, members
-        return binary_request("ens", {"x": x}), k, []
-
-    async def step(self) -> None:
-        """Sends one request, and checks its answer. Raises: Lost; OSError."""
-        draw, counts = self._draw, self._counts
-        request, k, members = self._request()
-        chance = draw.random()
-        if chance < self._losses:
-            data = on_the_wire(request)
-            await self.connection.write(data if draw.random() < 0.5 else data[: draw.randrange(len(data))])
-            await asyncio.sleep(draw.choice([0.0, 0.001, 0.01]))
-            await self.connection.reset()
-            counts.dropped += 1
-            return
-        if chance < 2 * self._losses:
-            await self.connection.write(on_the_wire(draw.choice(BAD)(request)))
-            response = await self.connection.response()
-            counts.bad += 1
-            if response.status != 400:
-                counts.refuse(f"a bad request got {response.status} {response.body[:200]!r}")
-            return
-        start = time.perf_counter()
-        await self.connection.write(on_the_wire(request))
-        self.check(await self.connection.response(), k, members, start)
-
-    def check(self, response: Response, k: int, members: Sequence[int], start: float) -> None:
-        """Checks an answer: of each member, exactly one version."""
-        counts, now = self._counts, time.perf_counter()
-        counts.statuses[response.status] += 1
-        if response.status != 200:
-            counts.refuse(f"status {response.status} {response.body[:300]!r}")
-            return
-        counts.answers += 1
-        counts.times.append((now - start, now))
-        y = read(response).outputs["output"]
-        whole = slice(None)
-        parts: list[tuple[int, slice, torch.Tensor]]
-        if members:
-            counts.rows += len(members)
-            one = len(set(members)) == 1
-            parts = (
-                [(members[0], whole, y)]
-                if one
-                else [(m, slice(r, r + 1), y[r : r + 1]) for r, m in enumerate(members)]
-            )
-        else:
-            counts.rows += y.shape[1]
-            parts = [(m, whole, y[m]) for m in range(MEMBERS)]
-        for member, row, answer in parts:
-            found = self._truth.versions(k, row, member, answer)
-            if len(found) != 1:
-                counts.refuse(f"input {k}, member {member}: the answer is of the versions {found}")
-            else:
-                counts.versions[f"m{member}v{found[0]}"] += 1
-
-    async def run(self, ended: asyncio.Event) -> None:
-        """Sends requests until the end."""
-        while not ended.is_set():
+    async def run(self, seconds: float) -> None:
+        """Sends requests for some time."""
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
             try:
-                await self.step()
-            except (Lost, OSError) as e:
-                self._counts.refuse(f"a request got no answer: {e!r}")
-                await self.connection.reset()
-        await self.connection.close()
+                await self._connection.write(self._data)
+                got = await asyncio.wait_for(self._connection.response(), 20)
+                if got.status != 200:
+                    self.failed.append(f"{got.status} {got.body[:100]!r}")
+            except (Lost, OSError, asyncio.TimeoutError) as e:
+                self.failed.append(repr(e)[:100])
+                await self._connection.reset()
+            self.times.append(time.perf_counter() - start)
+            await asyncio.sleep(GAP_S)
+        await self._connection.close()
 
 
-def percentile(times: Sequence[float], share: float) -> float:
-    """Returns a percentile in milliseconds."""
-    ordered = sorted(times)
-    return round(1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)], 2) if ordered else 0.0
+async def measured(server: ServerProcess, kind: str, seconds: float) -> dict[str, Any]:
+    """Returns what the honest client sees beside a kind of hostile clients; "" for none."""
+    before = most = server.usage().anon
+    attacker = None
+    if kind:
+        words = [*ATTACKER, kind, str(server.port), str(server.grpc_port), str(seconds)]
+        attacker = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        assert attacker.stdout is not None
+        await attacker.stdout.readline()  # it has made its requests
+    honest = Honest(server)
+    running = asyncio.ensure_future(honest.run(seconds))
+    while not running.done():
+        most = max(most, server.usage().anon)
+        await asyncio.sleep(0.05)
+    await running
+    sent = 0
+    if attacker is not None:
+        out, _ = await attacker.communicate()
+        sent = int(out.split()[-1]) if out.split() else 0
+    return {
+        "kind": kind or "none",
+        "hostile_requests": sent,
+        "requests": len(honest.times),
+        "p50_ms": percentile(honest.times, 0.5),
+        "p99_ms": percentile(honest.times, 0.99),
+        "largest_ms": percentile(honest.times, 1.0),
+        "failed": len(honest.failed),
+        "failures": honest.failed[:3],
+        "memory_rise_mb": round((most - before) / MB, 1),
+    }
 
 
-async def asked(
-    connection: Connection, method: str, path: str, body: Any = None, token: str = ""
-) -> Response:
-    """Sends a request with a JSON body. Raises: Lost; OSError."""
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    data = b"" if body is None else orjson.dumps(body)
-    await connection.write(on_the_wire(Request(method, path, data, headers)))
-    return await connection.response(method)
+def hostile(folder: Path, seconds: float, chosen: str, out: Out) -> list[str]:
+    """Measures every kind, each beside a server of its own. Returns: what is wrong."""
+    path, wrong, rows = folder / "plain.wide", [], out.document.setdefault("hostile", [])
+    rows.clear()
+    alone = 0.0
+    for kind in ("", *(k for k in KINDS if chosen in k)):
+        server = ServerProcess([f"ens={path}", "--grpc-port", "0", "--threads", "1"])
+        pin(server.pid, 0)
+        try:
+            asyncio.run(measured(server, "", 1.0))
+            row = asyncio.run(measured(server, kind, seconds))
+            if not kind:
+                alone = row["p99_ms"]
+            row["limit_ms"] = round(max(TIMES * alone, LARGEST_MS), 2)
+            row["limit_mb"] = (BODIES + MORE) / MB
+            row["passed"] = (
+                row["p99_ms"] <= row["limit_ms"]
+                and row["memory_rise_mb"] <= row["limit_mb"]
+                and not row["failed"]
+                and "Traceback" not in server.log()
+                and server.process.poll() is None
+            )
+        finally:
+            server.close()
+        rows.append(row)
+        out.write()
+        print(json.dumps(row), flush=True)
+        if not row["passed"]:
+            wrong.append(row["kind"])
+    return wrong
+
+
+class Swaps:
+    """Requests of 1 to 500 rows while members are swapped."""
+
+    def __init__(self, server: ServerProcess, answers: int) -> None:
+        self._server, self._most = server, answers
+        self.answers = self.swaps = self.divided = 0
+        self.mixed: list[str] = []
+        self._draw = random.Random(3)
+
+    async def run(self) -> None:
+        """Runs until there are as many answers."""
+        swapping = asyncio.ensure_future(self._swap())
+        await asyncio.gather(*(self._client(k) for k in range(CONNECTIONS)))
+        swapping.cancel()
+
+    async def _client(self, seed: int) -> None:
+        draw, connection = random.Random(seed), Connection(self._server.port)
+        made = [self._request(draw) for _ in range(60)]
+        while self.answers < self._most:
+            rows, data = draw.choice(made)
+            await connection.write(data)
+            got = await connection.response()
+            if got.status != 200:
+                self.mixed.append(f"status {got.status} {got.body[:200]!r}")
+                return
+            y = read(got).outputs["output"].reshape(-1, rows, 3)
+            self.answers += 1
+            self.divided += rows > 64
+            if not bool((y == y[:, :1]).all()):
+                self.mixed.append(
+                    f"an answer of {rows} rows has the versions {sorted(set(y.flatten().tolist()))}"
+                )
+        await connection.close()
+
+    def _request(self, draw: random.Random) -> tuple[int, bytes]:
+        rows = draw.choice([draw.randint(1, 64), draw.randint(65, ROWS)])
+        x, kind = torch.rand(rows, 6), draw.choice(["all", "one", "routed"])
+        if kind == "routed":
+            given = {"x": x, "member": torch.full((rows,), draw.randrange(MEMBERS))}
+            return rows, on_the_wire(binary_request("ens", given))
+        name = "ens" if kind == "all" else f"ens.{draw.randrange(MEMBERS)}"
+        return rows, on_the_wire(binary_request(name, {"x": x}))
+
+    async def _swap(self) -> None:
+        connection = Connection(self._server.port)
+        while True:
+            member, number = self._draw.randrange(MEMBERS), self._draw.randrange(VERSIONS)
+            body = {"parameters": {"checkpoint": f"v{number}.pt"}}
+            got = await asked(connection, "POST", f"/v2/repository/models/ens.{member}/load", body, TOKEN)
+            if got.status != 200:
+                self.mixed.append(f"a swap got {got.status} {got.body[:200]!r}")
+                return
+            self.swaps += 1
+            await asyncio.sleep(SWAP_S)
+
+
+def swapped(folder: Path, answers: int, out: Out) -> list[str]:
+    """Runs requests while members are swapped. Returns: what is wrong."""
+    (folder / "versions").mkdir()
+    (folder / "e").mkdir()
+    (folder / "token").write_text(TOKEN)
+    saved(Versioned, folder / "e", "x=float32[B,6]", members=MEMBERS)
+    for number in range(VERSIONS):
+        state = {"version": torch.full((3,), float(number))}
+        torch.save(state, folder / "versions" / f"v{number}.pt")
+    words = [f"ens={folder / 'e' / 'e.wide'}", "--swap-from", str(folder / "versions"), "--threads", "1"]
+    server = ServerProcess([*words, "--admin-token-file", str(folder / "token")])
+    pin(server.pid, 0)
+    try:
+        run, start = Swaps(server, answers), time.perf_counter()
+        asyncio.run(run.run())
+        out.document["swaps"] = {
+            "answers": run.answers,
+            "of_several_batches": run.divided,
+            "swaps": run.swaps,
+            "seconds": round(time.perf_counter() - start, 1),
+            "mixed": len(run.mixed),
+            "first": run.mixed[:3],
+        }
+        out.write()
+        print(json.dumps(out.document["swaps"]), flush=True)
+        return run.mixed
+    finally:
+        server.close()
+
+
+def pin(pid: int, place: int) -> None:
+    """Runs a process and its threads on one of the cores of this process."""
+    cores = sorted(os.sched_getaffinity(0) if place else ALL)
+    for task in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(task), {cores[place % len(cores)]})
+
+
+ALL = os.sched_getaffinity(0)
+
+
+class Out:
+    """The file of the results, written after each row."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.document["what"] = " ".join((__doc__ or "").split("\n\n    python")[0].split())
+        self.document["environment"] = environment("cpu", 1)
+
+    def write(self) -> None:
+        """Writes what is known."""
+        self._path.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--attack"]:
+        kind, http, grpc, seconds = sys.argv[2:]
+        prepare(kind)
+        print("ready", flush=True)
+        print(asyncio.run(KINDS[kind](int(http), int(grpc), float(seconds))))
+        return 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each kind; 0 for none")
+    parser.add_argument("--answers", type=int, default=500_000, help="while members are swapped; 0 for none")
+    parser.add_argument("--kinds", default="", help="only those whose names have this text")
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/serve-load.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(ALL)})
+    out, wrong = Out(options.out), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        wire_models.built("plain", folder)
+        if options.seconds:
+            wrong += hostile(folder, options.seconds, options.kinds, out)
+        if options.answers:
+            wrong += swapped(folder, options.answers, out)
+    print("\n".join(["wrong:", *wrong]) if wrong else "nothing is wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

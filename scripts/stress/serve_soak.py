@@ -38,7 +38,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 
 import wire_models  # noqa: E402
 from infer import binary_request, read  # noqa: E402
-from serve_load import (  # noqa: E402
+from serve_client import (  # noqa: E402
     MEMBERS,
     VERSIONS,
     Client,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from serve_load import Client, Counts, Truth, asked
+from serve_client import Client, Counts, Truth, asked
 from server_process import Connection, Lost, ServerProcess, children, running
 
 CLIENTS = 12

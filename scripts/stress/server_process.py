@@ -68,6 +68,7 @@ class ServerProcess:
 
     Attributes:
         port: Where it listens.
+        grpc_port: Where it listens for gRPC; 0 without `--grpc-port`.
         pid: Of the process.
     """
 
@@ -80,6 +81,7 @@ class ServerProcess:
             [sys.executable, "-m", "widepack_cli", "serve", "--port", "0", *words], stderr=self._log, env=env
         )
         self.pid = self.process.pid
+        self.grpc_port = 0
         self.port = self._listening_port()
 
     def _listening_port(self) -> int:
@@ -88,6 +90,9 @@ class ServerProcess:
         while time.monotonic() < limit and self.process.poll() is None:
             for line in self.log().splitlines():
                 if line.startswith("serving ") and "http://" in line:
+                    if " and gRPC on " in line:
+                        address = line.partition(" and gRPC on ")[2].partition(";")[0]
+                        self.grpc_port = int(address.rpartition(":")[2])
                     return int(line.partition("http://")[2].partition(";")[0].split()[0].rpartition(":")[2])
             time.sleep(0.05)
         raise SystemExit(f"the server did not start:\n{self.log()}")

@@ -119,7 +119,7 @@ def in_parts(document: Json, members: object) -> None:
         (lambda d: d.update(version=[1]), ["version", "[1, 0]"]),
         (lambda d: d.update(version=[True, 0]), ["version"]),
         (lambda d: d.update(version=[0, 9]), ["0.9 was never published"]),
-        (lambda d: d.update(version=[1, 5]), ["1.5 is newer than 1.4", "update widepack"]),
+        (lambda d: d.update(version=[1, 6]), ["1.6 is newer than 1.5", "update widepack"]),
         (lambda d: d.update(members=[]), ["0 members"]),
         (lambda d: d.update(members={}), ["members: expected a list"]),
         (lambda d: d["members"][1].update(name="a"), ["'a' occurs twice"]),

@@ -263,7 +263,7 @@ def test_a_program_that_answers_wrongly_is_not_kept(
     monkeypatch.setattr(aot, "_open", wrong)
     with pytest.raises(
         widepack.WidepackError,
-        match=r"differs from the flat graph at B = \d+.*is off by 1.00e-02, the bound is .*It is not stored",
+        match=r"differs from the flat graph at B = \d+.*is off by 1.00e-02, the bound is .*It is not used",
     ):
         widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/record.json"))

@@ -296,6 +296,23 @@ def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Pa
     assert "mat1 and mat2 must have the same dtype, but got Long and Float" in message
 
 
+@pytest.mark.extended(keep=2)
+@pytest.mark.parametrize(
+    "code",
+    ["int(x[0, 0].item())", "round(x[0, 0].item())", "math.floor(x.sum().item())", "int(n * x[0, 0].item())"],
+)
+def test_a_number_of_a_tensor_is_no_size(code: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        f"import math\n\ndef forward(self, x):\n    n = x.shape[0]\n    return self.fc(x) * {code}\n"
+    )
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), space)
+    message = refused(net(space["forward"], fc=linear(6, 5)), tmp_path, ROWS)
+    assert "reads the value of a tensor as a Python number at net.py:5 in forward" in message
+    assert "size" not in message
+
+
 NUMBERS = [
     ("y[: int(n / 2) + 1]", "write n // 2 for int(n / 2)"),
     ("y[: round(n / 2)]", "(n + 1) // 2 for round(n / 2)"),

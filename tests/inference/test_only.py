@@ -120,8 +120,8 @@ def test_a_refusal_names_the_inputs_and_the_call_to_make(form: str, texts: WideM
         call(texts, encoded())
     assert str(caught.value) == (
         "the model was built without 'token_type_ids': its default (None) is part of its program; its inputs "
-        "are input_ids, attention_mask. Leave it out of the call, or drop it with only: "
-        f"{way}. To use it, build an artifact with a sample that has it"
+        "are input_ids, attention_mask. To use it, build it again with input_ids, attention_mask and "
+        f"token_type_ids. To drop it, which may change the answers, call {way}"
     )
 
 
@@ -131,7 +131,8 @@ def test_refusals_of_several_inputs(texts: WideModel) -> None:
     assert str(caught.value).startswith(
         "the model has no input 'special', 'overflow', and the model was built without 'token_type_ids', "
         "'scale': their defaults (None, 1.0) are part of its program; its inputs are input_ids, "
-        "attention_mask. Leave them out of the call, or drop them with only: ens(**ens.only(inputs)). "
+        "attention_mask. To use them, build it again with input_ids, attention_mask, token_type_ids and "
+        "scale. To drop them, which may change the answers, call ens(**ens.only(inputs))"
     )
     with pytest.raises(InputError, match=r"no input 'token_type_ids'.*ens.encode\(\*\*ens.encode.only\("):
         texts.encode(input_ids=IDS, token_type_ids=IDS)
@@ -231,7 +232,7 @@ def test_states_are_given_beside_the_inputs(tmp_path: Path) -> None:
 def test_a_fused_module_has_only_too() -> None:
     fused = widepack.fuse(members(Texts), (IDS, MASK)).eval()
     assert torch.equal(fused(**fused.only(encoded())), fused(IDS, MASK))
-    with pytest.raises(InputError, match=r"drop it with only: fused\(\*\*fused\.only\(inputs\)\)"):
+    with pytest.raises(InputError, match=r"fuse the modules again with .* fused\(\*\*fused\.only\(inputs"):
         fused(**encoded())
 
 

@@ -532,20 +532,34 @@ def test_twenty_steps_of_a_fused_module_equal_those_of_each_member_alone(
     )
 
 
+def test_rates_of_another_number_than_the_members() -> None:
+    fused = widepack.fuse([nn.Linear(4, 3) for _ in range(4)], torch.randn(5, 4))
+    with pytest.raises(
+        UsageError, match="lr has 3 numbers, .* of 4 members. Give 4 numbers, or one"
+    ) as found:
+        optimizers.SGD(fused.parameters(), lr=LR)
+    assert "group with" not in str(found.value)
+    optimizers.SGD(fused.parameters(), lr=[*LR, 0.1])
+    optimizers.SGD(fused.parameters(), lr=0.1)
+
+
 def test_messages_name_the_refused_value() -> None:
     weight, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
     for make, words in (
         (
             lambda: optimizers.SGD([weight, shared], lr=LR),
             "SGD: lr has 3 numbers, one for each member, and parameter 1 of its group is [5], "
-            "without a member axis of 3",
+            "whose axis 0 has 5",
         ),
         (
             lambda: optimizers.AdamW([("a", weight), ("trunk.weight", shared)], weight_decay=DECAY),
             "trunk.weight is [5]",
         ),
         (lambda: optimizers.Adam([nn.Parameter(torch.tensor(1.0))], lr=LR), "is []"),
-        (lambda: optimizers.SGD([weight], lr=[0.1, 0.2]), "without a member axis of 2"),
+        (
+            lambda: optimizers.SGD([weight], lr=[0.1, 0.2]),
+            "whose axis 0 has 3. If this is the member axis, give 3",
+        ),
         (
             lambda: optimizers.SGD([weight], lr=LR, weight_decay=[0.1, 0.2]),
             "lr has 3 numbers, weight_decay has 2 numbers",
@@ -565,14 +579,14 @@ def test_messages_name_the_refused_value() -> None:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
     optimizer = optimizers.SGD([weight], lr=LR)
-    with pytest.raises(UsageError, match="without a member axis of 4"):
+    with pytest.raises(UsageError, match="whose axis 0 has 3"):
         optimizer.load_state_dict(
             {
                 **optimizer.state_dict(),
                 "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": [0.1] * 4}],
             }
         )
-    with pytest.raises(UsageError, match="without a member axis of 3"):
+    with pytest.raises(UsageError, match="whose axis 0 has 5"):
         optimizer.add_param_group({"params": [shared]})
     assert len(optimizer.param_groups) == 1
     assert widepack.optim.optimizers is optimizers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 import torch
 from asgi import InProcess, Request
 from batches import Batches
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from infer import binary_request, document, json_request, read
 from refused import GOOD, Change, X, change, outputs, refused, sent, whole
 
@@ -20,6 +24,17 @@ ONE: dict[str, Any] = document(GOOD)["inputs"][0]
 DEEP: Any = 1.0
 for _ in range(200):
     DEEP = [DEEP]
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A value inside of lists, of which orjson and Python do not write so many."""
+
+    value: Any
+    depth: int
+
+
+NESTED = Nested(1, 1000)
 
 JSON_BODIES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the request is not JSON"),
@@ -138,7 +153,44 @@ DOCUMENTS: dict[str, tuple[Change, int, str]] = {
     "classification": (
         outputs({"name": "output", "parameters": {"classification": 2}}),
         400,
-        "not supported",
+        "the extension classification is not supported; leave out the parameter classification",
+    ),
+    "a deep shape": (change(shape=NESTED), 400, "input x has the shape a list of 1; a shape is a list"),
+    "a deep timeout": (whole(parameters={"timeout": NESTED}), 400, "timeout is a list of 1"),
+    "a deep datatype": (change(datatype=NESTED), 400, "input x has the datatype a list of 1"),
+    "an output in shared memory": (
+        outputs(
+            {"name": "output", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 9}}
+        ),
+        400,
+        "output output: the extension shared_memory is not supported",
+    ),
+    "an input in shared memory": (
+        change(parameters={"shared_memory_region": "r"}),
+        400,
+        "input x: the extension shared_memory is not supported; leave out the parameter shared_memory_region",
+    ),
+    "a sequence": (whole(parameters={"sequence_id": 7}), 400, "the extension sequence is not supported"),
+    "the start of a sequence": (
+        whole(parameters={"sequence_id": 0, "sequence_start": True}),
+        400,
+        "leave out the parameter sequence_start",
+    ),
+    "priority": (whole(parameters={"priority": 1}), 400, "leave out the parameter priority"),
+    "an unknown parameter": (
+        whole(parameters={"temperature": 0}),
+        400,
+        "the request: there is no parameter temperature; known: timeout, binary_data_output",
+    ),
+    "an unknown parameter of an input": (
+        change(parameters={"content_type": "np"}),
+        400,
+        "input x: there is no parameter content_type; known: binary_data_size",
+    ),
+    "an unknown parameter of an output": (
+        outputs({"name": "output", "parameters": {"dims": 1}}),
+        400,
+        "output output: there is no parameter dims; known: binary_data, of, dim",
     ),
 }
 
@@ -180,7 +232,77 @@ def test_documents_that_are_no_request(case: str, server: InProcess) -> None:
     changed, status, words = DOCUMENTS[case]
     request = document(GOOD)
     changed(request)
-    refused(server, sent(orjson.dumps(request)), status, words)
+    refused(server, sent(as_json(request)), status, words)
+
+
+def as_json(value: Any) -> bytes:
+    """Returns a value as JSON, which may be nested deeper than orjson writes."""
+    if isinstance(value, Nested):
+        return b"[" * value.depth + as_json(value.value) + b"]" * value.depth
+    if isinstance(value, list):
+        return b"[" + b",".join(map(as_json, value)) + b"]"
+    if isinstance(value, dict):
+        return b"{" + b",".join(as_json(k) + b":" + as_json(v) for k, v in value.items()) + b"}"
+    return orjson.dumps(value)
+
+
+VALUES = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2**40, 1.5, "", "x", "FP32", "output.mean", "a" * 2000]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "shape", "data", "parameters", "of", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=12,
+)
+PLACES = st.sampled_from(
+    [
+        ("inputs",),
+        ("inputs", 0),
+        *(("inputs", 0, k) for k in ("name", "datatype", "shape", "data", "parameters")),
+        ("inputs", 0, "parameters", "binary_data_size"),
+        ("outputs",),
+        ("outputs", 0),
+        *(("outputs", 0, k) for k in ("name", "parameters")),
+        *(("outputs", 0, "parameters", k) for k in ("binary_data", "of", "dim", "classification", "x")),
+        ("parameters",),
+        *(("parameters", k) for k in ("timeout", "binary_data_output", "sequence_id", "priority", "x")),
+        ("id",),
+    ]
+)
+
+
+@given(st.lists(st.tuples(PLACES, VALUES, st.integers(0, 1000)), min_size=1, max_size=3), st.booleans())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_json_structure_is_answered_or_refused(
+    server: InProcess, changes: list[tuple[tuple[Any, ...], Any, int]], routed: bool
+) -> None:
+    body = document({**GOOD, **({"member": ["fold1", "fold0"]} if routed else {})}, [{"name": "output"}])
+    for place, value, depth in changes:
+        at: Any = body
+        for key, following in pairwise(place):
+            inner = at[key] if isinstance(key, int) or key in at else None
+            if not isinstance(inner, list if following == 0 else dict) or (following == 0 and not inner):
+                at[key] = [{}] if following == 0 else {}
+            at = at[key]
+        if isinstance(at, dict) != isinstance(place[-1], str):
+            continue
+        at[place[-1]] = Nested(value, depth) if depth > 900 else value
+    got = server.maybe(sent(as_json(body)))
+    assert got is not None
+    assert got.status == 200 or 400 <= got.status < 500, got.body
+    assert got.status == 200 or (list(got.json) == ["error"] and len(got.error) < 1000)
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/models/plain.1/load"])
+@given(VALUES, st.integers(0, 1000))
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_json_structure_of_other_bodies(path: str, server: InProcess, value: Any, depth: int) -> None:
+    value = Nested(value, depth) if depth > 900 else value
+    for body in (value, {"ready": value}, {"parameters": value}, {"parameters": {"checkpoint": value}}):
+        got = server("POST", path, as_json(body))
+        assert got.status == 200 or 400 <= got.status < 500, got.body
 
 
 def test_numbers_that_json_writes_and_no_type_has(server: InProcess) -> None:

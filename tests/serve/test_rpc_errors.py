@@ -80,6 +80,10 @@ def _parameter(name: str, **value: Any) -> Callable[[Any], None]:
     return change
 
 
+def _set(parameters: Any, name: str, value: str) -> None:
+    parameters[name].string_param = value
+
+
 def _datatype(name: str) -> Callable[[Any], None]:
     def change(message: Any) -> None:
         message.inputs[0].datatype = name
@@ -165,6 +169,23 @@ REFUSED = {
     "member of another length": (
         infer_message("ens", ("input", X), ("member", torch.tensor([1, 2, 3]))),
         "input member has the shape [3]; it has one number or name for each row, [2]",
+    ),
+    "a sequence": (
+        changed(_parameter("sequence_id", string_param="7")),
+        "the request: the extension sequence is not supported; leave out the parameter sequence_id",
+    ),
+    "priority": (changed(_parameter("priority", uint64_param=1)), "leave out the parameter priority"),
+    "an unknown parameter": (
+        changed(_parameter("temperature", double_param=0.5)),
+        "there is no parameter temperature; known: timeout, binary_data_output",
+    ),
+    "an input in shared memory": (
+        changed(lambda m: _set(m.inputs[0].parameters, "shared_memory_region", "r")),
+        "input input: the extension shared_memory is not supported",
+    ),
+    "an output in shared memory": (
+        changed(lambda m: _set(m.outputs.add(name="output").parameters, "shared_memory_region", "r")),
+        "output output: the extension shared_memory is not supported",
     ),
     "long id": (
         changed(lambda m: setattr(m, "id", "i" * 1001)),

@@ -5,7 +5,7 @@ Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
 | name | what runs the program | compiles |
 |---|---|---|
 | `eager` | the flat graph, op after op | never |
-| `compile` | `torch.compile` of the flat graph | in each process, with `compile="now"` |
+| `compile` | code of TorchInductor for the flat graph, in memory | in each process, with `compile="now"` |
 | `aot` | an AOTInductor package from the local cache | once, by `widepack compile` or `compile="now"` |
 | `onnxruntime` | an ONNX Runtime session | never (writes an ONNX file once, into the cache) |
 

@@ -30,9 +30,10 @@ from widepack_artifacts.guards import check as check_condition
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
 from ..system.compiled_cache import CompiledCache, default_folder
+from .covering import covering
 from .flat import Flat, flatten
 from .index_flags import is_flagged
-from .task import Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
+from .task import Sizes, Task, Unavailable, first_line, quiet
 from .variants import Checked, Variant
 
 NAME = "aot"
@@ -44,7 +45,6 @@ OPTIONS: dict[str, Any] = {
     "aot_inductor.check_lowerbound": False,  # else the check of inputs refuses a batch of 1
     "cpp.dynamic_threads": True,  # else the number of threads is a constant of the package
 }
-VARIANTS = 2
 _FORM = 3  # version of the cache entries
 
 
@@ -168,30 +168,25 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
 
     Returns: the record. Raises: LoweringError.
     """
-    rows: list[dict[str, Any]] = []
-    tried = list(sizes_to_try(task))
-    for number in range(VARIANTS):
-        open_ = (
-            s
-            for s in tried
-            if min(s.values(), default=2) >= 2 and not any(v.holds(s) for v in _variants(rows))
-        )
-        example = dict(task.example) if number == 0 else next(open_, None)
-        if example is None:
-            break
-        if task.progress:
-            task.progress(f"compiling {task.title}{f', again for {words(example)}' if number else ''}", 0, 1)
+    names: list[str] = []
+
+    def compile_at(number: int, example: Sizes) -> Variant:
         path = folder / f"program-{number}.pt2"
+        names.append(path.name)
         conditions = _compile(task, flat, example, path)
-        row: dict[str, Any] = {
-            "file": path.name,
-            "weights": [[str(w.dtype), list(w.shape), list(w.stride())] for w in flat.weights],
-            "conditions": conditions,
-            "least": {},
-            "example": example,
+        return _open(path, flat.weights, {"weights": shapes, "conditions": conditions, "least": {}}, task)
+
+    shapes = [[str(w.dtype), list(w.shape), list(w.stride())] for w in flat.weights]
+    rows = [
+        {
+            "file": name,
+            "weights": shapes,
+            "conditions": list(made.variant.conditions),
+            "least": dict(made.variant.least or {}),
+            "example": dict(made.example),
         }
-        row["least"] = _agree(task, flat, _open(path, flat.weights, row, task), tried)
-        rows.append(row)
+        for made, name in zip(covering(task, flat, compile_at), names, strict=True)
+    ]
     return {
         "form": _FORM,
         "title": task.title,
@@ -199,10 +194,6 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
         "content": task.content,
         "variants": rows,
     }
-
-
-def _variants(rows: Sequence[Mapping[str, Any]]) -> list[Variant]:
-    return [Variant(lambda inputs: inputs, r["conditions"], r["least"]) for r in rows]
 
 
 def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
@@ -230,32 +221,3 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
             f"{task.title} does not compile with AOTInductor of torch {torch.__version__}: "
             f"{type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
-
-
-def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> dict[str, int]:
-    """Checks a package against the flat graph at all sizes at which it should be valid.
-
-    Returns: the dims at which it is wrong at size 1, with the smallest valid size. Raises: LoweringError.
-    """
-    run = Checked(task.device, flat, [variant], task.eager, flagged=is_flagged(flat.program))
-    least: dict[str, int] = {}
-    for sizes in tried:
-        if not variant.holds(sizes):
-            continue
-        try:
-            inputs = task.inputs(sizes)
-            with torch.inference_mode():
-                want = task.eager(*inputs)
-        except (RuntimeError, ValueError, IndexError):
-            continue  # members do not accept inputs of these sizes
-        with torch.inference_mode():
-            wrong = task.differ(run(*inputs), want)
-        ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
-        if wrong and ones:
-            least.update(dict.fromkeys(ones, 2))
-        elif wrong:
-            raise LoweringError(
-                f"{task.title}: the compiled program differs from the flat graph at "
-                f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
-            )
-    return least

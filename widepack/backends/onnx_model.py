@@ -93,7 +93,8 @@ def onnx_model(
             exported, dynamo=True, optimize=False, verbose=False, external_data=False, opset_version=opset
         )
     model = translated.model
-    takes = [int(str(v.name)[1:]) for v in model.graph.inputs]
+    numbers = {name: i for i, name in enumerate(exported.graph_signature.user_inputs)}
+    takes = [numbers[str(v.name)] for v in model.graph.inputs]
     weights = {name: v for name, v in model.graph.initializers.items() if _WEIGHT.match(name)}
     kinds = {name: (v.const_value.dtype, v.const_value.shape) for name, v in weights.items()}
     for name, value in weights.items():

@@ -27,6 +27,7 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | `report.py` | Defines `BuildReport` and `EntryReport`, and computes them from a build |
 | `request.py` | Holds the parsed and checked arguments of one build |
 | `stages.py` | Runs the stages of a build, one function for each: read, capture, lower, write, verify |
+| `state_dicts.py` | Collects and writes what the members' state dicts have beside their tensors |
 | `weights_table.py` | Makes the weights table of a build: a row for each weight |
 | `write.py` | Writes the files of a build: stacked weights, programs, and the manifest's rows for them |
 """

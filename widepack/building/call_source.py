@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from ..capture.call import MemberCall, arrange

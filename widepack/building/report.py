@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from widepack_artifacts.entry import absent_inputs
+
 from ..checkpoints.discovery import LeftOut
 from ..ir.kinds import kinds
 from ..lowering.wide_programs import LoweredProgram, wide_share
@@ -29,10 +31,12 @@ class EntryReport:
             batch class.
         plans: One dict for each plan, with `device`, `pattern`, `batch`, `strategies` and `because`.
         bounds: A sentence for each dim that the members' own code bounds: calls of other sizes are refused.
+        absent: The parameters of the method that no input was described for, and whose default None is part
+            of the program: `attention_mask`, for example.
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
-        inputs=["x=float32[B,8]"])
+        ...                         inputs=["x=float32[B,8]"])
         >>> report.entries["forward"].wide_share
         1.0
     """
@@ -44,6 +48,7 @@ class EntryReport:
     strategies: dict[str, int]
     plans: list[dict[str, Any]] = field(default_factory=list)
     bounds: list[str] = field(default_factory=list)
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class BuildReport:
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
-        inputs=["x=float32[B,8]"])
+        ...                         inputs=["x=float32[B,8]"])
         >>> report.members
         ('a', 'b')
     """
@@ -152,6 +157,7 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
             for d, (least, most, source) in entry.first.dims.items()
             if source
         ],
+        absent=absent_inputs(entry.signature),
     )
 
 

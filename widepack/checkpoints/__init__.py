@@ -2,7 +2,7 @@
 
 | in | out | start reading |
 |---|---|---|
-| files, folders, shards | `Checkpoint` for each member; aligned weights | `discovery.py`, `alignment.py` |
+| files, folders, shards | `Checkpoint` for each member; aligned weights | `loading.py`, `alignment.py` |
 
 | file | what it does |
 |---|---|
@@ -10,15 +10,24 @@
 | `checkpoint.py` | Defines `Checkpoint`, an open checkpoint: its names, tensors, dtype and hash |
 | `differences.py` | Finds the differences between checkpoints, or between checkpoints and the model |
 | `discovery.py` | Opens the checkpoints that a user names, and derives the members' names |
+| `extra_state.py` | Stores the extra state of members as data |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers |
+| `kept.py` | Keeps tensors that no file has, without memory for large ones |
+| `loading.py` | Loads checkpoints into members of a factory, as `load_state_dict` does |
+| `member_keys.py` | Finds several members in one file by a key with `*` |
+| `member_state.py` | Reads what an artifact stores of a member's state dict beside its tensors |
+| `model_names.py` | Finds the names that a model has for the weights of a checkpoint |
+| `named_factory.py` | Finds the factory that a user names, also `hf` |
 | `newcomer.py` | Opens a checkpoint that becomes a member of an existing artifact |
 | `no_network.py` | Refuses connections while a model is made, so that nothing is downloaded |
+| `numpy_archive.py` | Reads archives of `numpy.savez` as data |
 | `open_file.py` | Opens one checkpoint file lazily, by its content, without running code of the file |
 | `pickled_modules.py` | Makes members that are pickled modules: each checkpoint contains its module |
 | `pt2_archive.py` | Reads files of `torch.export.save` as data: a zip of JSON and raw weights |
 | `shards.py` | Opens checkpoints of several files: an index `{"weight_map": {tensor name |
 | `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |
+| `stored_states.py` | Checks versions and extra state of a new member against the artifact's |
 | `torch_file.py` | Reads files of torch.save: as data, with placeholders for objects of other classes |
 | `zip_records.py` | Reads a zip file's directory; refuses records far larger than the file |
 """

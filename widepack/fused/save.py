@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from ..building.build import build
 from ..building.report import BuildReport
+from ..building.state_dicts import refuse_code
 from ..checkpoints.discovery import Checkpoint
 from ..checkpoints.factory import Factory
+from ..checkpoints.loading import module_state
+from ..checkpoints.state_dict import is_extra_state
 
 
 class LiveMemberFactory(Factory):
@@ -27,6 +30,8 @@ class LiveMemberFactory(Factory):
         paths: The checkpoint of each member.
         make: Returns a copy of a member by its number.
     """
+
+    brings_weights = True
 
     def __init__(self, name: str, paths: Sequence[str], make: Callable[[int], nn.Module]) -> None:
         super().__init__(name, lambda: make(0), {})
@@ -59,6 +64,8 @@ def save(
     """
     with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
         paths = [str(Path(folder) / f"{i}.pt") for i in range(len(members))]
-        for file, member in zip(paths, members):
-            torch.save(member.state_dict(), file)
+        for file, member, own in zip(paths, members, names):
+            state = module_state(member)
+            refuse_code({k: v for k, v in state.items() if is_extra_state(k)}, f"member {own}")
+            torch.save(state, file)
         return build(paths, path, model=LiveMemberFactory(name, paths, make), names=list(names), **options)

@@ -91,11 +91,16 @@ class InputNames:
                 f"{'is' if len(unread) == 1 else 'are'} part of its program"
             )
         them = "it" if len(unknown) + len(unread) == 1 else "them"
-        return (
-            f"{', and '.join(reasons)}; its inputs are {', '.join(self._used)}. "
-            f"Leave {them} out of the call, or drop {them} with only: {self._call(form, True)}. "
-            f"To use {them}, build an artifact with a sample that has {them}"
-        )
+        said = f"{', and '.join(reasons)}; its inputs are {', '.join(self._used)}. "
+        if not unread:
+            return (
+                f"{said}Leave {them} out of the call, or drop {them} with only: {self._call(form, True)}. "
+                f"To use {them}, build an artifact with a sample that has {them}"
+            )
+        every = " and ".join([", ".join([*self._used, *unread][:-1]), unread[-1]])
+        drop = f"To drop {them}, which may change the answers, call {self._call(form, True)}"
+        again = "fuse the modules" if self._model.startswith("fused") else "build it"
+        return f"{said}To use {'it' if len(unread) == 1 else 'them'}, {again} again with {every}. {drop}"
 
     def way_of_dict(self, value: Mapping[Any, Any], form: str) -> str:
         """Returns which call to make with a dict that was given in place of a tensor, as the end of a

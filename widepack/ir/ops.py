@@ -35,6 +35,7 @@ from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS
 from ..kernels.replacements import REPLACEMENTS
 from ..kernels.size_arithmetic import limited
+from ..kernels.traced_ops import opaque, traced_op
 from .torch_internals import base_name, can_decompose, is_overload, overload_behind, overload_name, schema_of
 
 Op = Callable[..., Any]
@@ -166,23 +167,31 @@ def function(name: str) -> Op:
 
 
 def unchecked(name: str) -> Op:
-    """The function of an op without a check of its operands, for code that is traced.
+    """The function of an op without a check of its operands, for code that may be traced.
 
-    Raises: as `resolve`.
+    A compiler that traces it meets one op, also where a Python function replaces the op. Raises: as
+    `resolve`.
     """
-    return FUNCTIONS.get(name) or REPLACEMENTS.get(name) or resolve(name)
+    return FUNCTIONS.get(name) or (_replacement(name) if name in REPLACEMENTS else resolve(name))
+
+
+@cache
+def _replacement(name: str) -> Op:
+    return opaque("replaced", resolve(name), REPLACEMENTS[name])
 
 
 def size_checked(name: str) -> Op:
     """The function of an op behind the check of its operands, if that reads sizes alone.
 
-    Code that is traced keeps what such a check finds as conditions on the sizes of a call. widepack's own ops
-    are called through torch's dispatcher, so a compiler does not trace what is inside them. Raises: as
-    `resolve`.
+    Code that is traced keeps what such a check finds as conditions on the sizes of a call. Each function is
+    an op, so no compiler reads the Python inside. Raises: as `resolve`.
     """
-    if name in FUNCTIONS:
-        return resolve(name)
-    return _with_check(name) if name in CHECKS and name not in OF_VALUES else unchecked(name)
+    op = resolve(name)
+    if name in CHECKS and name not in OF_VALUES:
+        op = traced_op("checked", op, _with_check(name))
+    elif name in REPLACEMENTS:
+        op = traced_op("replaced", op, REPLACEMENTS[name])
+    return op
 
 
 def checked(name: str) -> Op:

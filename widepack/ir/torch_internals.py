@@ -77,11 +77,6 @@ def known_expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> An
     return value.node.expr
 
 
-def rename_node(node: fx.Node, name: str) -> None:
-    """Renames a node of a graph; the name becomes unique in the graph."""
-    node._rename(name)
-
-
 def forget_source(file: str) -> None:
     """Removes the source of a generated graph module that torch keeps for tracebacks.
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-_LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
+"""Holds the ops of the namespace `widepack`. They exist as long as it does."""
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """The function of each op, by a name such as `widepack.linear.default`."""
 DIFFERENTIABLE: set[str] = set()
@@ -36,10 +37,10 @@ def define(
         return function(*args, **kwargs)
 
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
     if fake is not None:
-        torch.library.register_fake(f"widepack::{name}", fake, lib=_LIBRARY)
+        torch.library.register_fake(f"widepack::{name}", fake, lib=LIBRARY)
     FUNCTIONS[f"widepack.{name}.default"] = checked
 
 
@@ -51,7 +52,7 @@ def differentiate(name: str, keep: Callable[..., None], backward: Callable[..., 
         keep: Keeps in a context what the backward pass needs of the inputs and the output.
         backward: Returns the gradients of the inputs from those of the outputs.
     """
-    torch.library.register_autograd(f"widepack::{name}", backward, setup_context=keep, lib=_LIBRARY)
+    torch.library.register_autograd(f"widepack::{name}", backward, setup_context=keep, lib=LIBRARY)
     overload = getattr(torch.ops.widepack, name).default
     FUNCTIONS[f"widepack.{name}.default"] = overload  # through the dispatcher, which records the derivative
     DIFFERENTIABLE.add(f"widepack.{name}.default")

@@ -52,7 +52,7 @@ class ArrowTable(ABC):
         self._schema = schema
         names = list(schema.names)
         if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise InputError(f"{path}: two columns have the name {twice[0]}; columns are named by the name")
+            raise InputError(f"{path}: two columns have the name {twice[0]!r}; rename one in the file")
         self.columns: Mapping[str, ColumnType] = {
             field.name: self.type_of(field) for field in (schema.field(i) for i in range(len(names)))
         }

@@ -2,7 +2,8 @@
 
 On `eager` an op such as `embedding_bag` runs behind a check of its operands (`kernels/checks`). A compiler
 traces sizes alone, so its code has no check of values. Here the nodes that compute those operands run once
-more, eagerly, and then the checks. These nodes are few: views of inputs, and arithmetic on indices.
+more, eagerly, and then the checks. These nodes are few: views of inputs, and arithmetic on indices. An
+operand of which only the sizes are checked (the table of a bag) is computed without values.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
 from ..ir.encoding import decode, iter_arguments
-from ..kernels.checks import CHECKS, OF_VALUES
+from ..kernels.checks import CHECKS, OF_SIZES, OF_VALUES
 from .graph_module import evaluate_node
+from .meta_values import metas, run_on_meta
 
 MOST_NODES = 16
 """The most nodes that run twice. A program that needs more runs on `eager`."""
+MOST_SIZES = 64
+"""The most sizes of inputs at which tensors without values are kept."""
 _CHEAP = ("int64", "int32", "bool", "int", "list")
 
 
@@ -50,12 +54,14 @@ class ValueChecks:
         self.needed = bool(nodes)
         at = {n.name: n for n in program.nodes}
         self._checked = [n for n in nodes if n.name in at]
-        self._before = _ancestors(at, self._checked)
+        self._before = _ancestors(at, [r for n in self._checked for r in refs(_operands(n, sizes=False))])
+        self._sized = _ancestors(at, [r for n in self._checked for r in refs(_operands(n, sizes=True))])
         self.possible = len(self._checked) == len(nodes) and len(self._before) <= MOST_NODES
-        self.possible = self.possible and all(map(_cheap, self._before))
+        self.possible = self.possible and all(map(_cheap, self._before)) and all(map(_has_size, self._sized))
         self._weights = {s.name: v for s, v in zip(program.weights, given, strict=True)}
         self._inputs = [s.name for s in program.inputs]
         self._members = program.members
+        self._known: dict[Any, dict[str, Any]] = {}  # what `_sizes` returned, by the sizes of inputs
 
     def run(self, *inputs: torch.Tensor) -> bool:
         """Checks the operands of a call.
@@ -69,10 +75,32 @@ class ValueChecks:
             values[node.name] = evaluate_node(node, values, self._members, device)
             if not _exact(node, values):
                 return False
+        sized = self._sizes(inputs)
         for node in self._checked:
-            args = decode(substitute(node.args, values.__getitem__), device)
-            CHECKS[node.op](*args, **decode(substitute(node.kwargs, values.__getitem__), device))
+            given = ops.bind(node.op, node.args, node.kwargs)
+            without = OF_SIZES.get(node.op, ())
+            read = {
+                name: decode(substitute(v, (sized if name in without else values).__getitem__), device)
+                for name, v in given.items()
+            }
+            CHECKS[node.op](**read)
         return True
+
+    def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Returns tensors without values for the operands of which only sizes are checked, by name."""
+        if not self._checked or not any(n.op in OF_SIZES for n in self._checked):
+            return {}
+        like = tuple((x.shape, x.dtype, x.stride()) for x in inputs)
+        found = self._known.get(like)
+        if found is None:
+            found = {k: metas(v) for k, v in (*self._weights.items(), *zip(self._inputs, inputs))}
+            for node in self._sized:
+                args, kwargs = (substitute(a, found.__getitem__) for a in (node.args, node.kwargs))
+                found[node.name] = run_on_meta(node.op, args, kwargs)
+            if len(self._known) >= MOST_SIZES:
+                self._known.clear()
+            self._known[like] = found
+        return found
 
     def before(self, function: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that checks its inputs, and then calls `function`.
@@ -115,10 +143,22 @@ def _exact(node: Node, values: Mapping[str, Any]) -> bool:
     )
 
 
-def _ancestors(at: dict[str, Node], nodes: Sequence[Node]) -> list[Node]:
-    """Returns the nodes that the arguments of some nodes depend on, in the order of the program."""
+def _operands(node: Node, *, sizes: bool) -> list[Any]:
+    """Returns the operands of which only sizes are checked, or all others."""
+    without = OF_SIZES.get(node.op, ())
+    given = ops.bind(node.op, node.args, node.kwargs)
+    return [v for name, v in given.items() if (name in without) == sizes]
+
+
+def _has_size(node: Node) -> bool:
+    """Returns whether the sizes of a node's result depend on sizes alone."""
+    return node.body is None and not ops.of_values(node.op)
+
+
+def _ancestors(at: dict[str, Node], names: Sequence[str]) -> list[Node]:
+    """Returns the nodes that some values depend on, and those values' own, in the order of the program."""
     seen: set[str] = set()
-    todo = [r for n in nodes for r in refs((n.args, n.kwargs))]
+    todo = list(names)
     while todo:
         name = todo.pop()
         if name in at and name not in seen:

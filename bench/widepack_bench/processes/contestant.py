@@ -110,7 +110,10 @@ def measured_alone(
             paths = []
             for i in range(len(ens)):
                 paths.append(f"{folder}/{i}.pt")
-                torch.save({k: v.clone() for k, v in ens.state_dict(i).items()}, paths[-1])
+                state = ens.state_dict(i)
+                for k, v in state.items():  # clones: a file of views would have the weights of all members
+                    state[k] = v.clone() if isinstance(v, torch.Tensor) else v
+                torch.save(state, paths[-1])
             start["loop"] = _start({**spec, "baseline": "loop", "checkpoints": paths})
     return replace(report, rows=tuple(rows), start=start)
 

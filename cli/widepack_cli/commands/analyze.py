@@ -39,7 +39,8 @@ _VALUE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*\Z", re.ASCII)
         "widepack analyze torch.nn.Linear --model-arg in_features=64 --model-arg out_features=8 "
         '--input "input=float32[B,64]"',
         'widepack analyze net.py:make --input "x=float32[B,3,32,32]" --at B=8,N=16',
-        'widepack analyze llama/ --input "input_ids=int64[B,T]" --at B=1,T=2048',
+        'widepack analyze llama/ --input "input_ids=int64[B,T]" '
+        '--input "attention_mask=int64[B,T]:0..1" --at B=1,T=2048',
         "widepack analyze ens.wide --at B=32 --by op",
         "widepack analyze ens.wide --at B=32 --wide",
     )

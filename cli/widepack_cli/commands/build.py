@@ -9,19 +9,28 @@ from typing import Any
 
 import click
 
-from ..shared.build_report import build_lines
+from ..shared.build_report import absent_lines, build_lines
 from ..shared.failures import Refusal
 from ..shared.member_paths import in_order, members_of
-from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
+from ..shared.options import (
+    emit,
+    example,
+    ignore_option,
+    json_option,
+    model_options,
+    sort_option,
+    stdout_kept,
+)
 from ..shared.progress_bar import Progress
 
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
     "widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg "
     'width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
-    'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
+    'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521" '
+    '--input "attention_mask=int64[B,T]:0..1"',
     "widepack build --base bert/ --adapter 'lora/*' -o fleet.wide --model hf --input "
-    '"input_ids=int64[B,T]:0..30521"',
+    '"input_ids=int64[B,T]:0..30521" --input "attention_mask=int64[B,T]:0..1"',
     "widepack build m.pt -n 32 --dropout on -o passes.wide --model net.py:make --input 'x=float32[B,64]'",
     "widepack build ckpts/*.pt --dry-run                # with model and input in ./widepack.toml",
 )
@@ -42,7 +51,8 @@ TOML = "widepack.toml"
 @click.option(
     "--key",
     help="The key of the state dict (such as ema.model or model_ema.module) in a checkpoint that contains "
-    "other values, too.",
+    "other values, too. '*' in it names several members of a file: 'model_*', 'models.*', '*', or '[*]' for "
+    "weights that are stacked to [N, ...].",
 )
 @click.option(
     "--dtype",
@@ -82,6 +92,7 @@ TOML = "widepack.toml"
     "differ from the checkpoints' by at most this part of what the fine-tunes change, such as 0.05. Needs "
     "--unmerge and --base.",
 )
+@ignore_option
 @click.option(
     "--skip-bad",
     is_flag=True,
@@ -199,6 +210,7 @@ def command(
     key: str | None,
     dtype: str | None,
     trust_pickle: bool,
+    ignore: tuple[str, ...],
     base: str | None,
     adapters: tuple[str, ...],
     unmerge: bool,
@@ -233,9 +245,7 @@ def command(
     answers are verified against every member.
     """
     if out is None and not dry_run:
-        raise click.UsageError(
-            "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
-        )
+        raise click.UsageError("Missing option '-o': the folder to write, such as -o ens.wide, or --dry-run")
     paths = in_order(members_of(adapters, checkpoints), sort)
     settings = settings_beside(model, config, paths)
     named = list(entries) or settings.get("entry")
@@ -258,6 +268,7 @@ def command(
             key=key or settings.get("key"),
             dtype=dtype,
             trust_pickle=trust_pickle,
+            ignore=ignore,
             skip_bad=skip_bad,
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
             share=share,
@@ -275,6 +286,8 @@ def command(
             unmerge=unmerge,
             tolerance=tolerance,
         )
+    for sentence in absent_lines(report):
+        click.echo(sentence, err=True)
     if as_json:
         emit(report.to_json())
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from widepack_artifacts import guards
-from widepack_artifacts.entry import Entry, Input
+from widepack_artifacts.entry import Entry, Input, absent_inputs
 from widepack_artifacts.errors import plain
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
@@ -146,6 +146,8 @@ def _history(rows: Any) -> list[str]:
 def _entry(entry: Entry) -> list[str]:
     inside, out = {s.input for s in entry.state}, {s.output for s in entry.state}
     text = [f"input   {i.name}: {i.type}{_bounds(i)}" for k, i in enumerate(entry.inputs) if k not in inside]
+    if absent := absent_inputs(entry.signature):
+        text.append(f"without {', '.join(absent)}: None is part of the program")
     text += [
         f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}"
         for k, o in enumerate(entry.outputs)

@@ -49,7 +49,8 @@ BATCHES = (1, 2, 5)
 @entry_option
 @click.option(
     "--key",
-    help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
+    help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too. "
+    "'*' in it names several members of a file: 'model_*', '*', '[*]'.",
 )
 @click.option(
     "--trust-pickle",
@@ -196,17 +197,13 @@ def checks(
         if dtype is None:
             yield from _parts(artifact, ens.manifest, entries, device)
     yield from _factors(ens)
+    factory = None if model is None else _factory(model, model_args, checkpoints, base, manifest)
     if checkpoints or base is not None:
         from ..shared.given_members import given_members, same_weights
 
-        given = given_members(artifact, ens, checkpoints, base, key, trust)
+        given = given_members(artifact, ens, checkpoints, base, key, trust, factory)
         yield "checkpoints", same_weights(ens, given)
-    if model is not None:
-        from widepack.building.factories import find_factory
-        from widepack.spec.config import parse_model_args
-
-        beside = _with_configs(checkpoints or [m.source for m in manifest.members], base, manifest)
-        factory = find_factory(model, parse_model_args(model_args), beside)
+    if factory is not None:
         modules = _own_modules(ens, factory, device)
         for name in entries:
             yield (
@@ -248,6 +245,16 @@ def parts_of(manifest: Manifest) -> list[range]:
     """Returns the parts of the members that have programs of their own, each once."""
     rows = (w.part for entry in manifest.entries.values() for w in entry.wide)
     return list(dict.fromkeys(part for part in rows if part is not None))
+
+
+def _factory(
+    model: str, args: tuple[str, ...], checkpoints: Sequence[str], base: str | None, manifest: Manifest
+) -> Callable[..., Any]:
+    from widepack.building.factories import find_factory
+    from widepack.spec.config import parse_model_args
+
+    beside = _with_configs(checkpoints or [m.source for m in manifest.members], base, manifest)
+    return find_factory(model, parse_model_args(args), beside)
 
 
 def _with_configs(paths: Sequence[str], base: str | None, manifest: Manifest) -> list[str]:

@@ -37,6 +37,17 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
 
 
+def absent_lines(report: BuildReport) -> list[str]:
+    """Returns a sentence for each entry about the inputs of the model that no sample has."""
+    return [
+        f"{'' if name == 'forward' else f'entry {name}: '}the model also takes {some(entry.absent)}; they "
+        "are not among the inputs of the artifact, which answers as without them. To pass one, describe it "
+        "as an input too (--input)"
+        for name, entry in report.entries.items()
+        if entry.absent
+    ]
+
+
 def approximation_lines(verification: Mapping[str, Any]) -> list[str]:
     """Returns lines about what approximate weights change in the answers; none if all are exact."""
     from widepack.verification.record import read_approximations

@@ -2,9 +2,11 @@
 
 | file | what it does |
 |---|---|
+| `desk.py` | Reads large requests and writes large answers on threads |
 | `documents.py` | Describes what a server serves and has done |
 | `loading.py` | Loads artifacts, at the start and again, and runs first calls of each entry |
-| `receiving.py` | Limits the bytes of all bodies that have arrived in part |
+| `receiving.py` | Limits the bytes of all bodies that have arrived and are not read |
+| `sending.py` | Limits the bytes of all answers that clients have not read |
 | `service.py` | Answers requests, for REST and gRPC: the catalog, the batcher, the metrics |
 | `swaps.py` | Replaces a member by a checkpoint of one folder |
 | `threads.py` | Runs functions on threads that do not delay the end of the server |

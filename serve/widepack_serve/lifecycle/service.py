@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 
 from widepack.errors import UsageError, WidepackError
 from widepack.inference.model import WideModel
+from widepack.system.memory import give_back
 
 from ..batching.batcher import Batcher
 from ..batching.job import Job, Outputs
 from ..batching.options import BatchOptions
-from ..catalog.call import CallChecker
+from ..catalog.call import CallChecker, RequestLimits
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults
 from ..catalog.served import ONE, ServedArtifact, ServedModel
@@ -24,14 +26,18 @@ from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
+from .desk import Desk
 from .loading import digest_of, loaded, ready_artifact
 from .receiving import Receiving
+from .sending import Sending
 from .swaps import checkpoint_in
 from .threads import Threads
 
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
 """Seconds between two looks at deadlines."""
+GIVE_BACK_S = 2.0
+"""The fewest seconds between two returns of freed memory to the system."""
 CANCELLED = 499
 """The code in the metrics of a request that its client cancelled."""
 
@@ -47,7 +53,10 @@ class Service:
         settings: As given.
         catalog: The models on the wire.
         metrics: What happened.
-        receiving: The bodies that have arrived in part.
+        receiving: The bodies that have arrived and are not read.
+        sending: The large answers that clients have not read.
+        checker: Compares requests with models.
+        desk: Reads and writes large bodies beside the event loop.
         draining: Whether it takes no new requests.
         token: The token that every request needs; None for none.
         admin_token: The token for swaps; None: they are forbidden.
@@ -85,15 +94,22 @@ class Service:
             max_delay=settings.max_delay,
             inline=settings.inline,
             threads=settings.threads,
+            max_answer=settings.max_answer,
         )
         self.batcher = Batcher(options, self.metrics)
-        self._checker = CallChecker(Defaults(settings.outputs, settings.of, settings.dim))
+        self.checker = CallChecker(
+            Defaults(settings.outputs, settings.of, settings.dim),
+            RequestLimits(settings.max_rows, settings.max_values),
+        )
+        self.sending = Sending(settings.most_sending, lambda: self.metrics.rejected("sending_full"))
+        self.desk = Desk()
         self.draining = False
         self._changing = asyncio.Lock()
         self._threads = Threads()
         self._reloads: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._retired: list[ServedArtifact] = []
+        self._give_back_at = 0.0
 
     # ---------------------------------------------------------------- requests
 
@@ -102,6 +118,7 @@ class Service:
         model: ServedModel,
         request: InferRequest,
         delayed: Callable[[Job], None] | None = None,
+        client: Hashable = "",
     ) -> tuple[list[str], Outputs]:
         """Runs a request.
 
@@ -109,6 +126,7 @@ class Service:
             model: The model that it names.
             request: The request.
             delayed: Is called with the job if it waits for long. The caller may cancel it.
+            client: Who sent it.
 
         Returns:
             The names of the outputs, and the outputs.
@@ -119,13 +137,13 @@ class Service:
         start = time.monotonic()
         code = 500
         try:
-            call = self._checker.call(model, request)
+            call = self.checker.call(model, request)
             timeout = (
                 self.settings.timeout
                 if request.timeout is None
                 else min(request.timeout, self.settings.timeout)
             )
-            outputs = await self.batcher.outputs(call, timeout, delayed)
+            outputs = await self.batcher.outputs(call, timeout, delayed, client)
             code = 200
             return [w.name for w in call.wanted], outputs
         except RequestError as e:
@@ -247,12 +265,20 @@ class Service:
                 self.batcher.check_waiting()
                 self._show_gauges()
                 self._close_retired()
+                self._give_back()
             except Exception:  # deadlines and reloads must go on
                 log.exception("the check of the waiting requests failed")
             if reload is not None and reload.done():
                 reload, next_reload = None, time.monotonic() + self.settings.reload
             if self.settings.reload and reload is None and time.monotonic() >= next_reload:
                 reload = self.begin_reload()  # a task: deadlines are checked meanwhile
+
+    def _give_back(self) -> None:
+        """Returns the memory of large bodies to the system, which the allocator keeps otherwise."""
+        now = time.monotonic()
+        if self.desk.used and now >= self._give_back_at and not self.receiving.bytes + self.sending.bytes:
+            self.desk.used, self._give_back_at = False, now + GIVE_BACK_S
+            threading.Thread(target=give_back, name="widepack-memory", daemon=True).start()
 
     def _close_retired(self) -> None:
         """Closes the models that a reload replaced, once no call of theirs waits or runs."""

@@ -13,4 +13,5 @@ imported, so that any version of protobuf does.
 | `schema.py` | Describes the messages and the methods |
 | `server.py` | The server: opens the port, starts, ends |
 | `status.py` | Translates errors of a request into status codes |
+| `wire.py` | Counts the fields of a message before it is read |
 """

@@ -14,6 +14,7 @@ from widepack.errors import UsageError
 from ..lifecycle.service import Service
 from .methods import Methods
 
+_PING_MS = 20_000
 _LOOK_S = 0.02
 _QUIET_S = 0.2
 _MOST_QUIET_S = 2.0
@@ -50,6 +51,8 @@ class RpcServer:
             options=[
                 ("grpc.max_receive_message_length", self._service.settings.max_body),
                 ("grpc.so_reuseport", 0),  # two servers on one port are an error
+                ("grpc.keepalive_time_ms", _PING_MS),  # a client that answers no pings loses its connection
+                ("grpc.keepalive_timeout_ms", _PING_MS),
             ],
             maximum_concurrent_rpcs=self._max_calls,
         )

@@ -121,6 +121,11 @@ def check_case(case: Case, folder: Path, once: set[str]) -> None:
     ens, _ = build_case(case, folder)
     alone_ops = once_a_member(ens, folder)
     assert alone_ops == once, alone_ops
+    compare(case, ens)
+
+
+def compare(case: Case, ens: WideModel) -> None:
+    """Compares a loaded case with every member alone, at several sizes and in both presets."""
     alone, doubles = [member(case, i) for i in range(N)], [exact(case, i) for i in range(N)]
     found: dict[tuple[int, int], list[tuple[Tensor, Tensor, Tensor]]] = {}
     sizes = case.calls()

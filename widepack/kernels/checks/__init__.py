@@ -138,3 +138,14 @@ OF_VALUES = frozenset(
     }
 )
 """Ops whose check reads values. A compiler traces sizes alone, so its code would run without the check."""
+
+_BAG = ("weight", "per_sample_weights")
+OF_SIZES: dict[str, tuple[str, ...]] = {
+    "aten._embedding_bag.default": _BAG,
+    "aten._embedding_bag_forward_only.default": _BAG,
+    "aten.ctc_loss.IntList": ("log_probs",),
+    "aten.embedding_bag.default": _BAG,
+    "aten.embedding_bag.padding_idx": _BAG,
+    "aten.segment_reduce.default": ("data",),
+}
+"""Operands of ops of `OF_VALUES` whose sizes and types alone are checked."""

@@ -1,0 +1,585 @@
+"""Tests that a member is what `load_state_dict` of the factory's module makes of its file.
+
+The truth is always the factory's module alone, into which torch has loaded the file.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import widepack
+from widepack import MemberMismatch, UsageError
+from widepack.checkpoints.discovery import open_all
+from widepack.checkpoints.factory import Factory
+from widepack.checkpoints.loading import MemberLoader, copies, state_of
+
+QUICK: dict[str, Any] = {
+    "inputs": ["input=float32[B,4]"],
+    "pt2": False,
+    "targets": ("cpu",),
+    "race": False,
+    "force": True,
+}
+Make = Callable[[], nn.Module]
+
+
+class Turned(nn.Module):
+    """Its weight was stored transposed in version 1."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].T.clone()
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight
+
+
+class Renamed(nn.Module):
+    """A hook renames a weight of older files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.register_load_state_dict_pre_hook(self._rename)
+
+    @staticmethod
+    def _rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        for last in ("weight", "bias"):
+            if (old := f"{prefix}fc.{last}") in state:
+                state[f"{prefix}inner.{last}"] = state.pop(old)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.inner(input)  # type: ignore[no-any-return]
+
+
+class Bank(nn.Module):
+    """The size of a buffer is set when it is loaded."""
+
+    bank: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("bank", torch.zeros(0, 4))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        self.bank = torch.empty_like(state[f"{prefix}bank"])
+        super()._load_from_state_dict(state, prefix, *args)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.fc(input) @ self.bank.T  # type: ignore[no-any-return]
+
+
+class Scaled(nn.Module):
+    """Keeps extra state that forward uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.extra: Any = {"scale": 1.0}
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.fc(input) * self.extra["scale"]  # type: ignore[no-any-return]
+
+
+class Doubled(nn.Module):
+    """A hook doubles the weight at every load, so the module does not take its own state dict as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.register_load_state_dict_pre_hook(self._double)
+
+    @staticmethod
+    def _double(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        state[f"{prefix}fc.weight"] = 2 * state[f"{prefix}fc.weight"]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.fc(input)  # type: ignore[no-any-return]
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.head(self.backbone(input))  # type: ignore[no-any-return]
+
+
+def norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+
+
+def turned() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Turned())
+
+
+def weight_norm() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+
+
+def seeded(make: Make, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+def old_norm(i: int) -> Any:
+    return {k: v for k, v in seeded(norm, i).state_dict().items() if not k.endswith("num_batches_tracked")}
+
+
+def old_weight_norm(i: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(nn.Sequential(nn.utils.weight_norm(seeded(lambda: nn.Linear(4, 3), i))).state_dict())
+
+
+def bank(i: int, rows: int = 5) -> Any:
+    found = seeded(Bank, i)
+    found.bank = torch.randn(rows, 4)
+    return found.state_dict()
+
+
+def scaled(i: int) -> Any:
+    found = seeded(Scaled, i)
+    found.extra = {"scale": 3.0, "classes": ["a", "b"], "counts": torch.arange(3), "nan": float("nan")}
+    return found.state_dict()
+
+
+FILES: dict[str, tuple[Make, Callable[[int], Any]]] = {
+    "a norm without its counter": (norm, old_norm),
+    "a norm": (norm, lambda i: seeded(norm, i).state_dict()),
+    "weight_g and weight_v": (weight_norm, old_weight_norm),
+    "version 2": (turned, lambda i: seeded(turned, i).state_dict()),
+    "version 1": (turned, lambda i: dict(seeded(turned, i).state_dict())),
+    "an old name": (
+        Renamed,
+        lambda i: {f"fc.{k[6:]}": v for k, v in seeded(Renamed, i).state_dict().items()},
+    ),
+    "a buffer sized at load": (Bank, bank),
+    "buffers of other sizes": (Bank, lambda i: bank(i, 3 + i)),
+    "extra state": (Scaled, scaled),
+    "float16": (norm, lambda i: seeded(norm, i).half().state_dict()),
+    "a scalar with a dim": (nn.PReLU, lambda i: {"weight": torch.full((1,), 0.2 + i)}),
+    "a lazy module": (
+        lambda: nn.Sequential(nn.LazyLinear(3)),
+        lambda i: seeded(lambda: nn.Sequential(nn.Linear(4, 3)), i).state_dict(),
+    ),
+}
+
+
+def save(folder: Path, states: list[Any]) -> list[Path]:
+    for i, state in enumerate(states):
+        torch.save(state, folder / f"{i}.pt")
+    return [folder / f"{i}.pt" for i in range(len(states))]
+
+
+def loaded(make: Make, path: Path) -> nn.Module:
+    """Returns the truth: the factory's module, into which torch has loaded a file."""
+    module = make().eval()
+    module.load_state_dict(torch.load(path))
+    return module
+
+
+def same(answer: Tensor, module: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(answer, module(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_round_trips(tmp_path: Path, name: str) -> None:
+    make, file = FILES[name]
+    paths, wide, x = save(tmp_path, [file(i) for i in range(2)]), tmp_path / "e.wide", torch.randn(5, 4)
+    widepack.build(paths, wide, model=make, **QUICK)
+    ens = widepack.load(wide)
+    for i, path in enumerate(paths):
+        same(ens(x)[i], loaded(make, path), x)
+        state = ens.state_dict(i)
+        torch.save(state, tmp_path / f"out{i}.pt")
+        again = loaded(make, tmp_path / f"out{i}.pt")
+        same(ens(x)[i], again, x)
+        own = loaded(make, path).state_dict()
+        assert set(state) == set(own)
+        expected = getattr(own, "_metadata", {})
+        assert dict(getattr(state, "_metadata", expected)) == dict(expected)
+    other = 0 if name == "buffers of other sizes" else 1
+    for model, source in ((None, tmp_path / f"out{other}.pt"), (make, paths[other])):
+        ens.swap(0, source, model=model)
+        same(ens(x)[0], loaded(make, source), x)
+        assert set(ens.state_dict(0)) == set(loaded(make, source).state_dict())
+    out = tmp_path / "f.wide"
+    widepack.append(wide, [paths[1]], names=["new"], out=out, model=make)
+    widepack.update(out, {0: tmp_path / "out0.pt"})
+    revised = widepack.load(out)
+    same(revised(x)[2], loaded(make, paths[1]), x)
+    same(revised(x)[0], loaded(make, paths[0]), x)
+    torch.save(revised.state_dict(2), tmp_path / "last.pt")
+    same(revised(x)[2], loaded(make, tmp_path / "last.pt"), x)
+
+
+@pytest.mark.parametrize("name", ["version 1", "weight_g and weight_v"])
+def test_a_file_that_the_model_converts_needs_the_model(tmp_path: Path, name: str) -> None:
+    make, file = FILES[name]
+    paths, wide = save(tmp_path, [file(i) for i in range(2)]), tmp_path / "e.wide"
+    widepack.build(paths, wide, model=make, **QUICK)
+    before = (wide / "manifest.json").read_bytes()
+    for change in (
+        lambda: widepack.load(wide).swap(0, paths[1]),
+        lambda: widepack.update(wide, {0: paths[1]}),
+        lambda: widepack.append(wide, [paths[1]], names=["n"]),
+    ):
+        with pytest.raises(MemberMismatch, match="--model"):
+            change()
+    assert (wide / "manifest.json").read_bytes() == before
+
+
+def test_a_module_that_changes_its_own_state(tmp_path: Path) -> None:
+    paths = save(tmp_path, [seeded(Doubled, i).state_dict() for i in range(2)])
+    wide, x = tmp_path / "e.wide", torch.randn(5, 4)
+    widepack.build(paths, wide, model=Doubled, **QUICK)
+    ens = widepack.load(wide)
+    same(ens(x)[1], loaded(Doubled, paths[1]), x)
+    with pytest.raises(MemberMismatch, match="changes when it loads it"):
+        ens.swap(0, paths[1])
+    ens.swap(0, paths[1], model=Doubled)
+    same(ens(x)[0], loaded(Doubled, paths[1]), x)
+
+
+class Flagged(nn.Module):
+    """A buffer says whether the weight is stored transposed."""
+
+    flag: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("flag", torch.tensor(0))
+        self.register_load_state_dict_pre_hook(self._turn)
+
+    @staticmethod
+    def _turn(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        if state[f"{prefix}flag"]:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].T.clone()
+            state[f"{prefix}flag"] = torch.tensor(0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight
+
+
+def test_a_hook_that_reads_a_value_needs_the_model(tmp_path: Path) -> None:
+    states = [{**seeded(Flagged, i).state_dict(), "flag": torch.tensor(i)} for i in range(2)]
+    paths, x = save(tmp_path, states), torch.randn(5, 4)
+    widepack.build(paths, tmp_path / "e.wide", model=Flagged, **QUICK)
+    ens = widepack.load(tmp_path / "e.wide")
+    same(ens(x)[1], loaded(Flagged, paths[1]), x)
+    with pytest.raises(MemberMismatch, match="changes when it loads it"):
+        ens.swap(0, paths[1])
+    ens.swap(0, paths[1], model=Flagged)
+    same(ens(x)[0], loaded(Flagged, paths[1]), x)
+
+
+def test_extra_state_that_differs_is_not_swapped(tmp_path: Path) -> None:
+    paths = save(tmp_path, [scaled(0), scaled(1), {**scaled(2), "_extra_state": {"scale": 5.0}}])
+    widepack.build(paths[:2], tmp_path / "e.wide", model=Scaled, **QUICK)
+    ens = widepack.load(tmp_path / "e.wide")
+    for model in (None, Scaled):
+        with pytest.raises(MemberMismatch, match=r"other extra state than the members \(_extra_state\)"):
+            ens.swap(0, paths[2], model=model)
+    with pytest.raises(widepack.WidepackError):  # its own module does not answer as the program
+        widepack.update(tmp_path / "e.wide", {0: paths[2]}, model=Scaled)
+    extra: Any = ens.state_dict(1)["_extra_state"]
+    assert extra["classes"] == ["a", "b"]
+    assert torch.equal(extra["counts"], torch.arange(3))
+
+
+class Odd:
+    pass
+
+
+VALUES: list[Any] = [
+    None,
+    {"a": [1, 2.5, True, None, "x"], 3: (1, (2,)), "big": 2**80, "inf": float("-inf")},
+    OrderedDict([("z", 1), ("a", {2, 3})]),
+    [b"\x00\xff", torch.Size([2, 3]), torch.float16],
+    {"tensor": torch.tensor([1.5, float("nan")]), "half": torch.ones(2, 3).half(), "c": torch.zeros(0)},
+    {"array": np.arange(6).reshape(2, 3), "number": np.float64(2.5)},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
+def test_extra_state_is_kept(tmp_path: Path, value: Any) -> None:
+    def make() -> nn.Module:
+        found = Scaled()
+        found.forward = lambda input: found.fc(input)  # type: ignore[method-assign]
+        return found
+
+    trained = [seeded(make, i) for i in range(2)]
+    for one in trained:
+        one.extra = value
+    paths = save(tmp_path, [dict(one.state_dict()) for one in trained])
+    widepack.build(paths, tmp_path / "e.wide", model=make, trust_pickle=True, **QUICK)
+    kept = widepack.load(tmp_path / "e.wide").state_dict(1)["_extra_state"]
+    assert repr(kept) == repr(value)
+    assert type(kept) is type(value)
+
+
+def test_extra_state_that_is_code(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        found = Scaled()
+        found.extra = {"scale": 1.0, "odd": Odd()}
+        return found
+
+    paths = save(tmp_path, [make().state_dict()])
+    more: dict[str, Any] = {**QUICK, "model": make, "trust_pickle": True}
+    with pytest.raises(
+        UsageError, match=r"_extra_state contains a .*Odd\. An artifact stores data"
+    ) as caught:
+        widepack.build(paths, tmp_path / "e.wide", **more)
+    assert "--ignore '_extra_state'" in str(caught.value)
+    widepack.build(paths, tmp_path / "e.wide", ignore="_extra_state", **more)
+    ens = widepack.load(tmp_path / "e.wide")
+    assert list(ens.state_dict(0)) == ["fc.weight", "fc.bias"]
+    with pytest.raises(MemberMismatch, match="does not store the extra state _extra_state"):
+        ens.swap(0, paths[0], trust_pickle=True)
+
+
+def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
+    models = [seeded(Scaled, i) for i in range(2)]
+    for one in models:
+        one.extra = {"scale": 2.0}
+    x = torch.randn(5, 4)
+    widepack.fuse(models, x).save(tmp_path / "e.wide", pt2=False)
+    ens = widepack.load(tmp_path / "e.wide")
+    assert ens.state_dict(1)["_extra_state"] == {"scale": 2.0}
+    same(ens(x)[1], models[1], x)
+    for one in models:
+        one.extra = {"scale": 2.0, "odd": lambda: 0}
+    with pytest.raises(UsageError, match=r"member 0: .* contains a builtins\.function\. An artifact stores"):
+        widepack.fuse(models, x).save(tmp_path / "f.wide", pt2=False)
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda s: {k.replace("backbone.", "backbone.module."): v for k, v in s.items()},
+        lambda s: {k.replace("backbone.1.", "backbone.1._orig_mod."): v for k, v in s.items()},
+        lambda s: {f"model.{k.replace('backbone.', 'backbone.module.')}": v for k, v in s.items()},
+        lambda s: {
+            f"module.{k.replace('backbone.1.', 'backbone.module.1.module.')}": v for k, v in s.items()
+        },
+    ],
+)
+def test_wrappers_inside_names(tmp_path: Path, wrapped: Callable[[Any], Any]) -> None:
+    models = [seeded(Part, i) for i in range(2)]
+    paths, x = save(tmp_path, [wrapped(m.state_dict()) for m in models]), torch.randn(5, 4)
+    widepack.build(paths, tmp_path / "e.wide", model=Part, **QUICK)
+    ens = widepack.load(tmp_path / "e.wide")
+    same(ens(x)[1], models[1], x)
+    ens.swap(0, paths[1])
+    same(ens(x)[0], models[1], x)
+
+
+class Module(nn.Module):
+    """A part of it is called module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.head(self.module(input))  # type: ignore[no-any-return]
+
+
+def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
+    paths, x = save(tmp_path, [seeded(Module, i).state_dict() for i in range(2)]), torch.randn(5, 4)
+    widepack.build(paths, tmp_path / "e.wide", model=Module, **QUICK)
+    same(widepack.load(tmp_path / "e.wide")(x)[1], loaded(Module, paths[1]), x)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module."])
+def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
+    states = [
+        {**{prefix + k: v for k, v in old_norm(i).items()}, "criterion.pos_weight": torch.ones(3)}
+        for i in range(2)
+    ]
+    paths, wide, x = save(tmp_path, states), tmp_path / "e.wide", torch.randn(5, 4)
+    if prefix != "model.":  # the part under `model.` is the model, and the rest is not
+        with pytest.raises(MemberMismatch, match=r"--ignore 'criterion\.\*'"):
+            widepack.build(paths, wide, model=norm, **QUICK)
+    widepack.build(paths, wide, model=norm, ignore=["criterion.*"], **QUICK)
+    ens = widepack.load(wide)
+    truth = norm().eval()
+    truth.load_state_dict(old_norm(1))
+    same(ens(x)[1], truth, x)
+    ens.swap(0, paths[1])
+    same(ens(x)[0], truth, x)
+    widepack.append(wide, [paths[1]], names=["n"])
+    same(widepack.load(wide)(x)[2], truth, x)
+    with pytest.raises(UsageError, match=r"the pattern '0\.\*' matches 0.weight, a weight of the model"):
+        widepack.build(paths, wide, model=norm, ignore=["criterion.*", "0.*"], **QUICK)
+
+
+def test_versions_under_a_prefix(tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    models = [seeded(turned, i) for i in range(2)]
+    paths = save(tmp_path, [{"state_dict": Wrapper(m).state_dict()} for m in models])
+    widepack.build(paths, tmp_path / "e.wide", model=turned, **QUICK)
+    x = torch.randn(5, 4)
+    same(widepack.load(tmp_path / "e.wide")(x)[1], models[1], x)
+
+
+def test_a_factory_that_reads_sizes_under_a_prefix(tmp_path: Path) -> None:
+    def sized(state_dict: Any) -> nn.Module:
+        return nn.Linear(*reversed(state_dict["weight"].shape))
+
+    states = [
+        {f"net.{k}": v for k, v in seeded(lambda: nn.Linear(4, 2 + i), i).state_dict().items()}  # noqa: B023
+        for i in range(2)
+    ]
+    widepack.build(save(tmp_path, states), tmp_path / "e.wide", model=sized, **QUICK)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(
+        widepack.load(tmp_path / "e.wide")(x)[1], x @ states[1]["net.weight"].T + states[1]["net.bias"]
+    )
+
+
+# what is read
+
+
+def test_a_load_that_only_copies_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = save(tmp_path, [seeded(norm, i).state_dict() for i in range(2)])
+    monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_: pytest.fail("was loaded"))
+    loader = MemberLoader(Factory("norm", norm, {}))
+    found = [loader.load(checkpoint) for checkpoint in open_all(paths)]
+    assert loader.copies
+    assert all(checkpoint.given is None for checkpoint in found)
+
+
+def test_what_differs_from_the_file_is_kept(tmp_path: Path) -> None:
+    big = 1 << 19  # over the size of a copy in memory
+
+    class Net(Renamed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(big, 1)
+
+    state = seeded(Net, 0).state_dict()
+    (path,) = save(tmp_path, [{"fc.weight": state["inner.weight"], "inner.bias": state["inner.bias"]}])
+    found = MemberLoader(Factory("net", Net, {})).load(open_all([path])[0])
+    assert all(torch.equal(found.get(name), value) for name, value in state.items())
+    assert (
+        found.get("inner.weight").untyped_storage().data_ptr()
+        == found.get("inner.weight").untyped_storage().data_ptr()
+    )
+
+
+def test_which_modules_only_copy() -> None:
+    hooked, patched, own = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked.register_load_state_dict_post_hook(lambda module, keys: None)
+    patched.state_dict = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
+    own.register_buffer("rows", own.weight.detach()[:1])  # writes of one load overlap
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight  # type: ignore[assignment]
+    assert copies(norm())
+    assert copies(tied)
+    for module in (hooked, patched, own, Turned(), Scaled(), weight_norm(), nn.LazyLinear(2)):
+        assert not copies(nn.Sequential(module)), module
+
+
+# drawn modules
+
+
+@st.composite
+def drawn_modules(draw: st.DrawFn) -> tuple[Make, Callable[[int], Any]]:
+    """Draws a module of parts with hooks, versions, extra state and norms, and its files, old or new."""
+    kinds = draw(
+        st.lists(st.sampled_from(["linear", "norm", "turned", "renamed", "scaled"]), min_size=1, max_size=3)
+    )
+    old, prefix = draw(st.booleans()), draw(st.sampled_from(["", "model.", "module."]))
+
+    def part(kind: str) -> nn.Module:
+        if kind == "renamed":
+            found = Renamed()
+            found.inner = nn.Linear(4, 4)
+            return found
+        if kind == "scaled":
+            scaled_part = Scaled()
+            scaled_part.fc = nn.Linear(4, 4)
+            return scaled_part
+        return {"linear": lambda: nn.Linear(4, 4), "norm": lambda: nn.BatchNorm1d(4), "turned": Turned}[
+            kind
+        ]()
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(part(kind) for kind in kinds))
+
+    def file(i: int) -> Any:
+        module = seeded(make, i)
+        for child in module.children():
+            if isinstance(child, Scaled):
+                child.extra = {"scale": 0.5}
+        state = module.state_dict()
+        if not old:
+            return state
+        rows = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+        return {prefix + k.replace(".inner.", ".fc."): v for k, v in rows.items()}
+
+    return make, file
+
+
+@pytest.mark.extended
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn_modules())
+def test_drawn_modules(tmp_path: Path, drawn: tuple[Make, Callable[[int], Any]]) -> None:
+    make, file = drawn
+    states = [file(i) for i in range(2)]
+    paths, wide, x = save(tmp_path, states), tmp_path / "e.wide", torch.randn(5, 4)
+    widepack.build(paths, wide, model=make, **QUICK)
+    ens = widepack.load(wide)
+    for i in range(2):
+        truth = make().eval()
+        first = next(iter(states[i]))
+        prefix = next((p for p in ("model.", "module.") if first.startswith(p)), "")
+        state = states[i] if not prefix else {k.removeprefix(prefix): v for k, v in states[i].items()}
+        truth.load_state_dict(state)
+        same(ens(x)[i], truth, x)
+        buffer = io.BytesIO()
+        torch.save(ens.state_dict(i), buffer)
+        (tmp_path / "out.pt").write_bytes(buffer.getvalue())
+        same(ens(x)[i], loaded(make, tmp_path / "out.pt"), x)
+    assert list(state_of(truth)) == [n for n, v in ens.state_dict(1).items() if isinstance(v, Tensor)]
+    ens.swap(0, tmp_path / "out.pt")
+    same(ens(x)[0], truth, x)
