@@ -47,7 +47,7 @@ _KEYS = (
     "wide",
     "pt2",
 )
-_LATER_KEYS = {"state": (1, 1), "rows": (1, 2)}
+_LATER_KEYS = {"state": (1, 1), "rows": (1, 2), "literals": (1, 5)}
 """The keys that an entry may have, and the version that added each."""
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)\[(.*)\]\Z")
 _SIZE = re.compile(r"(?:[0-9]{1,19}|(?:[1-9][0-9]{0,17}\*)?([A-Za-z_][A-Za-z0-9_]*))\Z")
@@ -150,6 +150,16 @@ class State:
         )
 
 
+class Literal(NamedTuple):
+    """A weight whose value the members' code reads, so that the programs hold for this value only.
+
+    `line` is the user's line that reads it, for people.
+    """
+
+    weight: str
+    line: str
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A named program over the artifact's weights.
@@ -165,6 +175,7 @@ class Entry:
     pt2: for each pattern the file of the torch.export program.
     state: the states of the entry; format 1.0 has none.
     rows: whether the rows of a batch are independent; None in formats before 1.2.
+    literals: the weights whose values belong to the programs; formats before 1.5 have none.
     """
 
     inputs: tuple[Input, ...]
@@ -180,6 +191,7 @@ class Entry:
     pt2: dict[str, str] = field(default_factory=dict)
     state: tuple[State, ...] = ()
     rows: Rows | None = None
+    literals: tuple[Literal, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -196,6 +208,7 @@ class Entry:
             "pt2": self.pt2,
             **({"state": [s.to_json() for s in self.state]} if self.state else {}),
             **({"rows": self.rows.to_json()} if self.rows is not None else {}),
+            **({"literals": [list(x) for x in self.literals]} if self.literals else {}),
         }
 
     @classmethod
@@ -239,6 +252,7 @@ class Entry:
             pt2=read_map(d["pt2"], f"{where}: pt2", lambda v, w: read_file_name(v, files, w)),
             state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if "state" in d else (),
             rows=Rows.from_json(d["rows"], f"{where}: rows") if "rows" in d else None,
+            literals=tuple(read_list(d.get("literals", []), f"{where}: literals", _read_literal)),
         )
         entry.check(members, where)
         return entry
@@ -337,6 +351,12 @@ def _read_input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
                 f"known: {guard_forms.some(dims) or 'none'}"
             )
     return str(value)
+
+
+def _read_literal(value: Any, where: str) -> Literal:
+    if not isinstance(value, list) or len(value) != 2:
+        raise manifest_error(f"{where}: expected [weight, line], got {str(value)[:60]}")
+    return Literal(read_name(value[0], where), read_text(value[1], where))
 
 
 def _read_parameter(value: Any, where: str) -> Parameter:

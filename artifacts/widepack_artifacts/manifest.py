@@ -142,7 +142,7 @@ class Manifest:
     def _least_version(self) -> tuple[int, int]:
         """Returns the lowest version that has all keys of this manifest."""
         entries = self.entries.values()
-        if self.state_dicts.needed or any(e.has_fields for e in entries):
+        if self.state_dicts.needed or any(e.has_fields or e.literals for e in entries):
             return (1, 5)
         if self.factored.weights:
             return (1, 4)
@@ -266,9 +266,17 @@ def _read_entries(
 
 
 def _check_initial_weights(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
-    """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state."""
+    """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state,
+    and a
+    literal that is not stored or is Ragged.
+    """
     table = {w.name: w for w in weights if w.role != FACTOR}
     for name, entry in entries.items():
+        for weight, _ in entry.literals:
+            if weight not in table or table[weight].kind == "ragged":
+                raise manifest_error(
+                    f"entries: {name}: the literal {weight[:80]!r} is no stored weight of one shape"
+                )
         for state in entry.state:
             if not state.initial:
                 continue

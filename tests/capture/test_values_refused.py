@@ -202,7 +202,7 @@ class Coin(Base):
 def test_pythons_random_numbers(tmp_path: Path) -> None:
     message = refused(Coin, tmp_path, VerificationError, inputs=["x=float32[B,3]"])
     assert "forward gives other answers from run to run" in message
-    assert "random numbers (of Python or NumPy" in message
+    assert "it draws from the generator of Python's random" in message
 
 
 class Policy(Base):

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from ..capture.call import MemberCall, arrange
@@ -22,7 +21,7 @@ from ..capture.capture import Captured, FixedSize
 from ..capture.dynamic_dims import dynamic_axes
 from ..capture.example import example_sizes, from_specs, sizes_without_ones
 from ..capture.larger_sample import without_ones
-from ..capture.named_fields import as_annotated
+from ..capture.named_fields import as_annotated, sample_arguments
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..errors import CaptureError, UsageError
 from ..spec.entries import FORWARD, of_entry
@@ -85,7 +84,7 @@ def call_source(calls: CallDescription, members: EntryMembers) -> CallSource:
         specs, bounds = specs_of(calls.inputs, entry, entries)
         return SpecCalls(specs, bounds)
     if sampled:
-        args = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ())
+        args = sample_arguments(sample)
         return SampleCalls(args, dict(keywords or {}), dynamic)
     prefix = f"{entry}:" if len(entries) > 1 else ""
     raise UsageError(

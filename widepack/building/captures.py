@@ -9,12 +9,12 @@ from torch import nn
 
 from ..capture.attributes import differences, in_words
 from ..capture.capture import Captured
+from ..capture.literals import check_literals
 from ..errors import CaptureError
 from ..spec.input_spec import Bounds
 from ..verification.program_difference import difference
 from ..verification.same_program import SameProgram
 from .call_source import CallDescription, Ranges, call_source
-from .literals import check_literals
 from .members import EntryMembers, MemberCapture
 
 Dim = tuple[int, int | None, str]
@@ -57,7 +57,8 @@ def capture_members(calls: CallDescription, members: EntryMembers) -> Captures:
     found = [source.capture(members, number) for number in sorted(set(signatures))]
     captured = tuple(f.captured if isinstance(f, MemberCapture) else f for f in found)
     for number, one in enumerate(captured):
-        check_literals(one, members, number)
+        alike = [i for i, other in enumerate(signatures) if other == number]
+        check_literals(one, members.module, alike, members.aligned.names)
     return Captures(
         captured,
         signatures,

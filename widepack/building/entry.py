@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.entry import Parameter
+from widepack_artifacts.entry import Literal, Parameter
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
@@ -84,8 +84,18 @@ class BuildEntry(MemberPrograms):
 
     @property
     def makes(self) -> Mapping[str, Make]:
-        """What makes the objects of the call that are of a class with named fields, by name in the signature."""
+        """What makes the objects of the call that are of a class with named fields, by name in the
+        signature.
+        """
         return self.first.makes
+
+    @property
+    def literals(self) -> tuple[Literal, ...]:
+        """The weights whose values the members' code reads. Tensors that no checkpoint has are not among
+        them.
+        """
+        rows = [(self.table.by_name.get(x.name), x.line) for x in self.first.literals]
+        return tuple(Literal(r.weight.name, line) for r, line in rows if r and r.weight.role != "constant")
 
     @property
     def result(self) -> Tree:

@@ -114,7 +114,8 @@ def at_rest(program: Program, entry: str) -> Program:
         node = next(n for n in draws_in(program) if rested(replace(program, nodes=(n,))) is None)
         at = f" at {node.source}" if node.source else ""
         raise CaptureError(
-            f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by fixed values, "
+            f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by "
+            "fixed values, "
             f"so {entry} cannot be verified; make the random numbers an input of {entry}"
         )
     return found

@@ -30,6 +30,7 @@ class EntryReport:
         strategies: The number of nodes of each strategy, in the pattern `shared` on the CPU at the smallest
             batch class.
         plans: One dict for each plan, with `device`, `pattern`, `batch`, `strategies` and `because`.
+        bounds: A sentence for each dim that the members' own code bounds: calls of other sizes are refused.
         absent: The parameters of the method that no input was described for, and whose default None is part
             of the program: `attention_mask`, for example.
 
@@ -46,6 +47,7 @@ class EntryReport:
     kinds: dict[str, int]
     strategies: dict[str, int]
     plans: list[dict[str, Any]] = field(default_factory=list)
+    bounds: list[str] = field(default_factory=list)
     absent: tuple[str, ...] = ()
 
 
@@ -149,6 +151,11 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
             for w in wides
             if not w.members
             for p in w.uses
+        ],
+        bounds=[
+            f"{least} <= {d}{'' if most is None else f' <= {most}'}: {source}"
+            for d, (least, most, source) in entry.first.dims.items()
+            if source
         ],
         absent=absent_inputs(entry.signature),
     )

@@ -191,6 +191,7 @@ def _write_entry(writer: Writer, entry: BuildEntry, wides: Sequence[LoweredProgr
         wide=tuple(write_wides(writer, entry.entry, wides)),
         pt2=write_exported(writer, entry, wides, PATTERNS if pt2 else ()),
         state=tuple(State(s.input, s.output, entry.initial(s)) for s in entry.states),
+        literals=entry.literals,
     )
 
 

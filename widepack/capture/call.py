@@ -28,7 +28,8 @@ class MemberCall:
     """A call of a member.
 
     leaves: its tensors, in order. signature: the parameters of the method that the call uses. sizes: letter
-    -> size in the example. makes: name of a class in the signature -> what makes an object of it of the values
+    -> size in the example. makes: name of a class in the signature -> what makes an object of it of the
+    values
     of its fields.
     """
 
@@ -205,7 +206,9 @@ class _CallReader:
 
         Each object in a call has an entry of its own, because a class may hold more than its fields.
         """
-        free = next(n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes)
+        free = next(
+            n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes
+        )
         self.makes[free] = make
         return free
 

@@ -24,6 +24,7 @@ from widepack_artifacts.tree import Tree
 
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
+from ..ir.torch_internals import buffers_of
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
@@ -142,7 +143,11 @@ def capture(
         requests = states_of_entry(fresh, call.leaves, call.signature, entry, states)
         refuse_shared_memory(fresh, requests.buffers)
     # Another module is exported, because its attributes must be those of a fresh member.
-    answer, raised = run_once(make(), call, entry) if rehearse else (None, None)
+    ran = make() if rehearse else None
+    empty = empty_buffers(ran)
+    answer, raised = run_once(ran, call, entry) if ran is not None else (None, None)
+    filled = sorted(empty - empty_buffers(ran))
+    del ran
     module = fresh if fresh is not None else make()
     del fresh
     refusal = ""
@@ -167,7 +172,30 @@ def capture(
     if attempt.exported is None:
         changed = changed_constants(make, call, entry) if changes_constants(attempt.error) else ""
         raise CaptureError(refusal or changed or _why_no_export(attempt, call)) from attempt.error
-    return _captured(exporter, attempt, attempt.exported, call, states, fixed)
+    try:
+        return _captured(exporter, attempt, attempt.exported, call, states, fixed)
+    except CaptureError as e:
+        if not filled:
+            raise
+        names = ", ".join(filled)
+        raise CaptureError(
+            f"{type(attempt.module).__name__} keeps state in {names}: None at first, and a tensor "
+            "after a call of "
+            f"{entry}. A state of a program has a shape from the beginning: register it with zeros of "
+            "its shape, "
+            f"and build with {' '.join(f'--state {n}' for n in filled)}"
+        ) from e
+
+
+def empty_buffers(module: nn.Module | None) -> set[str]:
+    """Returns the names of the buffers of a module that are None."""
+    parts = [] if module is None else module.named_modules()
+    return {
+        f"{path}.{name}" if path else name
+        for path, part in parts
+        for name, buffer in buffers_of(part).items()
+        if buffer is None
+    }
 
 
 def _why_no_export(attempt: ExportAttempt, call: MemberCall) -> str:
@@ -310,7 +338,8 @@ def _literals(
             why = "forward changes it" if literal.name in changed else "it is a parameter, which trains"
             what, instead = reads(literal.line)
             raise CaptureError(
-                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and {why}, so its "
+                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and "
+                f"{why}, so its "
                 f"value is no constant of the program. {instead}"
             )
     return attempt.literals

@@ -83,8 +83,8 @@ _READS = (
     (r"\.item\(|\b(int|float|bool)\(", *_NUMBER),
     (
         "",
-        "branches on the values of a tensor",
-        "Replace the branch by torch.where, or the .item() by tensor arithmetic",
+        "reads the values of a tensor",
+        "Keep the values in tensors: torch.where for a branch, tensor arithmetic for .item()",
     ),
 )
 
@@ -126,15 +126,16 @@ _OPS = (
         "Run the padded sequences, and read each at its own length with gather or torch.where",
     ),
     (
-        r"normal_functional|rand|bernoulli|multinomial",
+        r"normal_functional|rand|bernoulli|multinomial|poisson|binomial|dirichlet|gamma",
         "draws random numbers",
         "Draw them outside, and make them an input",
     ),
     (
         r"^(?:builtins|math)\.(\w+)$",
-        "computes with a size by {0}()",
-        "Use whole numbers: n // 2 for int(n / 2), -(-n // 3) for math.ceil(n / 3), (n + 1) // 2 for round(n "
-        "/ 2)",
+        "computes with a size, or with a number that it reads from a tensor, by {0}()",
+        "For sizes, use whole numbers: n // 2 for int(n / 2), -(-n // 3) for math.ceil(n / 3), (n + "
+        "1) // 2 for "
+        "round(n / 2). Keep a value of a tensor in a tensor: x.trunc() for int(x.item())",
     ),
     (
         r"higher_order\.(cond|while_loop|map|scan)",
@@ -176,6 +177,13 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
         return (
             f"{name} writes the value of a tensor into a string{at}, which torch.export cannot "
             "capture. Remove it from the member"
+        )
+    if match := re.search(r"Found <class '([^']+)'> in output, which is not a known type", text):
+        return (
+            f"{name} returns a {match[1].rpartition('.')[2]}{at}, which has no form in an artifact. "
+            "Outputs are "
+            "tensors, numbers, strings and None, in tuples, lists, dicts, named tuples, dataclasses and "
+            "distributions of torch: return its tensors in one of these"
         )
     if text.startswith("FlexAttention "):
         return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"

@@ -39,6 +39,7 @@ from .patches import decompositions, dropout_copies
 from .patches.checked_factorizations import check_in_factorizations
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
+from .patches.packed_sequences import padded_sequences
 from .patches.tensor_index import look_up_places
 from .patches.transforms import transforms_by_autograd
 
@@ -216,6 +217,7 @@ def calm() -> Iterator[None]:
         with (
             exportable(),
             replaced_functions(),
+            padded_sequences(),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch.distributions import Distribution
 from torch.export import Dim
 
 from ..ir.torch_internals import buffers_of, is_fake, parameters_of, submodules_of
@@ -198,8 +199,10 @@ class MemberExporter:
 
 
 def has_dataclass(answer: Any) -> bool:
-    """Whether a result has a dataclass, which torch.export does not know and `StatefulWrapper` converts."""
-    return any(is_dataclass(leaf) for leaf in pytree.tree_leaves(answer))
+    """Whether a result has a dataclass or a distribution, which torch.export does not know and
+    `StatefulWrapper` converts.
+    """
+    return any(is_dataclass(leaf) or isinstance(leaf, Distribution) for leaf in pytree.tree_leaves(answer))
 
 
 def _shadows_graph(module: nn.Module) -> bool:

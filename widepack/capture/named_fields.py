@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
@@ -33,11 +34,20 @@ def named_fields(value: Any) -> tuple[list[tuple[str, Any]], Make] | None:
         return None
     children, spec = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
     try:
-        keys = [path[0] for path, _ in pytree.tree_flatten_with_path(value, lambda v: v is not value)[0]]
+        keys: list[Any] = [
+            path[0] for path, _ in pytree.tree_flatten_with_path(value, lambda v: v is not value)[0]
+        ]
     except ValueError:  # the class was registered without names of its parts
         keys = list(range(len(children)))
     rows = [(_name(key), child) for key, child in zip(keys, children)]
     return rows, lambda parts: pytree.tree_unflatten(list(parts), spec)
+
+
+def sample_arguments(sample: Any) -> tuple[Any, ...]:
+    """Returns the positional inputs of a sample: a tensor or a named tuple is one input."""
+    if isinstance(sample, torch.Tensor) or tuple_fields(type(sample)) is not None:
+        return (sample,)
+    return tuple(sample or ())
 
 
 def tuple_fields(kind: type) -> tuple[str, ...] | None:

@@ -1,6 +1,7 @@
 """Turns what a member returns into forms that torch's pytrees know.
 
-During an export and a comparison a plain dataclass becomes `Fields`. A class that the user registered, a
+During an export and a comparison a plain dataclass becomes `Fields`, and so does a distribution of
+torch. A class that the user registered, a
 named tuple and a mapping class stay as they are, because pytrees know them.
 """
 
@@ -10,7 +11,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
+from torch.distributions import Distribution, Independent
 
 
 class Fields(dict[str, Any]):
@@ -33,9 +36,11 @@ pytree.register_pytree_node(Fields, _flatten, _unflatten, serialized_type_name="
 
 
 def known_forms(result: Any) -> Any:
-    """Returns a result in which `Fields` replaces every dataclass, at any depth."""
+    """Returns a result in which `Fields` replaces every dataclass and distribution, at any depth."""
 
     def fields(value: Any) -> Any:
+        if isinstance(value, Distribution):
+            return Fields(type(value).__name__, [(k, known_forms(v)) for k, v in _parameters(value)])
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
         return Fields(
@@ -44,3 +49,17 @@ def known_forms(result: Any) -> Any:
         )
 
     return pytree.tree_map(fields, result)
+
+
+def _parameters(distribution: Distribution) -> list[tuple[str, Any]]:
+    """Returns the parameters of a distribution: those that it was made of (`loc`, `scale`)."""
+    if isinstance(distribution, Independent):
+        return [("base_dist", distribution.base_dist)]
+    given = vars(distribution)
+    try:
+        names = list(distribution.arg_constraints)
+    except NotImplementedError:
+        names = []
+    return [(n, given[n]) for n in names if n in given] or [
+        (n, v) for n, v in given.items() if isinstance(v, (torch.Tensor, Distribution))
+    ]

@@ -19,6 +19,7 @@ from widepack_artifacts.weights import Weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import under_model_names
 from ..checkpoints.discovery import open_checkpoint
+from ..checkpoints.literals import check_literals
 from ..checkpoints.newcomer import Newcomer, NewcomerRequest, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
@@ -86,7 +87,9 @@ def open_newcomer(
     """
     manifest = artifact.manifest
     if not is_adapter(path):
-        return newcomer(artifact, path, how)
+        found = newcomer(artifact, path, how)
+        check_literals(manifest, files, found, path)
+        return found
     if not manifest.factored.weights and base is None:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
@@ -96,6 +99,7 @@ def open_newcomer(
     given = None if base is None else open_base(manifest, base, how.key, how.trust_pickle)
     member = adapter_member(manifest, files, path, given, turned())
     found = newcomer(artifact, path, how, opened=member.checkpoint)
+    check_literals(manifest, files, found, path)
     return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..capture.call import MemberCall
 from ..capture.capture import Captured
+from ..capture.literals import check_literals
 from ..errors import UsageError
 from ..spec.dropout import switched_on
 from .attribute_reads import AttributeReads, recorded_reads
@@ -54,6 +55,7 @@ def capture_entry(
     by_name = {name: w for w in recipe.weights for name in (w.name, *w.aliases)}
     first, reads = capture(0)
     refuse_programs(recipe.skeletons, (first, reads), capture, mode)
+    check_literals(first, member, range(count), [f"member {i}" for i in range(count)])
     shared = [s.name for s in first.states if by_name[s.name].kind == "shared"]
     if shared:
         whose, way = (

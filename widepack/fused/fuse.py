@@ -11,6 +11,7 @@ from torch import nn
 
 from ..capture.export import clone
 from ..capture.larger_sample import without_ones
+from ..capture.named_fields import sample_arguments
 from ..errors import UsageError
 from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
@@ -117,7 +118,7 @@ def _fused(
     with torch.inference_mode(False), torch.no_grad():
         if not passes:
             refuse_mismatches(members)
-        args = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ())
+        args = sample_arguments(sample)
         args, kwargs = pytree.tree_map(clone, (args, dict(sample_kwargs or {})))
         call = call_of(members[0], args, kwargs, dynamic)
         weights = plan_weights(members[:1] if passes else members, share, all_shared=passes)

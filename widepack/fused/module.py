@@ -251,6 +251,8 @@ class Fused(FusedMembers):
         (device,) = devices
         modes = self._modes()
         key = (modes, tuple(v.dtype for v in tensors), device)
+        if key in self._entries and not self._entries[key].reads_as_captured(self.tensor_of):
+            del self._entries[key]
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
@@ -262,6 +264,7 @@ class Fused(FusedMembers):
                 modes_off.enter_context(self._members_unchanged())
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
+                entry.reads_as_captured(self.tensor_of)
                 if self._compiled is not None:
                     entry.compile(self._compiled)
                 self._entries[key] = entry

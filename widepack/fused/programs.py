@@ -13,7 +13,7 @@ fused module writes it back after the call.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from ..verification import small_sizes
 from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 from .skeleton import ModuleSkeleton
+from .torch_module import write_count
 
 CPU = torch.device("cpu")
 _Key = tuple[tuple[bool, ...], bool, bool]
@@ -118,8 +119,23 @@ class FusedEntry(MemberPrograms):
         self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
+        self._read: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._plans: dict[_Key, tuple[Program, dict[str, Kind], list[Plan]]] = {}
         self._runners: dict[tuple[_Key, tuple[int, int | None], bool], Runner] = {}
+
+    def reads_as_captured(self, tensor_of: Callable[[str], torch.Tensor]) -> bool:
+        """Whether the weights whose values the members' code reads are as at the first call of this
+        method.
+        """
+        names = {self.first_names[x.name] for x in self.captured.literals if x.name in self.first_names}
+        for name in names:
+            value = tensor_of(name)
+            known, version, copy_ = self._read.get(name, (value, -1, value.detach().clone()))
+            if known is not value or version != write_count(value):
+                if not torch.equal(value, copy_):
+                    return False
+                self._read[name] = value, write_count(value), copy_
+        return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedEntry:
         """Returns an entry for a copy of the module: the same programs, which bind the copy's weights."""

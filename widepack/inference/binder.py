@@ -193,7 +193,9 @@ class Binder:
     def _bind_fields(
         self, kind: str, rows: Sequence[Any], value: Any, name: str, stacked: bool, call: _BoundCall
     ) -> None:
-        """Puts an argument with named fields into a call: a dict, a tuple, or any object with these fields."""
+        """Puts an argument with named fields into a call: a dict, a tuple, or any object with these
+        fields.
+        """
         trees = {str(k): tree for k, tree in rows}
         own = getattr(value, "_fields", None)
         if isinstance(value, Mapping):

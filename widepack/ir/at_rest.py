@@ -72,12 +72,12 @@ def _rested(node: Node) -> Node | None:
         )
     if node.op == "aten.uniform.default":
         bounds = [*node.args[1:3], *[0.0, 1.0][len(node.args) - 1 :]]
-        return replace(
-            node, op="aten.full_like.default", args=(node.args[0], sum(bounds) / 2), kwargs=kept
-        )
+        return replace(node, op="aten.full_like.default", args=(node.args[0], sum(bounds) / 2), kwargs=kept)
     if node.op in _REPLACED:
         args = node.args[:1]
-        return replace(node, op=_REPLACED[node.op], args=args, kwargs={} if "clone" in _REPLACED[node.op] else kept)
+        return replace(
+            node, op=_REPLACED[node.op], args=args, kwargs={} if "clone" in _REPLACED[node.op] else kept
+        )
     if node.op in _SIZED:
         sizes = node.args[_SIZED[node.op]]
         whole = "randint" in node.op

@@ -318,7 +318,7 @@ def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Switches off all modes of torch inside a with block, so that functions compute on real tensors."""
-    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
+    from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
@@ -326,6 +326,6 @@ def without_modes() -> Iterator[None]:
 
 def is_traced() -> bool:
     """Whether an export records what runs now."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: PLC0415
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     return get_proxy_mode() is not None

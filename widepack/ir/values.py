@@ -69,8 +69,24 @@ def expression(size: Any) -> Any:
 def hint(size: Any) -> int:
     """A size, or its example if it is only known at run time: for choices that change speed and never
     results.
+
+    A size that is data has no example: it counts as `_SIZE_OF_DATA`.
     """
-    return size if isinstance(size, int) else int(size.node.hint)
+    if isinstance(size, int):
+        return size
+    if size.node.hint is not None:
+        return int(size.node.hint)
+    expr, examples = size.node.expr, _examples(size.node.shape_env)
+    return int(expr.xreplace({s: examples.get(s, sympy.Integer(_SIZE_OF_DATA)) for s in expr.free_symbols}))
+
+
+_SIZE_OF_DATA = 8
+
+
+def _examples(environment: Any) -> dict[Any, Any]:
+    """Returns the examples of sizes by their symbols. Their name in torch changed after 2.11."""
+    found = getattr(environment, "backed_var_to_val", None)
+    return dict(environment.var_to_val if found is None else found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

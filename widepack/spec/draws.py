@@ -1,7 +1,8 @@
 """Draws inputs for verification and measurement, at any sizes of the named dims.
 
 Integers are drawn within the user's bounds. Without bounds they are rows of the example, so they stay valid
-ids, masks or edge lists. Equal seeds give equal inputs.
+ids, masks or edge lists. A list in order stays in order: lengths, or the graphs of nodes. Equal seeds
+give equal inputs.
 
 Floats are rows of the example. `InputSource.noise` says how they change:
 
@@ -57,7 +58,21 @@ def draw(source: InputSource, sizes: Mapping[str, int], seed: int) -> torch.Tens
     for axis, (dim, size) in enumerate(zip(dims, shape)):
         if not isinstance(dim, int):
             value = value.index_select(axis, torch.randint(0, value.shape[axis], (size,), generator=g))
+    if (order := _order(source.example)) is not None:
+        return value.sort(descending=order).values
     return _with_noise(value, source.example, source.noise, g)
+
+
+def _order(example: torch.Tensor) -> bool | None:
+    """Returns whether the integers of a list in order descend; None for other tensors.
+
+    Lengths of sequences, or the graphs of nodes, may be valid in order only.
+    """
+    if example.ndim != 1 or example.dtype not in (torch.int64, torch.int32) or example.numel() < 2:
+        return None
+    steps = example.diff()
+    descends = bool((steps <= 0).all())
+    return descends if (descends or bool((steps >= 0).all())) and bool((steps != 0).any()) else None
 
 
 def _with_noise(value: torch.Tensor, example: torch.Tensor, noise: str, g: torch.Generator) -> torch.Tensor:

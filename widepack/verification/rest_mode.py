@@ -20,7 +20,9 @@ from ..ir.torch_internals import op_base_name
 _OFF = {"dropout", "dropout_", "native_dropout", "rrelu", "rrelu_", "multi_head_attention_forward"}
 """Functions that draw in training only. Their programs at rest have them switched off."""
 _ON = {
-    f"{name}{end}" for name in ("feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")
+    f"{name}{end}"
+    for name in ("feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for end in ("", "_")
 } | {"dropout1d", "dropout2d", "dropout3d"}
 """Functions that an export writes as several ops around a draw of a mask. They run switched on, and the mask
 keeps all numbers.
@@ -48,13 +50,17 @@ class _Switched(TorchFunctionMode):
                 given[4] = 0.0
             named.update({k: 0.0 for k in named if k == "dropout_p"})
         elif name in _RECURRENT and len(given) > 7:
-            given[6 if isinstance(given[1], torch.Tensor) and isinstance(given[3], (list, tuple)) else 5] = 0.0
+            given[6 if isinstance(given[1], torch.Tensor) and isinstance(given[3], (list, tuple)) else 5] = (
+                0.0
+            )
         elif name in _OFF or name in _ON:
             _switch(func, name, given, named, on=name in _ON)
         return func(*given, **named)
 
 
-def _switch(func: Callable[..., Any], name: str, given: list[Any], named: dict[str, Any], *, on: bool) -> None:
+def _switch(
+    func: Callable[..., Any], name: str, given: list[Any], named: dict[str, Any], *, on: bool
+) -> None:
     """Sets the switch among the arguments of a function."""
     names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
     switch = next((s for s in _SWITCHES if s in named or s in names), "train")
@@ -68,7 +74,7 @@ def _switch(func: Callable[..., Any], name: str, given: list[Any], named: dict[s
 _HALF = {"exponential", "cauchy", "geometric", "log_normal"}
 
 
-class _Fixed(TorchDispatchMode):
+class _Fixed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
     """Replaces the draws of ops by fixed numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,5 +120,5 @@ def _two(
 @contextmanager
 def without_draws() -> Iterator[None]:
     """Runs modules without random draws inside a with block."""
-    with _Switched(), _Fixed():
+    with _Switched(), _Fixed():  # type: ignore[no-untyped-call]
         yield

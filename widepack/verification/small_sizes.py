@@ -24,6 +24,7 @@ from .tolerance import floating, same_places
 _LARGER = 64  # so many sizes of a dim are tried if no small one breaks a guard
 _MOST_TRIED = 1000  # combinations of small sizes
 
+_Run = Callable[[Subject, Sequence[torch.Tensor]], list[torch.Tensor]]
 _MOST_CUT = 27  # combinations of cut integer inputs
 _INDICES = (torch.int64, torch.int32)
 
@@ -181,20 +182,21 @@ def _accepts(subject: Subject, sizes: Mapping[str, int]) -> bool:
     """Returns whether member 0 answers at these sizes. If it does not, its program need not either."""
     if subject.module is None:
         return False
-    return any(not _failure(lambda: _of_module(subject, x)) for x in _valid_inputs(subject, sizes))
+    return any(not _failure(_of_module, subject, x)[0] for x in _valid_inputs(subject, sizes))
 
 
-def _failure(run: Callable[[], object]) -> str:
-    """Returns the error of a run, in one line; "" if it has none."""
+def _failure(
+    run: _Run, subject: Subject, inputs: Sequence[torch.Tensor]
+) -> tuple[str, Sequence[torch.Tensor]]:
+    """Returns the error of a run, in one line, or its answers."""
     try:
         with warnings.catch_warnings():
             # Warnings of members at trial sizes do not concern the user of this build.
             warnings.simplefilter("ignore")
-            run()
+            return "", run(subject, inputs)
     except Exception as e:  # noqa: BLE001  # the user's code may raise anything
         line = (str(e).splitlines() or [""])[0][:200]
-        return f"{type(e).__name__}: {line}".rstrip(": ")
-    return ""
+        return f"{type(e).__name__}: {line}".rstrip(": "), ()
 
 
 def _of_module(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -212,11 +214,10 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
         return ""
     refusal = ""
     for inputs in _valid_inputs(subject, sizes):
-        found: list[list[torch.Tensor]] = []
-        of_member = _failure(lambda: found.append(_of_module(subject, inputs)))
-        of_program = _failure(lambda: found.append(_of_program(subject, inputs)))
+        of_member, theirs = _failure(_of_module, subject, inputs)
+        of_program, answers = _failure(_of_program, subject, inputs)
         if not of_member and not of_program:
-            return _difference_of(subject, inputs, *found)
+            return _difference_of(subject, inputs, theirs, answers)
         if of_program and not of_member:
             return f"the captured program fails there: {of_program}"
         if of_member and not of_program:

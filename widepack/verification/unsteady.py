@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from .module_run import run_module
 from .subject import Subject
 
 _KEEP = (
-    'dropout="on" (--dropout on) keeps draws and dropout on in eval mode, with a draw for each member and call'
+    'dropout="on" (--dropout on) keeps draws and dropout on in eval mode, with a draw for each member '
+    "and call"
 )
 
 
@@ -26,8 +28,8 @@ def why_unsteady(subject: Subject, i: int) -> str:
         at = f" at {node.source}" if node.source else ""
         way = "Make" if rested(subject.program(i)) is None else f"{_KEEP}; or make"
         return (
-            f"it draws random numbers by {node.op.removesuffix('.default')}{at}. {way} forward deterministic, "
-            "or make what it draws an input"
+            f"it draws random numbers by {node.op.removesuffix('.default')}{at}. {way} forward "
+            "deterministic, or make what it draws an input"
         )
     moved = _moved(subject, i)
     if moved:
@@ -50,16 +52,16 @@ def _moved(subject: Subject, i: int) -> list[str]:
     before = _states()
     run_module(module, subject, inputs)
     after = _states()
-    return [name for name, state in before.items() if state != after[name]]
+    return [name for name, state in after.items() if state != before.get(name)]
 
 
 def _states() -> dict[str, Any]:
     """Returns the states of the generators that a member may draw from."""
-    import numpy  # noqa: PLC0415  # torch does not need it
-
-    kind, keys, place, *rest = numpy.random.get_state()
-    return {
+    states: dict[str, Any] = {
         "Python's random": random.getstate(),
-        "numpy.random": (kind, bytes(keys), place, *rest),
         "torch": bytes(torch.get_rng_state().numpy()),
     }
+    if "numpy.random" in sys.modules:  # else no member can have used it
+        kind, keys, *rest = sys.modules["numpy.random"].get_state()
+        states["numpy.random"] = (kind, bytes(keys), *rest)
+    return states

@@ -119,4 +119,5 @@ def _entry(entry: EntryReport) -> list[str]:
             if entry.kernels_wide
             else []
         ),
+        *(f"sizes        {text}" for text in entry.bounds),
     ]

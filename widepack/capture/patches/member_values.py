@@ -1,7 +1,9 @@
 """Lets a member's code read the values of its own tensors during an export.
 
-A branch such as `if self.initted:`, an assert on a buffer or `range(self.steps.item())` depends on no input. So
-if an export fails where a value is read, it is repeated, and every value that the member computes from its own
+A branch such as `if self.initted:`, an assert on a buffer or `range(self.steps.item())` depends on no
+input. So
+if an export fails where a value is read, it is repeated, and every value that the member computes from
+its own
 parameters, buffers and attributes alone is read from the member's real tensors. The program then holds for
 members that have these tensors only: `Literal` names each of them.
 """
@@ -64,7 +66,7 @@ class _Random(Exception):
     """A value is drawn at random."""
 
 
-class _NoDraws(TorchDispatchMode):
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
     """Refuses random ops."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +93,9 @@ class MemberValues(TorchFunctionMode):
         self._own = {n: t for n, t in _tensors(module).items() if n not in inputs}
         self._plain = {id(t): n for n, t in tensors_of(module)}
         self._names: dict[int, str] = {}
-        self._seen: dict[int, tuple[Tensor, _Value | None]] = {}  # tensors stay alive, so ids are not used again
+        self._seen: dict[
+            int, tuple[Tensor, _Value | None]
+        ] = {}  # tensors stay alive, so ids are not used again
 
     def __torch_function__(
         self,
@@ -147,7 +151,7 @@ class MemberValues(TorchFunctionMode):
             return v if value is None else value.tensor
 
         try:
-            with without_modes(), _NoDraws(), torch.no_grad():
+            with without_modes(), _NoDraws(), torch.no_grad():  # type: ignore[no-untyped-call]
                 given, more = pytree.tree_map(real, (list(args), dict(named)))
                 return func(*given, **more)
         except Exception:  # noqa: BLE001  # the export raises it too, or the value is not read

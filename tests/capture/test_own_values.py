@@ -1,0 +1,106 @@
+"""Branches on values that a member computes from its own tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack import MemberMismatch
+from widepack.errors import CaptureError
+
+
+class Branching(nn.Module):
+    """Branches, counts and asserts on its own buffers and on a tensor in an attribute."""
+
+    ready: Tensor
+    steps: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("ready", torch.tensor(True))
+        self.register_buffer("steps", torch.tensor(2))
+        self.limit = torch.tensor([1.5, 2.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.ready
+        for _ in range(self.steps.item()):
+            x = torch.tanh(self.linear(x))
+        return x + 1 if (self.limit > 1).all() else x - 1
+
+
+class BranchOnWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if self.scale > 0 else x
+
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(7))
+
+
+def saved(folder: Path, *steps: int) -> list[str]:
+    """Saves a member for each number of steps."""
+    paths = []
+    for i, n in enumerate(steps):
+        torch.manual_seed(i)
+        member = Branching()
+        member.steps.fill_(n)
+        paths.append(str(folder / f"{i}.pt"))
+        torch.save(member.state_dict(), paths[-1])
+    return paths
+
+
+def alone(path: str, x: Tensor = X) -> Any:
+    member = Branching().eval()
+    member.load_state_dict(torch.load(path))
+    with torch.no_grad():
+        return member(x)
+
+
+@pytest.mark.parametrize("share", ["auto", "none"])
+def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, share: str) -> None:
+    paths = saved(tmp_path, 2, 2, 3, 2)
+    path = tmp_path / "ens.wide"
+    widepack.build(paths[:2], path, model=Branching, sample=(X,), race=False, share=share)
+    ens = widepack.load(path)
+    for y, one in zip(ens(X), paths):
+        torch.testing.assert_close(y, alone(one))
+    assert {x.weight for x in ens.manifest.entries["forward"].literals} == {"ready", "steps"}
+    other = r"value of steps at test_own_values.py:\d+ in forward.*It is 2 in the artifact, and 3 in "
+    with pytest.raises(MemberMismatch, match=other):
+        ens.swap(0, paths[2])
+    with pytest.raises(MemberMismatch, match=other):
+        widepack.update(path, {0: paths[2]})
+    with pytest.raises(MemberMismatch, match=other):
+        widepack.append(path, [paths[2]])
+    ens.swap(0, paths[3])
+    torch.testing.assert_close(ens(X)[0], alone(paths[3]))
+
+
+def test_members_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
+    paths = saved(tmp_path, 2, 3)
+    with pytest.raises(MemberMismatch, match="steps.*It is 2 in 0, and 3 in 1"):
+        widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), race=False)
+
+
+def test_a_fused_module_follows_its_buffers() -> None:
+    members = [Branching().eval() for _ in range(2)]
+    fused = widepack.fuse(members, X).eval()
+    for n in (2, 3):
+        dict(fused.named_buffers())["steps"].fill_(n)
+        for y, member in zip(fused(X), members):
+            member.steps.fill_(n)
+            torch.testing.assert_close(y, member(X))
+
+
+def test_a_branch_on_a_weight_that_trains_is_refused() -> None:
+    with pytest.raises(CaptureError, match="scale, and it is a parameter, which trains"):
+        widepack.fuse([BranchOnWeight() for _ in range(2)], X)
