@@ -1,6 +1,6 @@
-"""Runs every backend over a collection of architectures, and compares each answer with the members in float64.
+"""Runs every backend over a collection of architectures, and compares the answers with members in float64.
 
-usage: python scripts/measure/backends.py COLLECTION [--sample K] [-o ROWS.jsonl] [--backends eager,compile,...]
+usage: python scripts/measure/backends.py COLLECTION [--sample K] [-o ROWS.jsonl] [--backends eager,...]
        python scripts/measure/backends.py --summary ROWS.jsonl -o bench/results/backends.json
 
 COLLECTION is a folder with two modules. `zoo.py` has `ENTRIES`, `build(name, seed)` and
@@ -121,8 +121,9 @@ class Truth:
 def opened(path: Path, backend: str) -> Iterator[Any]:
     """Loads an artifact on a backend."""
     if backend != "graph":
-        how = {} if backend == "eager" else {"compile": "now"}
-        yield widepack.load(path, backend=backend, cache=path.parent / "cache", verify="off", **how)
+        when = None if backend == "eager" else "now"
+        cache = path.parent / "cache"
+        yield widepack.load(path, backend=backend, cache=cache, verify="off", compile=when)
         return
     sys.path[:0] = [str(ROOT / "tests" / "helpers")]
     from graph_stand_in import StandInRecorder
@@ -150,7 +151,7 @@ def outcome(run: Callable[[], str]) -> dict[str, Any]:
 
 
 def measure(collection: Collection, names: list[str], backends: list[str], out: Path) -> None:
-    """Runs the pairs that the file of rows lacks, all architectures on one backend after the other backend."""
+    """Runs the pairs that the file of rows lacks, and adds a row for each."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {(r["name"], r["backend"]) for r in rows}
     torch.backends.mha.set_fastpath_enabled(False)  # it gives padded positions other numbers
@@ -182,7 +183,7 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what docs/how-to/choose-a-backend.md shows: counts for each backend, and every pair that did not run."""
+    """Returns counts for each backend, and every pair that did not run."""
     eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
     pairs = [r for r in rows if r["backend"] in BACKENDS]
     counts = {

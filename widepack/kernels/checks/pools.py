@@ -38,10 +38,9 @@ def fractional_max_pool(
     """Checks `aten.fractional_max_pool2d` and `3d`: numbers from 0 to 1 place the windows inside of a row."""
     dense("self", self)
     dense("random_samples", random_samples)
-    require(
-        all(isinstance(k, torch.SymInt) or k >= 1 for k in kernel_size),
-        f"kernel_size is {list(kernel_size)}; numbers from 1 are possible",
-    )
+    given: list[Any] = list(kernel_size)
+    if any(not isinstance(k, torch.SymInt) and k < 1 for k in given):
+        raise OperandError(f"kernel_size is {given}; numbers from 1 are possible")
     if readable(random_samples):
         inside = (random_samples >= 0) & (random_samples <= 1)
         require(bool(inside.all()), "random_samples contains a number that is not from 0 to 1")
