@@ -305,6 +305,11 @@ class Entry:
             )
 
     @property
+    def has_fields(self) -> bool:
+        """Whether a parameter is an object with named fields, which formats before 1.5 do not have."""
+        return any(tree.has_fields(p.tree) for p in self.signature)
+
+    @property
     def states(self) -> list[str]:
         """The names of the states."""
         return [self.inputs[s.input].name for s in self.state]

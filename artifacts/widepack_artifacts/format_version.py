@@ -7,7 +7,7 @@ from typing import Any
 from .fields import manifest_error
 
 FORMAT = "widepack.artifact"
-VERSION = (1, 4)
+VERSION = (1, 5)
 """The newest version that this package reads. A writer writes the lowest version that an artifact needs."""
 
 

@@ -7,6 +7,7 @@
 | `Weight` | a row of the weights table: kind, dtype, shape in one member, role | `weight_table` |
 | `FactoredWeight` | a weight that is stored as a base and low-rank factors | `factored` |
 | `Entry` | a named program: inputs, calling convention, outputs, dims, guards, programs | `entry` |
+| `StateDicts` | what the members' state dicts have beside tensors | `state_dicts` |
 | `File` | the size and hash of a file | `file_list` |
 
 `from_json` accepts exactly what `to_json` writes. It refuses unknown keys, other types and values out of
@@ -39,6 +40,7 @@ from .fields import (
 )
 from .file_list import File, check_file_name, read_file_name
 from .format_version import FORMAT, check_version
+from .state_dicts import StateDicts
 from .weight_table import FACTOR, Weight, check_ragged_names
 
 MAX_BYTES = 256 * 2**20
@@ -94,13 +96,15 @@ class Manifest:
     key `digest`; it is empty until `sealed`. `verification` and `provenance` are records for people and
     tools; no reader depends on them, except that the probe takes its bounds from `verification`. `state` has
     the names of all entries' states; format 1.0 has none. `weights` are the stored weights, and `factored`
-    the weights of members that are computed from them.
+    the weights of members that are computed from them. `state_dicts` is what the members' state dicts have
+    beside tensors; artifacts before format 1.5 do not say it.
     """
 
     version: tuple[int, int] = (1, 0)
     members: tuple[Member, ...]
     weights: tuple[Weight, ...]
     factored: Factored = field(default_factory=Factored)
+    state_dicts: StateDicts = field(default_factory=StateDicts)
     entries: dict[str, Entry]
     probe: str = ""
     verification: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +142,8 @@ class Manifest:
     def _least_version(self) -> tuple[int, int]:
         """Returns the lowest version that has all keys of this manifest."""
         entries = self.entries.values()
+        if self.state_dicts.needed or any(e.has_fields for e in entries):
+            return (1, 5)
         if self.factored.weights:
             return (1, 4)
         if any(w.members is not None for e in entries for w in e.wide):
@@ -153,6 +159,7 @@ class Manifest:
             "members": [m.to_json() for m in self.members],
             "weights": [w.to_json() for w in self.weights],
             **({"factored": self.factored.to_json()} if self.factored.weights else {}),
+            **({"state_dicts": self.state_dicts.to_json()} if self.state_dicts.needed else {}),
             "entries": {n: e.to_json() for n, e in self.entries.items()},
             "probe": self.probe,
             "verification": self.verification,
@@ -174,7 +181,9 @@ class Manifest:
         """
         check_version(data)
         factored = tuple(data["version"]) >= (1, 4) and "factored" in data
-        d = read_object(data, "the top level", (*_KEYS, "factored") if factored else _KEYS)
+        described = tuple(data["version"]) >= (1, 5) and "state_dicts" in data
+        optional = (*(["factored"] if factored else []), *(["state_dicts"] if described else []))
+        d = read_object(data, "the top level", (*_KEYS, *optional))
         _check_digest(d)
         version: tuple[int, int] = (d["version"][0], d["version"][1])
         files = read_map(d["files"], "files", File.from_json)
@@ -194,6 +203,7 @@ class Manifest:
             members=members,
             weights=weights,
             factored=products,
+            state_dicts=StateDicts.from_json(d["state_dicts"], files) if described else StateDicts(),
             entries=entries,
             probe=d["probe"] if d["probe"] == "" else read_file_name(d["probe"], files, "probe"),
             verification=read_free_object(d["verification"], "verification"),

@@ -150,3 +150,12 @@ def numbers(tree: Tree) -> list[Any]:
         else [t for _, t in (value if form == "dict" else value[1])]
     )
     return [n for t in rows for n in numbers(t)]
+
+
+def has_fields(tree: Tree) -> bool:
+    """Returns whether a tree has an object with named fields."""
+    ((form, value),) = tree.items()
+    if form == "output":
+        return True
+    rows = value if form in ("tuple", "list") else [t for _, t in value] if form == "dict" else []
+    return any(map(has_fields, rows))

@@ -54,7 +54,8 @@ class DictApp:
             await send_document(send, {"ready": True})
             return
         name, _, _ = named(parts[2:])
-        body = await read_body(scope, receive, MOST, 30.0, self._receiving)
+        with self._receiving.body() as held:
+            body = await read_body(scope, receive, MOST, 30.0, held)
         length = header_length(header(scope, b"inference-header-content-length"), len(body))
         request = read_request(body, length)
         x = request.inputs["input"]

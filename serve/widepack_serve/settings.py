@@ -26,7 +26,13 @@ class Settings:
         members: Whether each member is a model, too.
         max_batch: The most rows of a batch.
         max_delay: Seconds for which a batch that is not full waits.
-        max_queue: The most rows that wait.
+        max_queue: The most rows that wait. A request of more rows than a batch counts as one batch.
+        max_rows: The most rows of a request.
+        max_values: The most numbers of all inputs of a request.
+        max_answer: The most bytes of an answer.
+        max_sending: The most bytes of large answers that clients have not read; None for four times
+            `max_answer`.
+        send_timeout: Seconds in which a client must read some of its answer.
         max_body: The most bytes of a body, also once unpacked.
         max_receiving: The most bytes of all bodies that have arrived in part; None for four times `max_body`.
         timeout: Seconds for which a request may wait.
@@ -50,6 +56,11 @@ class Settings:
     max_batch: int = 64
     max_delay: float = 0.0
     max_queue: int = 1024
+    max_rows: int = 1 << 16
+    max_values: int = 1 << 24
+    max_answer: int = 64 * MEGABYTE
+    max_sending: int | None = None
+    send_timeout: float = 30.0
     max_body: int = 64 * MEGABYTE
     max_receiving: int | None = None
     timeout: float = 30.0
@@ -72,7 +83,7 @@ class Settings:
     metrics_by_member: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "max_body"):
+        for name in ("max_batch", "max_queue", "max_rows", "max_values", "max_body", "max_answer"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is at least 1")
         if self.most_receiving < self.max_body:
@@ -80,7 +91,12 @@ class Settings:
                 f"max_receiving is {self.max_receiving}, and max_body is {self.max_body}: no body of that "
                 "size could be received; make max_receiving at least max_body"
             )
-        for name in ("timeout", "receive_timeout", "hang"):
+        if self.most_sending < self.max_answer:
+            raise UsageError(
+                f"max_sending is {self.max_sending}, and max_answer is {self.max_answer}: no answer of that "
+                "size could be sent; make max_sending at least max_answer"
+            )
+        for name in ("timeout", "receive_timeout", "send_timeout", "hang"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds above 0")
         for name in ("max_delay", "inline", "reload", "drain"):
@@ -95,6 +111,11 @@ class Settings:
     def most_receiving(self) -> int:
         """The most bytes of all bodies that have arrived in part."""
         return _BODIES * self.max_body if self.max_receiving is None else self.max_receiving
+
+    @property
+    def most_sending(self) -> int:
+        """The most bytes of large answers that clients have not read."""
+        return _BODIES * self.max_answer if self.max_sending is None else self.max_sending
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings for another process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_sizes_that_torch_would_expand_without_end(name: str, tmp_path: Path) ->
     routed = saying(member(nodes, "t"))
     ens = load(routed.save(tmp_path / "routed"), verify="off")
     start = time.process_time()
-    ens.route(torch.ones(1, 6), member=[0])  # the walk ends, and the member runs alone
+    with contextlib.suppress(UsageError):  # the walk ends, and refuses what it cannot read
+        ens.route(torch.ones(1, 6), member=[0])
     assert time.process_time() - start < 10
 
 

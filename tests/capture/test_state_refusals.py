@@ -140,7 +140,7 @@ class TwoNames(nn.Module):
             Attribute,
             {},
             VerificationError,
-            ["forward leaves another tensor in h, a plain attribute", "register_buffer", "--state h"],
+            ["forward leaves other values in h, which the next call reads", "register_buffer", "--state h"],
         ),
         (
             Attribute,

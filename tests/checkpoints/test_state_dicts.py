@@ -251,8 +251,18 @@ def test_a_later_pickle_protocol(tmp_path: Path) -> None:
     assert same(open_checkpoint(tmp_path / "a.pt", trust_pickle=True), STATE)
 
 
-def test_extra_state_that_is_not_a_tensor_is_left_out(tmp_path: Path) -> None:
-    assert same(opened(tmp_path / "a.pt", {**STATE, "conv._extra_state": b"x", "_extra_state": None}), STATE)
+def test_extra_state_is_kept_beside_the_weights(tmp_path: Path) -> None:
+    extra = {"conv._extra_state": b"x", "_extra_state": {"classes": ["a", "b"], "scale": 3}}
+    found = opened(tmp_path / "a.pt", {**STATE, **extra})
+    assert list(found.tensors()) == list(STATE)
+    assert found.extra_state() == extra
+    wrapped = {f"module.{name}": value for name, value in {**STATE, **extra}.items()}
+    assert opened(tmp_path / "b.pt", wrapped).extra_state() == extra
+    tensor = {"conv._extra_state": torch.ones(2)}
+    save_file({**STATE, **tensor}, tmp_path / "c.safetensors")
+    found = open_checkpoint(tmp_path / "c.safetensors")
+    assert set(found.tensors()) == set(STATE)
+    assert torch.equal(found.extra_state()["conv._extra_state"], tensor["conv._extra_state"])
 
 
 def test_prefixes_of_wrappers_are_removed_from_names(tmp_path: Path) -> None:

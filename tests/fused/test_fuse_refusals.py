@@ -417,18 +417,24 @@ def test_a_flag_that_changes_no_answer_is_accepted(mode: bool) -> None:
     assert len(widepack.fuse([m.train(mode) for m in modules], draw(4, 3, 6, 6))) == 2
 
 
-def test_a_class_that_was_defined_twice() -> None:
-    def again() -> nn.Module:
+def test_classes_of_one_name_with_other_code() -> None:
+    def one() -> nn.Module:
         class Net(nn.Linear):
-            pass
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x)
 
         return Net(4, 3)
 
-    with pytest.raises(
-        MemberMismatch,
-        match=r"Net, in member 0 another class of this name: the class was defined again between them",
-    ):
-        widepack.fuse([again(), again()], draw(5, 4))
+    def other() -> nn.Module:
+        class Net(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x).relu()
+
+        Net.__qualname__ = type(one()).__qualname__
+        return Net(4, 3)
+
+    with pytest.raises(MemberMismatch, match=r"Net, in member 0 too, with other code in forward\."):
+        widepack.fuse([one(), other()], draw(5, 4))
 
 
 def test_names_and_numbers_that_do_not_exist_are_refused() -> None:

@@ -68,7 +68,7 @@ def run_page(text: str, name: str, folder: Path) -> None:
         elif block.language == "python":
             output = _run_python(block, where, space)
         elif block.language == "sh":
-            output = "".join(_run_command(line, where) for line in _lines(block.code))
+            output = "".join(run_command(line, where) for line in _lines(block.code))
         elif block.language == "text" and output is not None:
             _compare(block.code, output, where)
 
@@ -87,7 +87,7 @@ def _lines(code: str) -> list[str]:
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _run_command(line: str, where: str) -> str:
+def run_command(line: str, where: str) -> str:
     """Runs one command and returns its output. File names with `*` are expanded as in a shell."""
     words = [
         found

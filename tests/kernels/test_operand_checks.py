@@ -410,6 +410,17 @@ def test_checked_ops_stay_inside_of_their_operands() -> None:
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.extended
+def test_lapack_stays_inside_of_its_memory_for_all_values() -> None:
+    """A matrix with NaN leads LAPACK's `gehrd` outside: torch checks it in `linalg_eig` alone."""
+    unguarded = fuzz("--ops", "aten.linalg_eigvals.default", "--cases", "150", "--seed", "5", "--unchecked")
+    assert unguarded.returncode == 0, unguarded.stdout  # the replacement runs in code without checks, too
+    names = ("linalg", "cholesky", "inverse", "lu_unpack", "logdet", "nuclear", "frobenius")
+    matrices = sorted(op for op in OPS if any(name in op for name in names))
+    found = fuzz("--ops", ",".join(matrices), "--cases", "60", "--seed", "6")
+    assert found.returncode == 0, found.stdout
+
+
 @pytest.mark.slow
 def test_all_ops_stay_inside_of_their_operands() -> None:
     found = fuzz("--cases", "60", "--seed", "12")

@@ -66,6 +66,31 @@ def test_medians_of_expanded_tensors(name: str) -> None:
         assert torch.equal(values, wanted.values) and torch.equal(indices, wanted.indices)
 
 
+@pytest.mark.parametrize("size", [2, 4, 7, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_eigenvalues_of_a_matrix_that_is_not_finite(size: int, dtype: torch.dtype, number: float) -> None:
+    """LAPACK would write outside of its memory. The other matrices keep every bit."""
+    torch.manual_seed(size)
+    x = torch.randn(3, size, size, dtype=dtype)
+    wanted = torch.linalg.eigvals(x)
+    x[1, -1, 0] = number
+    found = run("linalg_eigvals.default", x)
+    assert found.dtype == wanted.dtype and found[1].isnan().all()
+    assert torch.equal(found[[0, 2]], wanted[[0, 2]])
+    assert run("linalg_eigvals.default", x[1]).isnan().all()
+    with pytest.raises(RuntimeError, match="should not contain infs or NaNs"):
+        run("linalg_eig.default", x)
+
+
+def test_eigenvalues_of_empty_and_wrong_operands() -> None:
+    assert run("linalg_eigvals.default", torch.ones(0, 3, 3)).shape == (0, 3)
+    assert run("linalg_eigvals.default", torch.ones(2, 0, 0)).shape == (2, 0)
+    for x in (torch.ones(3), torch.ones(2, 3)):
+        with pytest.raises(RuntimeError, match=r"linalg\.eigvals|linalg_eigvals|must be"):
+            run("linalg_eigvals.default", x)
+
+
 def test_the_least_common_multiple() -> None:
     a, b = torch.tensor([4, 6, 0, 0, -21, 7]), torch.tensor([6, -4, 5, 0, 6, 7])
     assert run("lcm.default", a, b).tolist() == [12, 12, 0, 0, 42, 7]

@@ -246,7 +246,10 @@ def test_messages() -> None:
     weight, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
     for make, words in (
         (lambda: NAdam([weight], betas=(0.9, 1.0)), "NAdam: betas are (0.9, 1.0); each must be at least 0"),
-        (lambda: NAdam([weight], momentum_decay=[0.1, 0.2]), "without a member axis of 2"),
+        (
+            lambda: NAdam([weight], momentum_decay=[0.1, 0.2]),
+            "whose axis 0 has 3. If this is the member axis, give 3",
+        ),
         (lambda: RAdam([weight, shared], lr=LR), "parameter 1 of its group is [5]"),
         (lambda: RAdam([weight], eps=-1.0), "RAdam: eps is -1.0"),
         (

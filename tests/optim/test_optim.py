@@ -538,14 +538,17 @@ def test_messages_name_the_refused_value() -> None:
         (
             lambda: optimizers.SGD([weight, shared], lr=LR),
             "SGD: lr has 3 numbers, one for each member, and parameter 1 of its group is [5], "
-            "without a member axis of 3",
+            "whose axis 0 has 5",
         ),
         (
             lambda: optimizers.AdamW([("a", weight), ("trunk.weight", shared)], weight_decay=DECAY),
             "trunk.weight is [5]",
         ),
         (lambda: optimizers.Adam([nn.Parameter(torch.tensor(1.0))], lr=LR), "is []"),
-        (lambda: optimizers.SGD([weight], lr=[0.1, 0.2]), "without a member axis of 2"),
+        (
+            lambda: optimizers.SGD([weight], lr=[0.1, 0.2]),
+            "whose axis 0 has 3. If this is the member axis, give 3",
+        ),
         (
             lambda: optimizers.SGD([weight], lr=LR, weight_decay=[0.1, 0.2]),
             "lr has 3 numbers, weight_decay has 2 numbers",
@@ -565,14 +568,14 @@ def test_messages_name_the_refused_value() -> None:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
     optimizer = optimizers.SGD([weight], lr=LR)
-    with pytest.raises(UsageError, match="without a member axis of 4"):
+    with pytest.raises(UsageError, match="whose axis 0 has 3"):
         optimizer.load_state_dict(
             {
                 **optimizer.state_dict(),
                 "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": [0.1] * 4}],
             }
         )
-    with pytest.raises(UsageError, match="without a member axis of 3"):
+    with pytest.raises(UsageError, match="whose axis 0 has 5"):
         optimizer.add_param_group({"params": [shared]})
     assert len(optimizer.param_groups) == 1
     assert widepack.optim.optimizers is optimizers

@@ -26,6 +26,12 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
 
 
 @pytest.fixture(scope="session")
+def artifact(net: WideModel) -> str:
+    """Returns the path of the artifact of `net`."""
+    return str(net.__reduce__()[0].args[0])  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
     """Returns members of two inputs, ids [B, T] and scale [B], and two outputs, logits [B, 3] and
     map [B, 2, 3].

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+
+from widepack.inference.model import WideModel
 
 
 class Net(nn.Module):
@@ -13,6 +16,16 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x)
         return y
+
+
+def exact(ens: WideModel, x: Tensor) -> Tensor:
+    """Returns the answers of each member alone, in float64, `[N, rows, 3]`."""
+    answers = []
+    for name in ens.members:
+        module = Net().double()
+        module.load_state_dict({k: v.double() for k, v in ens.state_dict(name).items()})
+        answers.append(module(x.double()).detach())
+    return torch.stack(answers)
 
 
 class Tokens(nn.Module):

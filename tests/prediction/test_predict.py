@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import widepack
 from prediction.conftest import ROWS
-from prediction.members import Net
+from prediction.members import exact
 from widepack.inference.model import WideModel
 from widepack_serve.catalog.layout import EntryLayout
 
@@ -50,16 +50,6 @@ def written(pa: Any, path: str, name: str) -> Tensor:
         return torch.tensor([found[c].to_pylist() for c in parts]).T
     found = pa.parquet.read_table(path) if path.endswith(".parquet") else pa.ipc.open_file(path).read_all()
     return torch.tensor(found[name].to_pylist())
-
-
-def exact(ens: WideModel, x: Tensor) -> Tensor:
-    """Returns the answers of each member alone, in float64, `[N, rows, 3]`."""
-    answers = []
-    for name in ens.members:
-        module = Net().double()
-        module.load_state_dict({k: v.double() for k, v in ens.state_dict(name).items()})
-        answers.append(module(x.double()).detach())
-    return torch.stack(answers)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

@@ -33,11 +33,6 @@ def slow(value: str) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.fixture
-def artifact(net: WideModel) -> str:
-    return str(net.__reduce__()[0].args[0])  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("output", ["out.parquet", slow("out.npy"), slow("out.safetensors")])
 def test_a_killed_run_leaves_no_output(output: str, folder: Path, artifact: str, pa: Any) -> None:
     np.save("in.npy", np.zeros((200_000, 6), "f4"))

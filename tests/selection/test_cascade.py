@@ -178,6 +178,8 @@ def test_stages_double() -> None:
         {"weights": (1.0,)},
         {"weights": (1.0, 0.0)},
         {"weights": (1.0, float("inf"))},
+        {"weights": (1.0, float("nan"))},
+        {"weights": (1e308, 1e308)},
         {"stages": (1,)},
         {"stages": (2, 1)},
         {"stages": (0, 2)},

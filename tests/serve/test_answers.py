@@ -304,15 +304,18 @@ def test_json_flat_json_nested_binary_and_mixed_are_the_same(server: InProcess) 
             assert all(torch.equal(found[k], v) for k, v in expected.items())
 
 
-def test_json_has_null_for_what_is_no_number_and_binary_has_it_exactly(server: InProcess) -> None:
-    x = torch.full((2, 6), float("nan"))
-    x[1] = float("inf")
+@pytest.mark.parametrize("rows", [2, 20_000])
+def test_json_refuses_what_is_no_number_and_binary_has_it_exactly(rows: int, server: InProcess) -> None:
+    x = torch.zeros(rows, 6)
+    x[1] = float("nan")
     got = infer(server, "plain.0", {"x": x})["output"]
-    assert bool(got.isnan()[0].all())
-    request = binary_request("plain.0", {"x": x}, parameters={})
-    body = server.maybe(request)
-    assert body is not None
-    assert body.json["outputs"][0]["data"][:3] == [None] * 3
+    assert bool(got[1].isnan().all()) and not got[0].isnan().any()
+    for name, outputs in (("plain.0", []), ("plain", ["output.mean"]), ("plain", ["output"])):
+        answer = server.maybe(binary_request(name, {"x": x}, outputs, parameters={}))
+        assert answer is not None and answer.status == 400
+        assert "numbers are NaN or infinite, which JSON cannot carry" in answer.error
+        assert answer.error.endswith("request it with the parameter binary_data")
+    assert read(server.maybe(binary_request("plain.0", {"x": x[:1]}, parameters={}))).outputs
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

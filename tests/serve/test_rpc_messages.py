@@ -89,7 +89,7 @@ def test_an_input_without_numbers() -> None:
 
 def test_a_message_and_a_json_body_are_the_same_request() -> None:
     body = (
-        b'{"id": "7", "parameters": {"timeout": 2000000, "binary_data_output": true, "priority": 1},'
+        b'{"id": "7", "parameters": {"timeout": 2000000, "binary_data_output": true, "priority": 0},'
         b'"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2.5]},'
         b'{"name": "member", "datatype": "BYTES", "shape": [2], "data": ["a", "\xc3\xa9"]}],'
         b'"outputs": [{"name": "y.mean", "parameters": {"of": "softmax", "dim": -1}},'
@@ -97,7 +97,7 @@ def test_a_message_and_a_json_body_are_the_same_request() -> None:
     )
     message = infer_message("m", ("x", torch.tensor([1.5, 2.5])), ("member", ["a", "é"]), id="7")
     message.parameters["timeout"].uint64_param = 2_000_000
-    message.parameters["priority"].uint64_param = 1
+    message.parameters["priority"].uint64_param = 0
     first = message.outputs.add(name="y.mean")
     first.parameters["of"].string_param = "softmax"
     first.parameters["dim"].int64_param = -1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import widepack
+from widepack_artifacts.program import Program
+from widepack.capture.call import arrange
+from widepack.capture.capture import capture
 from widepack.errors import VerificationError
-from widepack.verification import equivalent_runs, wide
+from widepack.verification import equivalent_runs, near_ties, wide
 from widepack.verification.equivalent_runs import Evaluations
 from widepack.verification.tolerance import ErrorStats
 
@@ -80,7 +85,7 @@ def stats(own: float, wide: float, truth: Tensor, several: Evaluations) -> Error
     bound = found.max_bound
     equivalent_runs.raise_errors(found, 0, [(several, truth)], bound)
     answer, own_answer = (truth + wide).float(), (truth + own).float()
-    least = equivalent_runs.own_rms(several, 0, truth, bound)
+    least = equivalent_runs.own_rms(several, 0, own_answer, truth, bound)
     own_answer, best = equivalent_runs.nearest(answer, own_answer, truth, several.of(0), bound)
     found.add_wide("0", "B=2", answer, own_answer, best, least)
     return found
@@ -92,13 +97,16 @@ def test_the_own_error_is_the_largest_of_several_evaluations() -> None:
     assert stats(1e-4, 2.3e-4, truth, evaluations(truth)).wrong()
     assert not stats(1e-4, 2.3e-4, truth, several).wrong()
     assert stats(1e-4, 2.6e-4, truth, several).wrong(), "the factor of the bound stays"
+    larger = evaluations(truth, 4e-4)
+    assert not stats(1.2e-4, 4.7e-4, truth, larger).wrong()
+    assert stats(1.2e-4, 5e-4, truth, larger).wrong(), "an evaluation counts twice the first error at most"
 
 
-def test_a_near_tie_counts_only_where_an_evaluation_has_it() -> None:
+def test_a_near_tie_counts_only_where_the_other_decision_has_it() -> None:
     truth = torch.linspace(1, 2, 100, dtype=torch.float64)
     tie = truth.clone()
     tie[3] += 0.5
-    several = Evaluations(nudged=[[tie.float()]])
+    several = Evaluations(decided=[[tie]])
     wrong = truth.clone()
     wrong[4] += 0.5
     own = truth.float()
@@ -112,3 +120,54 @@ def test_a_near_tie_counts_only_where_an_evaluation_has_it() -> None:
     assert torch.equal(expected, other)
     expected, _ = equivalent_runs.nearest(other + 1, whole, whole, [other], 0.0)
     assert torch.equal(expected, whole)
+
+
+def program_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Program:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    return capture(Module, arrange(Module(), [x], {}, {}, {})).program
+
+
+@pytest.mark.parametrize(
+    ("function", "others"),
+    [
+        (lambda x: (x / 3).round(), {0, 1}),
+        (lambda x: (x / 3 > 0.5).float(), {0, 1}),
+        (lambda x: torch.where(x / 3 > 0.5, 4.0, x), {4}),
+        (lambda x: (x / 3).floor_divide(0.5), {0, 1}),
+    ],
+)
+def test_only_a_decision_within_the_margin_changes(
+    function: Callable[[Tensor], Tensor], others: set[int]
+) -> None:
+    x = torch.linspace(0.1, 2.9, 24).reshape(3, 8)  # thirds of these, around a half
+    x[1, 3] = 1.5 * (1 + 2**-23)  # its third is half an ulp from the threshold
+    program = program_of(function, x)
+    truth = function(x.double())
+    found = near_ties.answers(program, [], [x])
+    assert len(found) == near_ties.DRAWS
+    changed = torch.stack([(y[0] - truth).abs() > 1e-3 for y in found])
+    assert bool(changed[:, 1, 3].any()) and not bool(changed[:, 0].any()) and not bool(changed[:, 2].any())
+    assert {round(float(y[0][1, 3])) for y in found if (y[0] - truth)[1, 3].abs() > 1e-3} <= others | {2}
+
+
+@pytest.mark.parametrize("function", [lambda x: (x == 0).float(), lambda x: x.round(), lambda x: x.argmax(1)])
+def test_numbers_without_an_error_have_no_margin(function: Callable[[Tensor], Tensor]) -> None:
+    """An input is not rounded: a wide program that decides otherwise about it is wrong."""
+    x = torch.tensor([[0.0, 0.5, 0.5, 1.5, 2.5, 0.0, 1.0, 2.5]])
+    assert near_ties.answers(program_of(function, x), [], [x]) == []
+
+
+def test_a_program_that_decides_nothing_has_no_near_ties() -> None:
+    x = torch.randn(3, 8)
+    assert near_ties.answers(program_of(lambda x: torch.relu(x).softmax(1), x), [], [x]) == []
+
+
+def test_values_of_a_topk_stay_and_its_numbers_change() -> None:
+    x = torch.tensor([[3.0, 1.0, 3.0 * (1 - 2**-24), 0.5]])
+    program = program_of(lambda x: (x / 7).topk(2).values, x)
+    assert all(
+        torch.equal(y[0], (x.double() / 7).topk(2).values) for y in near_ties.answers(program, [], [x])
+    )

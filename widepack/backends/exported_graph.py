@@ -28,7 +28,6 @@ from widepack_artifacts.program import Program
 
 from ..ir import ops
 from ..ir.fake_values import Fakes, bind_sizes_of_data
-from ..ir.torch_internals import rename_node
 from ..runtime.graph_module import graph_module
 
 _STANDARD = {
@@ -57,8 +56,10 @@ def exported_graph(
     device: torch.device,
     input_names: Sequence[str],
 ) -> ExportedGraph:
-    """A program as a graph. values: the fake value of each weight, input and node, by name."""
-    module = graph_module(program, device, checks="none")
+    """A program as a graph. values: the fake value of each weight, input and node, by name. input_names: what
+    its inputs are called, unless a name is one that Python has itself, such as `input`.
+    """
+    module = graph_module(program, device, checks="none", input_names=input_names)
     nodes = [n for n in module.graph.nodes if n.op != "output"]
     names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
     for node, name in zip(nodes, names, strict=True):
@@ -72,9 +73,6 @@ def exported_graph(
     bind_sizes_of_data(nodes, fakes)
     count = len(program.weights)
     inputs = nodes[count : count + len(program.inputs)]
-    for node, name in zip(inputs, input_names, strict=True):
-        rename_node(node, name)
-        node.target = node.name
     (output,) = (n for n in module.graph.nodes if n.op == "output")
     return ExportedGraph(module, nodes[:count], inputs, output)
 

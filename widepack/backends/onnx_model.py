@@ -86,14 +86,15 @@ def onnx_model(
     """
     import onnxscript.optimizer
 
-    exported, booleans, symbols, names = _exported(flat, device, dims, example, title, flags)
+    exported, booleans, symbols = _exported(flat, device, dims, example, title, flags)
     with warnings.catch_warnings(), quiet(), torch.no_grad():
         warnings.simplefilter("ignore")
         translated: Any = torch.onnx.export(
             exported, dynamo=True, optimize=False, verbose=False, external_data=False, opset_version=opset
         )
     model = translated.model
-    takes = [names.index(v.name) for v in model.graph.inputs]
+    numbers = {name: i for i, name in enumerate(exported.graph_signature.user_inputs)}
+    takes = [numbers[str(v.name)] for v in model.graph.inputs]
     weights = {name: v for name, v in model.graph.initializers.items() if _WEIGHT.match(name)}
     kinds = {name: (v.const_value.dtype, v.const_value.shape) for name, v in weights.items()}
     for name, value in weights.items():
@@ -182,9 +183,9 @@ def _exported(
     example: Sizes,
     name: str,
     flags: bool,
-) -> tuple[ExportedProgram, list[bool], dict[str, str], list[str]]:
-    """The program in the form of torch's exporters, which outputs are booleans, the dim of each of torch's
-    symbols, and the name of each input.
+) -> tuple[ExportedProgram, list[bool], dict[str, str]]:
+    """The program in the form of torch's exporters, which outputs are booleans, and the dim of each of
+    torch's symbols.
     """
     from ..ir.fake_values import replay
     from .exported_graph import assemble, exported_graph, size_bounds
@@ -206,8 +207,7 @@ def _exported(
     bounds = size_bounds(fakes, dims, 1)
     exported = assemble(graph, list(state), state, outputs, arguments, tuple(range(len(outputs))), bounds)
     symbols = {str(fakes.dims[d].node.expr): d for d in dims}
-    names = [n.name for n in graph.inputs]  # torch changes names that were in use
-    return exported, [v.dtype == torch.bool for v in results], symbols, names
+    return exported, [v.dtype == torch.bool for v in results], symbols
 
 
 def in_order(flat: Flat) -> Flat:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints.discovery import listed
+from ..checkpoints.discovery import listed, places_of
+from ..checkpoints.loading import patterns_of
 from ..inference.model import RESERVED
 from ..planning.request import StrategyRequest
 from ..spec.config import parse_size
@@ -41,6 +42,7 @@ def build(
     key: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     skip_bad: bool = False,
     strategy: str | Sequence[str] = "auto",
     targets: Sequence[str] = TARGETS,
@@ -85,9 +87,15 @@ def build(
             changes (`"cache"`), or an input with the output that is its new value (`"h=h_new"`).
         names: The names of the members: a list, a text `"A,B"`, or a file with one name on each line.
             Default: the parts of the paths that differ.
-        key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places.
+        key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places. A
+        `*`
+            names several members in one file: `"*"` every state dict of a list or dict, `"models.*"` those
+            under numbered names, `"[*]"` the slices of stacked weights `[N, ...]`.
         dtype: The dtype to convert all floating weights to, for example `"bfloat16"`. Default: no conversion.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: Patterns of names in the checkpoints that are not the model's and are left out, for example
+            `"criterion.*"`. The artifact keeps them: `swap`, `update` and `append` leave these names out too.
+            A pattern of extra state (`"*_extra_state"`) leaves it out of the artifact.
         skip_bad: Whether to build without the checkpoints that cannot be read or are of another model.
         strategy: `"auto"`, `"wide"`, `"loop"`, or a list of strategies of ops, in order of preference.
         targets: The device kinds to lower programs for: `"cpu"`, `"cuda"`.
@@ -141,12 +149,13 @@ def build(
     strategies = StrategyRequest.parse(strategy)
     paths = tuple(listed(checkpoints))
     dropout_on = is_on(dropout)
-    count = passes(n, dropout_on, len(paths), tune is not False)
+    places = tuple(places_of(paths, key, trust_pickle))
+    count = passes(n, dropout_on, len(places), tune is not False)
     methods = entry_names(entries, RESERVED)
     return run_build(
         BuildRequest(
-            paths=paths,
-            names=names_of(names, paths, count, n is not None),
+            places=places,
+            names=names_of(names, [p.name for p in places], count, n is not None),
             out=out,
             model=model,
             model_args=model_args,
@@ -156,6 +165,7 @@ def build(
             key=key,
             dtype=find_dtype(dtype),
             trust_pickle=trust_pickle,
+            ignore=patterns_of(ignore),
             skip_bad=skip_bad,
             strategies=strategies,
             targets=tuple(targets),

@@ -22,6 +22,7 @@ from ..capture.capture import Captured, FixedSize
 from ..capture.dynamic_dims import dynamic_axes
 from ..capture.example import example_sizes, from_specs, sizes_without_ones
 from ..capture.larger_sample import without_ones
+from ..capture.named_fields import as_annotated
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..errors import CaptureError, UsageError
 from ..spec.entries import FORWARD, of_entry
@@ -205,8 +206,9 @@ class SampleCalls:
         """Captures the first member of a shape signature. Raises: UsageError; CaptureError."""
         first = members.first_of(signature)
         fresh = [members.module(first)]
-        axes = dynamic_axes(self.dynamic, fresh[0], self.args, self.keywords, members.entry)
-        call = arrange(fresh[0], self.args, self.keywords, axes, {}, members.entry)
+        args, keywords = as_annotated(fresh[0], members.entry, self.args, self.keywords)
+        axes = dynamic_axes(self.dynamic, fresh[0], args, keywords, members.entry)
+        call = arrange(fresh[0], args, keywords, axes, {}, members.entry)
         named_dims = self.dynamic is not None
         if not members.states:
             call = without_ones(call, lambda: members.module(first), named_dims, members.entry)

@@ -14,6 +14,7 @@ from ..spec.input_spec import Bounds
 from ..verification.program_difference import difference
 from ..verification.same_program import SameProgram
 from .call_source import CallDescription, Ranges, call_source
+from .literals import check_literals
 from .members import EntryMembers, MemberCapture
 
 Dim = tuple[int, int | None, str]
@@ -55,6 +56,8 @@ def capture_members(calls: CallDescription, members: EntryMembers) -> Captures:
     signatures = members.aligned.signatures
     found = [source.capture(members, number) for number in sorted(set(signatures))]
     captured = tuple(f.captured if isinstance(f, MemberCapture) else f for f in found)
+    for number, one in enumerate(captured):
+        check_literals(one, members, number)
     return Captures(
         captured,
         signatures,
@@ -73,7 +76,8 @@ def _merged(captured: Sequence[Captured], bounds: Mapping[str, Bounds]) -> Captu
     for other in captured[1:]:
         dims = {d: _intersection(dims[d], other.dims[d][:2]) for d in dims}
     guards = {str(g.expr): g for c in captured for g in c.guards}
-    return replace(first, dims=dims, guards=tuple(guards.values()))
+    literals = {x.name: x for c in captured for x in c.literals}
+    return replace(first, dims=dims, guards=tuple(guards.values()), literals=tuple(literals.values()))
 
 
 def _intersection(found: Dim, other: Bounds | None) -> Dim:

@@ -13,6 +13,7 @@ from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
+from ..capture.named_fields import Make
 from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..simplify.canonical import plain
@@ -80,6 +81,11 @@ class BuildEntry(MemberPrograms):
     def signature(self) -> Sequence[Parameter]:
         """The parameters of the method, over the leaves of a call."""
         return self.first.signature
+
+    @property
+    def makes(self) -> Mapping[str, Make]:
+        """What makes the objects of the call that are of a class with named fields, by name in the signature."""
+        return self.first.makes
 
     @property
     def result(self) -> Tree:

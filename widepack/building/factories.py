@@ -8,24 +8,10 @@ import torch
 
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.discovery import Checkpoint
-from ..checkpoints.factory import Factory, load_factory
-from ..checkpoints.hugging_face import NAME, hugging_face
+from ..checkpoints.factory import Factory
+from ..checkpoints.named_factory import find_factory as find_factory
 from ..checkpoints.pickled_modules import PickledModules
 from ..errors import UsageError
-
-
-def find_factory(
-    model: str | Callable[..., object], args: Mapping[str, object] | None = None, beside: Sequence[str] = ()
-) -> Factory:
-    """Returns the factory that a user names.
-
-    model: `hf`, or as `load_factory` takes it; a `Factory` is returned as it is. beside: the
-    checkpoints.
-    Raises: UsageError.
-    """
-    if isinstance(model, Factory):
-        return model
-    return hugging_face(args, beside) if model == NAME else load_factory(model, args)
 
 
 def choose_factory(

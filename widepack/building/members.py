@@ -11,6 +11,7 @@ from ..capture.call import MemberCall
 from ..capture.capture import Captured, capture
 from ..checkpoints.alignment import Alignment
 from ..checkpoints.factory import Factory
+from ..checkpoints.loading import filled
 from ..spec.dropout import switched_on
 from ..spec.entries import FORWARD
 from ..spec.state import StateRequest
@@ -18,7 +19,7 @@ from ..spec.state import StateRequest
 
 def filled_member(factory: Factory, aligned: Alignment, i: int) -> nn.Module:
     """Returns member i with its weights, in eval mode. Raises: MemberMismatch."""
-    return factory.filled(aligned.checkpoints[i], aligned.state_dict(i), aligned.names[i])
+    return filled(factory, aligned.checkpoints[i], aligned.names[i])
 
 
 @dataclass(frozen=True)

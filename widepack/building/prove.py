@@ -17,7 +17,7 @@ from widepack_artifacts.rows import Rows
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
 from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
-from ..ir.at_rest import draws, rested
+from ..ir.at_rest import draws, draws_in, rested
 from ..ir.fake_values import CPU
 from ..ir.kinds import weights_only
 from ..lowering.wide_programs import LoweredProgram, same_programs
@@ -111,8 +111,10 @@ def at_rest(program: Program, entry: str) -> Program:
     """
     found = rested(program)
     if found is None:
+        node = next(n for n in draws_in(program) if rested(replace(program, nodes=(n,))) is None)
+        at = f" at {node.source}" if node.source else ""
         raise CaptureError(
-            f"{entry} draws random numbers with an op that widepack cannot replace by fixed values, "
+            f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by fixed values, "
             f"so {entry} cannot be verified; make the random numbers an input of {entry}"
         )
     return found
@@ -128,9 +130,11 @@ def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
         initial=entry.initial_value,
         module=partial(filled_member, entry.factory, entry.aligned),
         before=_check_exported if exported else lambda subject: None,
+        makes=entry.makes,
     )
     programs = [at_rest(p, entry.entry) for p in entry.programs] if entry.dropout else entry.programs
-    return replace(subject, programs=programs, same_program=entry.captures.same_program(names))
+    same = entry.captures.same_program(names)
+    return replace(subject, programs=programs, same_program=same, rests=entry.dropout)
 
 
 def _check_exported(subject: Subject) -> None:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
-from ..checkpoints.differences import mismatch, tied_names, under_model_names
+from ..checkpoints.differences import tied_names, under_model_names
 from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoint, open_good
 from ..checkpoints.factory import Factory
+from ..checkpoints.loading import MemberLoader
 from ..errors import MemberMismatch, UsageError
 from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
 from ..fleet.base_record import FleetBase, base_of
@@ -19,17 +20,20 @@ from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from ..fleet.orientation import of_module
 from .factories import choose_factory
 from .request import BuildRequest, adapters_in
+from .state_dicts import MemberStates, member_states
 
 
 class ReadMembers(NamedTuple):
     """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
-    `skip_bad`. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
+    `skip_bad`. states: what their state dicts have beside
+    tensors. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
     request names; None without one.
     """
 
     factory: Factory
     aligned: Alignment
     left_out: list[LeftOut]
+    states: MemberStates
     fleet: Fleet | None = None
     base: FleetBase | None = None
 
@@ -44,7 +48,7 @@ def read_members(request: BuildRequest) -> ReadMembers:
     """
     if adapters_in(request.paths):
         return _read_adapters(request)
-    opened, left_out = open_good(request.paths, request.key, request.trust_pickle)
+    opened, left_out = open_good(request.places, None, request.trust_pickle)
     members = OpenedMembers(request.paths, opened, left_out)
     members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
     if request.dtype is not None:
@@ -59,30 +63,50 @@ def read_members(request: BuildRequest) -> ReadMembers:
 
 
 def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) -> ReadMembers:
-    """Aligns the weights of open checkpoints with the factory's model."""
-    state = factory.of(members.opened[0], members.opened[0].state_dict()).state_dict()
-    # Otherwise `align` reports all differences in one error.
-    if members.left_out or request.skip_bad:
-        members.leave_out([mismatch(c, state, factory.takes_state_dict) for c in members.opened])
-        if isinstance(factory, ExportedProgramFactory):
-            members.leave_out(other_programs(members.opened, request.calls.forward_inputs))
-        if not request.skip_bad:
-            raise bad_ones(members.left_out, len(request.paths))
+    """Loads open checkpoints as the factory's model does, and aligns the members' weights."""
+    loader = MemberLoader(factory, request.ignore)
+    loaded = _loaded(request, members, loader)
     names = [request.names[i] for i in members.numbers]
-    aligned = align(members.opened, names, request.share, state, ragged=factory.takes_state_dict)
+    aligned = align(loaded, names, request.share, loader.state, ragged=loader.ragged)
     if request.one_checkpoint:
         aligned = repeated(aligned, request.names)
+    states = member_states(aligned, loader)
     if not request.unmerge:
-        return ReadMembers(factory, aligned, members.left_out)
-    base = None if request.base is None else under_model_names(_open_base(request), state)
-    if base is not None and not set(base.tensors()) & set(state):
+        return ReadMembers(factory, aligned, members.left_out, states)
+    base = None if request.base is None else under_model_names(_open_base(request), loader.state)
+    if base is not None and not set(base.tensors()) & set(loader.state):
         raise UsageError(
             f"the base {request.base} has no weight of the model: it has"
             f" {', '.join(list(base.tensors())[:3]) or 'nothing'}, ..., and the model"
-            f" {', '.join(list(state)[:3])}, ..."
+            f" {', '.join(list(loader.state)[:3])}, ..."
         )
     record = None if base is None else FleetBase(base)
-    return ReadMembers(factory, aligned, members.left_out, MergedFleet(base, request.tolerance), record)
+    fleet = MergedFleet(base, request.tolerance)
+    return ReadMembers(factory, aligned, members.left_out, states, fleet, record)
+
+
+def _loaded(request: BuildRequest, members: OpenedMembers, loader: MemberLoader) -> list[Checkpoint]:
+    """Returns the states of the members after their checkpoints were loaded.
+
+    Raises: MemberMismatch with all differences.
+    """
+    states: dict[int, Checkpoint] = {}
+    reasons = []
+    for i, checkpoint in zip(members.numbers, members.opened):
+        try:
+            states[i] = loader.load(checkpoint)
+            reasons.append("")
+        except MemberMismatch as e:
+            reasons.append(str(e))
+    if members.left_out or request.skip_bad:
+        members.leave_out(reasons)
+        if isinstance(loader.factory, ExportedProgramFactory):
+            members.leave_out(other_programs(members.opened, request.calls.forward_inputs))
+        if not request.skip_bad:
+            raise bad_ones(members.left_out, len(request.paths))
+    elif any(reasons):
+        raise loader.mismatch(members.opened, reasons)
+    return [states[i] for i in members.numbers]
 
 
 def _open_base(request: BuildRequest) -> Checkpoint:
@@ -99,9 +123,12 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
     """
     base = _open_base(request)
     factory = choose_factory(request.model, request.model_args, [base], request.dtype)
-    module = factory.of(base, base.state_dict())
-    state, turned = module.state_dict(), of_module(module)
-    base = under_model_names(base, state)
+    loader = MemberLoader(factory, request.ignore)
+    try:
+        base = loader.load(base)
+    except MemberMismatch as e:
+        raise MemberMismatch(f"the base {request.base}: {e}") from None
+    state, turned = loader.state, of_module(factory.fresh(base))
     adapters, left_out = read_adapters(request.paths)
     if left_out and not request.skip_bad:
         raise bad_ones(left_out, len(request.paths))
@@ -115,7 +142,15 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
         raise bad_ones(left_out, len(request.paths))
     names = [request.names[i] for i in members.numbers]
     aligned = align(members.opened, names, request.share, state)
-    return ReadMembers(factory, aligned, members.left_out, AdapterFleet(base, fleet), record)
+    states = member_states(aligned, loader)
+    if not states.record.verbatim_bare:
+        raise UsageError(
+            f"the base {request.base}: load_state_dict of the model changes its own state dict, so an adapter"
+            " cannot be applied to the loaded weights; merge the adapters with PEFT, and build from the"
+            " merged"
+            " checkpoints"
+        )
+    return ReadMembers(factory, aligned, members.left_out, states, AdapterFleet(base, fleet), record)
 
 
 def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:

@@ -31,7 +31,7 @@ class EntryReport:
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
-        inputs=["x=float32[B,8]"])
+        ...                         inputs=["x=float32[B,8]"])
         >>> report.entries["forward"].wide_share
         1.0
     """
@@ -79,7 +79,7 @@ class BuildReport:
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
-        inputs=["x=float32[B,8]"])
+        ...                         inputs=["x=float32[B,8]"])
         >>> report.members
         ('a', 'b')
     """

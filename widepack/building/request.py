@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints.discovery import member_names
+from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError
 from ..fleet.adapter_files import is_adapter
 from ..planning.request import StrategyRequest
@@ -28,17 +28,18 @@ TARGETS = ("cpu", "cuda")
 class BuildRequest:
     """The arguments of `widepack.build`, parsed and checked.
 
-    names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
-    largest size of a weights file. part_counts: the numbers of parts of the members whose programs are
-    written too. race: whether to race a few plans, if nothing excludes it. tune_batches: the batches to
-    measure at, or None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None.
-    unmerge: whether to look for a base and low-rank differences in merged checkpoints. tolerance: the part of
-    what fine-tunes change in the answers that approximate factors may change; None if none are approximate.
+    places: where the members are. names: of the members. ignore: patterns of names that are not the model's.
+    one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the largest size of a
+    weights file. part_counts: the numbers of parts of the members whose programs are written too. race:
+    whether to race a few plans, if nothing excludes it. tune_batches: the batches to measure at, or None.
+    dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None. unmerge: whether to
+    look for a base and low-rank differences in merged checkpoints. tolerance: the part of what fine-tunes
+    change in the answers that approximate factors may change; None if none are approximate.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
 
-    paths: tuple[str, ...]
+    places: tuple[MemberPlace, ...]
     names: tuple[str, ...]
     out: str | Path
     model: str | Callable[..., nn.Module] | None = None
@@ -47,6 +48,7 @@ class BuildRequest:
     entries: tuple[str, ...]
     states: tuple[StateRequest, ...] = ()
     key: str | None = None
+    ignore: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     trust_pickle: bool = False
     skip_bad: bool = False
@@ -119,6 +121,11 @@ class BuildRequest:
             )
         if (adapters or self.unmerge) and self.share == "none":
             raise UsageError("share='none' stores every member's weights, but a fleet shares its base")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of each member's checkpoint, as the user gave it."""
+        return tuple(place.path for place in self.places)
 
     @property
     def races(self) -> bool:

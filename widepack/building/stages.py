@@ -40,12 +40,13 @@ from ..verification.reference import not_finite
 from .captures import Captures, capture_members
 from .costs_file import write_build_costs
 from .entry import BuildEntry
-from .members import EntryMembers
+from .members import EntryMembers, filled_member
 from .prove import ProvedEntry, prove
 from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
 from .read import ReadMembers, read_members
 from .report import BuildReport, build_report
 from .request import BuildRequest
+from .state_dicts import MemberStates
 from .weights_table import WeightsTable
 from .write import WeightFiles, write_factored, write_programs, write_tensors, write_weights
 
@@ -54,8 +55,8 @@ from .write import WeightFiles, write_factored, write_programs, write_tensors, w
 class LoweredBuild:
     """A build before its verification.
 
-    wides: the wide programs by entry. parts: the parts of the members that have programs of their own. base:
-    of a fleet, if the request names it.
+    wides: the wide programs by entry. parts: the parts of the members that have programs of their own.
+    states: what the members' state dicts have beside tensors. base: of a fleet, if the request names it.
     """
 
     table: WeightsTable
@@ -63,6 +64,7 @@ class LoweredBuild:
     wides: dict[str, list[LoweredProgram]]
     left_out: list[LeftOut]
     parts: list[range]
+    states: MemberStates
     base: FleetBase | None = None
 
 
@@ -123,13 +125,13 @@ def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> Lo
     with stages.stage("lower"):
         parts = parts_in([r.weight for r in table.rows], table.count, request.part_counts)
         wides = {e.entry: make_wide_programs(e, request.strategies, request.targets, parts) for e in entries}
-    return LoweredBuild(table, entries, wides, members.left_out, parts, members.base)
+    return LoweredBuild(table, entries, wides, members.left_out, parts, members.states, members.base)
 
 
 def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Captures], list[str]]:
     """Captures all entries. Returns: the captures by entry, and the names of the parameters."""
     factory, aligned = members.factory, members.aligned
-    first = factory.of(aligned.checkpoints[0], aligned.state_dict(0))
+    first = filled_member(factory, aligned, 0)
     for name in request.entries:
         method_of(first, name)
     captured = {}
@@ -149,9 +151,8 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
     _check_states(first, request.states, captured)
     if request.dropout and not any(draws(c.first.program) for c in captured.values()):
         raise UsageError(
-            f"dropout is on, but {type(first).__name__} draws no random numbers in eval mode: it has no"
-            " dropout,"
-            " or only dropout of probability 0"
+            f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
+            " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"
         )
     return captured, [n for n, _ in first.named_parameters(remove_duplicate=False)]
 
@@ -203,6 +204,7 @@ def _published(
         entries = {p.entry.entry: replace(manifest.entries[p.entry.entry], rows=p.rows) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls))
+        state_dicts = lowered.states.write(writer)
         name = lowered.table.factory.name
         write_build_costs(writer, [p.entry for p in proved], name, written.weights)
     with stages.stage("publish"):
@@ -218,6 +220,7 @@ def _published(
             replace(
                 manifest,
                 factored=factored,
+                state_dicts=state_dicts,
                 entries=entries,
                 probe=probe_name,
                 verification=verification,

@@ -166,7 +166,7 @@ def _member_rows(table: WeightsTable) -> tuple[form.Member, ...]:
     with ThreadPoolExecutor(HASHING) as pool:  # hashing releases the GIL
         hashes = pool.map(lambda c: c.sha256(), aligned.checkpoints)
         return tuple(
-            form.Member(n, c.path, digest, c.bytes)
+            form.Member(n, c.label, digest, c.bytes)
             for n, c, digest in zip(aligned.names, aligned.checkpoints, hashes)
         )
 

@@ -22,8 +22,9 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `guards.py` | Reads the guards of an exported program: conditions on sizes, each |
 | `larger_sample.py` | Repeats the rows of a sample that has one row |
 | `member_exporter.py` | Exports one member with torch.export, as often as it takes |
-| `module_tensors.py` | Finds the tensors that a member keeps in plain attributes |
+| `module_tensors.py` | Finds the tensors that a member holds outside its parameters and buffers |
 | `program.py` | Writes a member's export by torch.export as a member program: weights, inputs |
+| `reachable.py` | Walks over all that can be reached from a module: attributes, containers, closures |
 | `results.py` | Turns what a member returns into forms that torch's pytrees know |
 | `row_runs.py` | Checks a program that was captured as if masks select rows |
 | `state.py` | Exports the states of a member: how new values leave the program, and |

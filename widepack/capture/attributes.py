@@ -42,7 +42,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ..ir.torch_internals import submodules_of
 
@@ -53,6 +53,8 @@ _FEW = 8  # a tensor of so many numbers is shown with its numbers
 _HASHED_BYTES = 8 << 20  # of a long array's beginning, and as many of its end
 
 _TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
+_GRAPH = {"_graph", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras"}
+"""What a GraphModule has of its graph, whose code is in its attribute `_code`, too."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _PLAIN = {
     type(None),
@@ -134,9 +136,20 @@ def texts_of(part: nn.Module, name: str | None, known: Iterable[nn.Module]) -> d
     return walk.rows
 
 
+def texts_of_values(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Returns the rows of some values, each with its path."""
+    walk = _AttributeWalk()
+    for path, value in values:
+        walk.add(path, value, DEPTH)
+    return walk.rows
+
+
 def _user_attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yields the attributes of a module that are not torch's, and its hooks of forward."""
+    graph = isinstance(part, fx.GraphModule)
     for key, value in vars(part).items():
+        if graph and key in _GRAPH:
+            continue
         if key not in _TORCH:
             yield key, value
         elif key in _HOOKS and value:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..ir.guards import Axis, InputLeaf, factor_of
 from ..ir.tensor_type import TensorType
 from ..spec.dtypes import dtype_name
 from ..spec.entries import FORWARD, method_of
+from .named_fields import Make, named_fields
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class MemberCall:
     """A call of a member.
 
     leaves: its tensors, in order. signature: the parameters of the method that the call uses. sizes: letter
-    -> size in the example.
+    -> size in the example. makes: name of a class in the signature -> what makes an object of it of the values
+    of its fields.
     """
 
     args: tuple[Any, ...]
@@ -35,6 +37,7 @@ class MemberCall:
     leaves: tuple[InputLeaf, ...]
     signature: tuple[Parameter, ...]
     sizes: dict[str, int]
+    makes: Mapping[str, Make] = field(default_factory=dict)
 
 
 def arrange(
@@ -76,7 +79,7 @@ def arrange(
         else:
             positional = call.add_default(parameter, positional) and positional
     ordered = {p.name: kwargs[p.name] for p in call.signature if p.name in kwargs}
-    return MemberCall(tuple(args), ordered, tuple(call.leaves), tuple(call.signature), call.sizes)
+    return MemberCall(tuple(args), ordered, tuple(call.leaves), tuple(call.signature), call.sizes, call.makes)
 
 
 def _has_positional_hooks(module: nn.Module) -> bool:
@@ -121,7 +124,7 @@ def _bound(
 
 
 class _CallReader:
-    """Reads the arguments of a call. leaves, signature and sizes grow with each argument."""
+    """Reads the arguments of a call. leaves, signature, sizes and makes grow with each argument."""
 
     def __init__(self, entry: str, axes: Mapping[str, Any], sizes: dict[str, int]) -> None:
         self.entry = entry
@@ -129,6 +132,7 @@ class _CallReader:
         self.sizes = sizes
         self.leaves: list[InputLeaf] = []
         self.signature: list[Parameter] = []
+        self.makes: dict[str, Make] = {}
 
     def add(self, parameter: inspect.Parameter, value: Any, positional: bool) -> None:
         """Adds a parameter that the call gives a value."""
@@ -170,6 +174,14 @@ class _CallReader:
             return self._leaf(value, name, dims or {})
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"const": value}
+        if (found := named_fields(value)) is not None:
+            rows, make = found
+            kind = self._class_name(type(value).__name__, make)
+            if (axes := named_fields(dims)) is not None:  # of the same class
+                dims = dict(axes[0])
+            each = dims if isinstance(dims, (list, tuple)) else [(dims or {}).get(k) for k, _ in rows]
+            fields = [[k, self._tree(v, f"{name}.{k}", d)] for (k, v), d in zip(rows, each)]
+            return {"output": [kind, fields]}
         if isinstance(value, (list, tuple)):
             each = [dims[i] if isinstance(dims, (list, tuple)) else dims for i in range(len(value))]
             parts = [self._tree(v, f"{name}.{i}", each[i]) for i, v in enumerate(value)]
@@ -177,15 +189,25 @@ class _CallReader:
         if isinstance(value, dict):
             dims = dims if isinstance(dims, dict) else {}
             return {"dict": [[k, self._tree(v, f"{name}.{k}", dims.get(k))] for k, v in value.items()]}
-        fields = (
-            f"; let {self.entry} take the fields of this dataclass as separate inputs, or as a dict"
-            if is_dataclass(value)
-            else ""
-        )
+        way = ""
+        if is_dataclass(value):
+            way = (
+                f"; register this dataclass with torch.export.register_dataclass({type(value).__name__}), or "
+                f"let {self.entry} take its fields as separate inputs, or as a dict"
+            )
         raise CaptureError(
             f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and "
-            f"lists, tuples and dicts of them{fields}"
+            f"lists, tuples, named tuples and dicts of them{way}"
         )
+
+    def _class_name(self, name: str, make: Make) -> str:
+        """Returns the name of a class in the signature, and notes what makes its objects.
+
+        Each object in a call has an entry of its own, because a class may hold more than its fields.
+        """
+        free = next(n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes)
+        self.makes[free] = make
+        return free
 
     def _leaf(self, value: torch.Tensor, name: str, dims: Mapping[Any, Any]) -> Tree:
         axes = {

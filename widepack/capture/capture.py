@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.entry import Parameter
@@ -29,10 +29,12 @@ from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
 from .call import MemberCall, leaf_type
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
-from .explain import explain, is_specialized, way_out
+from .explain import explain, is_specialized, reads, way_out
 from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
 from .member_exporter import ExportAttempt, MemberExporter, has_dataclass
+from .named_fields import Make
+from .patches.member_values import Literal
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
     StateMatching,
@@ -67,6 +69,8 @@ class Captured:
         modules, classes: The module of each node, by the node's name; the class of each module.
         frees_graph: Forward takes derivatives and frees what autograd recorded, so that no gradient flows
             back through its answers.
+        makes: As `MemberCall` has it.
+        literals: The member's tensors whose values its code reads, so that they belong to the program.
     """
 
     program: Program
@@ -86,6 +90,8 @@ class Captured:
     modules: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
     frees_graph: bool = False
+    makes: Mapping[str, Make] = field(default_factory=dict)
+    literals: tuple[Literal, ...] = ()
 
 
 class FixedSize(CaptureError):
@@ -276,7 +282,31 @@ def _captured(
         modules=modules,
         classes=classes,
         frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
+        makes=call.makes,
+        literals=_literals(attempt, exported, gradients=exporter.gradients),
     )
+
+
+def _literals(
+    attempt: ExportAttempt, exported: torch.export.ExportedProgram, *, gradients: bool
+) -> tuple[Literal, ...]:
+    """Returns the member's tensors whose values its code reads. Raises: CaptureError if they change."""
+    module = attempt.module
+    changed = {
+        str(s.target).removeprefix(attempt.prefix)
+        for s in exported.graph_signature.output_specs
+        if s.kind is OutputKind.BUFFER_MUTATION
+    }
+    trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad and gradients}
+    for literal in attempt.literals:
+        if literal.name in changed | trained:
+            why = "forward changes it" if literal.name in changed else "it is a parameter, which trains"
+            what, instead = reads(literal.line)
+            raise CaptureError(
+                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and {why}, so its "
+                f"value is no constant of the program. {instead}"
+            )
+    return attempt.literals
 
 
 def _ranges(

@@ -5,6 +5,7 @@
 | a tensor | `{axis: letter}` |
 | a list, a tuple, or `*args` | one entry for all its parts, or a list with one for each |
 | a dict | `{key: entry}` |
+| a named tuple, or an object of a registered class | `{field: entry}`, or as a tuple |
 
 None in the place of an entry names no axis.
 """
@@ -23,6 +24,7 @@ from ..errors import UsageError
 from ..spec.entries import FORWARD, method_of
 from ..spec.input_spec import DimExpr, parse_type
 from .example import default_axes
+from .named_fields import named_fields
 
 
 def dynamic_axes(
@@ -81,6 +83,13 @@ def _axes(name: str, value: Any, given: Any) -> Any:
     """Returns the axes of one input or part, with an entry for each of its own parts."""
     if given is None:
         return None
+    fields = named_fields(value)
+    if fields is not None and isinstance(given, Mapping) and any(isinstance(k, str) for k in given):
+        value = dict(fields[0])
+    elif fields is not None:
+        rows = fields[0]
+        each = _axes(name, [v for _, v in rows], tuple(given) if isinstance(given, tuple) else given)
+        return {k: axes for (k, _), axes in zip(rows, each)}
     if isinstance(value, (list, tuple)):
         if isinstance(given, (list, tuple)) and len(given) != len(value):
             raise UsageError(

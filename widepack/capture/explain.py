@@ -39,7 +39,15 @@ _DATA_DEPENDENT = (
     "Could not extract specialized integer",
     "_local_scalar_dense",
 )
+ITEM = "aten._local_scalar_dense.default"
+"""The op that reads a number of a tensor."""
 _TORCH_CHARS = 400  # of torch's own message
+
+_NUMBER = (
+    "reads the value of a tensor as a Python number",
+    "Keep it in a tensor, without .item(), int() and float(), and compute with tensors; "
+    "torch.export follows only some uses of .item()",
+)
 
 # pattern of a line that torch.export cannot follow -> what the line does, what to write instead; the first
 # match counts
@@ -72,12 +80,7 @@ _READS = (
         "error before the call",
     ),
     (r"\.tolist\(", "reads the values of a tensor into a Python list", "Keep them in a tensor"),
-    (
-        r"\.item\(|\b(int|float|bool)\(",
-        "reads the value of a tensor as a Python number",
-        "Keep it in a tensor, without .item(), int() and float(), and compute with tensors; "
-        "torch.export follows only some uses of .item()",
-    ),
+    (r"\.item\(|\b(int|float|bool)\(", *_NUMBER),
     (
         "",
         "branches on the values of a tensor",
@@ -217,13 +220,33 @@ def way_out(frame: str) -> str:
     return next((f": {instead}" for pattern, instead in _FIXES if re.search(pattern, code)), "")
 
 
-def no_form(op: str, name: str, module: nn.Module, frame: str) -> str:
+def is_of_value(n: fx.Node) -> bool:
+    """Whether a node computes with a number that was read from a tensor, not with sizes alone."""
+    waiting, visited = [n], {n}
+    while waiting:
+        node = waiting.pop()
+        if str(node.target) in (ITEM, "aten.item.default"):
+            return True
+        if isinstance(node.meta.get("val"), torch.Tensor) and node is not n:
+            continue  # what a tensor was computed from does not matter
+        new = [m for m in node.all_input_nodes if m not in visited]
+        visited.update(new)
+        waiting += new
+    return False
+
+
+def no_form(op: str, name: str, module: nn.Module, frame: str, of_value: bool = False) -> str:
     """Explains why a member program cannot have an op of an export, in one paragraph.
 
-    op: the op's name in a program. name: the name of the node. frame: the user's line.
+    op: the op's name in a program. name: the name of the node. frame: the user's line. of_value: whether the
+    op computes with a number that was read from a tensor.
     """
     at = f" at {frame}" if frame else ""
-    if op == "aten._local_scalar_dense.default":
+    if of_value:
+        what, instead = _NUMBER
+        node = f"node {name}, {op}"
+        return f"{type(module).__name__} {what}{at} ({node}), which a program cannot contain. {instead}"
+    if op == ITEM:
         what, instead = reads(frame)
         return f"{type(module).__name__} {what}{at}, which a program cannot contain. {instead}"
     for pattern, what, instead in _OPS:

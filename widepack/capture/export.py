@@ -34,6 +34,7 @@ from ..ir.torch_internals import (
 from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
 from .derivatives import keep_marked_stops, stops_marked, weights_fixed
+from .named_fields import named_fields
 from .patches import decompositions, dropout_copies
 from .patches.checked_factorizations import check_in_factorizations
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
@@ -123,8 +124,17 @@ def _dynamic(module: nn.Module, call: MemberCall, dim: Any) -> Any:
         leaf = next(it)
         return dict.fromkeys(leaf.axes, dim) or None
 
+    def of_object(value: Any) -> bool:
+        return not isinstance(value, tuple) and named_fields(value) is not None
+
+    def specs(value: Any) -> Any:
+        if of_object(value):  # torch.export takes a list for an object of a registered class
+            rows, _ = named_fields(value) or ([], None)
+            return [specs(v) for _, v in rows]
+        return pytree.tree_map(lambda v: specs(v) if of_object(v) else spec(v), value, is_leaf=of_object)
+
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
-    return {n: pytree.tree_map(spec, v) for n, v in bound.arguments.items()}
+    return {n: specs(v) for n, v in bound.arguments.items()}
 
 
 def _functional(exported: torch.export.ExportedProgram, twice: bool = False) -> torch.export.ExportedProgram:

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch.export import Dim
 
-from ..ir.torch_internals import buffers_of, parameters_of, submodules_of
+from ..ir.torch_internals import buffers_of, is_fake, parameters_of, submodules_of
 from ..spec.entries import FORWARD, method_of
 from .attributes import attributes_of
 from .call import MemberCall, keywords_beyond
@@ -24,6 +24,7 @@ from .derivatives import DerivativesTaken, derivatives_watched, takes_derivative
 from .explain import has_no_derivative, is_of_data
 from .export import calm, export
 from .export_events import ExportEvents, watched
+from .patches.member_values import Literal, MemberValues, values_read
 from .patches.numbers import Names, conversions, numbers_kept
 from .patches.row_branches import rows_assumed
 from .row_runs import same_without_rows
@@ -38,7 +39,7 @@ class ExportAttempt:
     attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
     derivatives: whether the export is below autograd. differentiated: the derivatives that forward took.
     wrapped: whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other
-    tensors.
+    tensors. literals: the member's own tensors whose values its code read.
     """
 
     module: nn.Module
@@ -51,6 +52,7 @@ class ExportAttempt:
     seen: ExportEvents
     exported: torch.export.ExportedProgram | None
     error: Exception | None
+    literals: tuple[Literal, ...] = ()
 
     @property
     def prefix(self) -> str:
@@ -95,16 +97,20 @@ class MemberExporter:
         kept: list[Names] = []
         first = attempt = self._once(module, dim, grad, derivatives, kept)
         lines: set[str] | None = None
+        reads: bool | None = None  # whether the code reads values of the member's own tensors
         while attempt.error is not None and is_of_data(attempt.error):
             names = conversions(attempt.error)
             if names is not None and all(names is not n for n in kept):
                 kept.append(names)
+            elif reads is None and not any(map(is_fake, module.parameters())):
+                reads = True
             elif lines is None and not self.requests.buffers and not self.requests.leaves:
                 lines = set()
             else:
                 break
             # another module, because a failed export leaves marks on it
-            attempt = self._once(self.make(), dim, grad, derivatives, kept, lines)
+            attempt = self._once(self.make(), dim, grad, derivatives, kept, lines, bool(reads))
+            reads = bool(attempt.literals) if reads else reads
         if isinstance(attempt.error, TypeError):
             return first
         final = derivatives or not attempt.differentiated.taken  # else `first` exports once more
@@ -128,11 +134,13 @@ class MemberExporter:
         derivatives: bool,
         kept: Sequence[Names],
         lines: set[str] | None = None,
+        reads: bool = False,
     ) -> ExportAttempt:
         """Exports a module once.
 
         kept: the modules where `int` and `float` of a tensor are replaced. lines: receives the lines that
-        select rows, if branches on their number are followed.
+        select rows, if branches on their number are followed. reads: whether values of the member's own
+        tensors may be read.
         """
         buffers, leaves = self.requests.buffers, self.requests.leaves
         keywords = keywords_beyond(module, self.call, self.entry)
@@ -146,6 +154,7 @@ class MemberExporter:
             or _shadows_graph(module)
         )
         attributes = attributes_of(module)
+        values = MemberValues(module, self.requests.buffers) if reads else None
         with (
             assignments(module) as assigned,
             watched() as seen,
@@ -160,15 +169,16 @@ class MemberExporter:
             )
             exported, error = None, None
             try:
-                exported = export(
-                    root,
-                    self.call,
-                    dim,
-                    grad,
-                    gradients=self.gradients,
-                    dropout=self.dropout,
-                    derivatives=derivatives,
-                )
+                with values_read(values):
+                    exported = export(
+                        root,
+                        self.call,
+                        dim,
+                        grad,
+                        gradients=self.gradients,
+                        dropout=self.dropout,
+                        derivatives=derivatives,
+                    )
                 refuse_unseen(exported, module)
             except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
                 exported, error = None, e
@@ -183,6 +193,7 @@ class MemberExporter:
             seen=seen,
             exported=exported,
             error=error,
+            literals=tuple(values.literals.values()) if values is not None else (),
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds the tensors that a member keeps in plain attributes, and compares tensors by their memory."""
+"""Finds the tensors that a member holds outside its parameters and buffers, and compares them by memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,44 @@ from typing import Any
 import torch
 from torch import nn
 
-_DEPTH = 3  # levels of lists, tuples and dicts under an attribute
+from .reachable import Edge, How, edges, is_atom, walk
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_HELD: tuple[How, ...] = ("strong", "class")
 
 
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Returns every tensor in a member's plain attributes with its path, also in lists, tuples and dicts."""
+    """Returns every tensor that a member holds in plain attributes, with its path.
+
+    Also those in containers and objects there, in modules that are no submodules, in closures of functions
+    and of the methods of its classes, and in arguments of partials.
+    """
     rows: list[tuple[str, torch.Tensor]] = []
-
-    def walk(value: Any, path: str, depth: int) -> None:
-        if isinstance(value, torch.Tensor):
-            rows.append((path, value))
-        elif isinstance(value, (list, tuple)) and depth:
-            for i, v in enumerate(value):
-                walk(v, f"{path}.{i}", depth - 1)
-        elif isinstance(value, dict) and depth:
-            for k, v in value.items():
-                walk(v, f"{path}.{k}", depth - 1)
-
+    parts = {id(part) for part in module.modules()}
+    seen: set[int] = set()
     for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key not in ("_parameters", "_buffers", "_modules"):
-                walk(value, f"{name}.{key}" if name else key, _DEPTH)
+        for edge in edges(part):
+            if edge.how in _HELD and not _is_registered(edge, part):
+                path = f"{name}.{edge.name}" if name else edge.name
+                rows += _tensors_under(path, edge.value, parts, seen)
+    return rows
+
+
+def _is_registered(edge: Edge, part: nn.Module) -> bool:
+    own = vars(part)
+    return not edge.name and any(edge.value is own.get(key) for key in _REGISTERED)
+
+
+def _tensors_under(path: str, root: Any, parts: set[int], seen: set[int]) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors under one attribute. parts: the modules of the member. seen: what was entered."""
+    if id(root) in parts or is_atom(root) or (id(root) in seen and not isinstance(root, torch.Tensor)):
+        return []
+    rows = []
+    for reached in walk(root, _HELD, parts | seen):
+        if isinstance(reached.value, torch.Tensor):
+            rows.append((f"{path}.{reached.path}" if reached.path else path, reached.value))
+        else:
+            seen.add(id(reached.value))
     return rows
 
 

@@ -30,7 +30,7 @@ from ..ir.values import known
 from ..spec.entries import FORWARD
 from .call import MemberCall
 from .effects import drop_asserts
-from .explain import no_form, source_of
+from .explain import is_of_value, no_form, source_of
 from .module_tensors import constant_path, state_name
 from .results import Fields
 from .state import ExportedStates, NewValue
@@ -197,7 +197,7 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], mo
     if name in _ROUNDED and n.kwargs.get("rounding_mode") is None:
         name = _ROUNDED[name]  # without rounding it is another op, and a keyword of None is left out below
     if not allowed(name):
-        raise CaptureError(no_form(name, n.name, module, source_of(n, code=True)))
+        raise CaptureError(no_form(name, n.name, module, source_of(n, code=True), is_of_value(n)))
 
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))

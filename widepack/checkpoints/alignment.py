@@ -6,7 +6,7 @@ The kind of a weight is determined here once, from the bits:
 |---|---|
 | shared | N > 1, `share="auto"`, and all members have the same bits (NaN equals itself; 0.0 is not -0.0) |
 | stacked | all members have one shape |
-| ragged | the shapes differ, and the factory takes `state_dict=`, so it can build a member of each size |
+| ragged | the shapes differ, and the factory takes `state_dict=`, or the model sets sizes when it loads |
 
 All other differences between the checkpoints, or between them and the model, are one `MemberMismatch` that
 lists them all (differences.py).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -64,8 +64,8 @@ class Alignment:
         canonical = next((w.name for w in self.weights if name in w.aliases), name)
         return self.checkpoints[member].get(canonical)
 
-    def state_dict(self, member: int) -> dict[str, Tensor]:
-        """Returns one member's weights under all names that the model has, ready for `load_state_dict`."""
+    def state_dict(self, member: int) -> dict[str, Any]:
+        """Returns one member's state under all names that the model has, ready for `load_state_dict`."""
         checkpoint = self.checkpoints[member]
         tensors: dict[str, Tensor] = {}
         for w in self.weights:
@@ -113,11 +113,11 @@ def align(
         )
     refuse_duplicates(names)
     if model_state is not None:
-        checkpoints = [under_model_names(c, model_state) for c in checkpoints]
+        checkpoints = [c if c.given else under_model_names(c, model_state) for c in checkpoints]
     model = None if model_state is None else {name: info_of(tensor) for name, tensor in model_state.items()}
     infos = [c.tensors() for c in checkpoints]
     canonical, aliases = tied_names(model_state or {}, infos)
-    labels = [f"checkpoint {i} ({c.path})" for i, c in enumerate(checkpoints)]
+    labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
     check_equal(Compared(checkpoints, infos, labels, model, canonical, ragged))
 
     weights = []

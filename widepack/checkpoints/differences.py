@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from torch import Tensor
 from ..errors import MemberMismatch
 from ..ir.torch_internals import memory_id
 from .discovery import Checkpoint, TensorInfo, info_of, is_floating
+from .model_names import prefixes_of
+from .model_names import under_model_names as under_model_names
+from .state_dict import pattern_of
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -97,6 +101,13 @@ def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: 
     return " ".join([f"{text}.", *(h for h in found.hints if about in h)])
 
 
+def key_hints(checkpoint: Checkpoint, model_state: Mapping[str, Tensor]) -> str:
+    """Returns hints on keys for a checkpoint that a model does not take; "" if there are none."""
+    model = {n: info_of(t) for n, t in model_state.items()}
+    found = differences(Compared([checkpoint], [checkpoint.tensors()], [""], model, {}, True))
+    return " ".join(hint for hint in found.hints if "--key" in hint)
+
+
 def _compare_names(compared: Compared, i: int, found: Differences) -> None:
     """Adds the weights that checkpoint i lacks or has in excess."""
     info, label, canonical, model = compared.infos[i], compared.labels[i], compared.canonical, compared.model
@@ -112,13 +123,23 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
         found.hint(f"Members are of one architecture{maker}")
     if model is None:
         return
-    prefixes = _prefixes(compared.checkpoints[i], model) if missing else []
+    prefixes = prefixes_of(compared.checkpoints[i], model) if missing else []
     if len(prefixes) > 1:
         keys = [prefix.rstrip(".") for prefix in prefixes]
+        pattern = pattern_of(keys)
+        several = f", or take a member of each: --key {pattern!r}" if pattern else ""
+        shown = f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
         found.hint(
-            f"All of the model's names are in it under {', '.join(keys)}: name one, for example --key"
-            f" {keys[0]}."
+            f"All of the model's names are in it under {shown}: name one, for example --key"
+            f" {keys[0]}{several}."
         )
+    if (
+        unexpected
+        and not missing
+        and compared.model is not None
+        and (beside := _patterns(unexpected, expected))
+    ):
+        found.hint(f"What is not the model's can be left out by a pattern: {beside}.")
     if unexpected and not missing and (copies := _copies(unexpected, expected)):
         found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
 
@@ -146,7 +167,18 @@ def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
             found.lines.append(f"{compared.labels[i]}: {name} is {have}; {sizes}")
             for _, other in others:
                 found.hint(_hint(have, other))
+    if model is not None and (count := _stacked(info, model)):
+        found.hint(f"It is a stack of {count} members of the model's shapes: --key '[*]' takes each.")
     return other_dtypes
+
+
+def _stacked(info: Infos, model: Infos) -> int:
+    """Returns the number of members in a stack of all weights; 0 if it is none."""
+    sizes = {
+        info[name].shape[0] if name in info and info[name].shape[1:] == one.shape and info[name].shape else 0
+        for name, one in model.items()
+    }
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
@@ -225,64 +257,6 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
-def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
-    """Returns a checkpoint under the names that the model has.
-
-    A prefix that was removed from its names is restored if the model itself is wrapped and has it. If the
-    checkpoint has none of the model's names, but all of them under one prefix (`model.` in a checkpoint of
-    Lightning), that part is taken. The other weights are not the model's. If the model has one prefix before
-    all of these names (`net.`, of a module that wraps the trained one), the prefix is added.
-    """
-    if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
-        return checkpoint.unstripped()
-    whole = checkpoint.unstripped()
-    if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
-        return whole
-    prefixes = _prefixes(checkpoint, model)
-    if len(prefixes) == 1:
-        return checkpoint.under(prefixes[0])
-    if wrapped := _wrapped(checkpoint, model):
-        return wrapped
-    return checkpoint
-
-
-def _wrapped(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint | None:
-    """Returns the checkpoint under the names of a model that wraps the trained one; None if it does not.
-
-    All names of the model have one prefix, and the checkpoint has none of them, but all names without it.
-    """
-    names = checkpoint.tensors()
-    first = next(iter(model), "")
-    if "." not in first or any(name in names for name in model):
-        return None
-    parts = first.split(".")
-    for i in range(1, len(parts)):
-        prefix = ".".join(parts[:i]) + "."
-        if not all(name.startswith(prefix) for name in model):
-            return None
-        bare = {name.removeprefix(prefix): name for name in model}
-        inner = checkpoint
-        if not any(name in names for name in bare):
-            found = _prefixes(checkpoint, bare)
-            if len(found) != 1:
-                continue
-            inner = checkpoint.under(found[0])
-        stored = {name: inner.stored_name(name) for name in inner.tensors()}
-        if all(name in stored for name in bare):
-            return inner.renamed({bare.get(n, n): s for n, s in stored.items()}, inner.prefix)
-    return None
-
-
-def _prefixes(checkpoint: Checkpoint, model: Mapping[str, object]) -> list[str]:
-    """Returns the prefixes under which a checkpoint has all of the model's names, if it has none without."""
-    names = checkpoint.tensors()
-    if not model or any(name in names for name in model):
-        return []
-    first = max(model, key=len)
-    prefixes = dict.fromkeys(name[: -len(first)] for name in names if name.endswith(f".{first}"))
-    return [prefix for prefix in prefixes if all(prefix + name in names for name in model)]
-
-
 def tied_names(
     model: Mapping[str, Tensor], infos: Sequence[Infos]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -307,6 +281,18 @@ def _memory_of(tensor: Tensor) -> tuple[object, ...]:
     """Returns a key that is equal for two names of one tensor, also on the meta device."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     return memory_id(tensor), tensor.storage_offset(), shape, stride, tensor.dtype
+
+
+def _patterns(unexpected: Sequence[str], model: Mapping[str, object]) -> str:
+    """Returns the options that ignore names which the model does not have: `--ignore 'criterion.*'`."""
+    tops = {name.partition(".")[0] for name in model}
+    patterns = dict.fromkeys(
+        f"{top}.*" if rest and top not in tops else name
+        for name in unexpected
+        for top, _, rest in [name.partition(".")]
+    )
+    options = [f"--ignore {shlex.quote(pattern)}" for pattern in patterns]
+    return " ".join(options[:3]) + (" ..." if len(options) > 3 else "")
 
 
 def _copies(names: Sequence[str], model: Mapping[str, object]) -> str:

@@ -8,25 +8,32 @@ state_dict.py finds the weights in a file.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+import torch
+
 from widepack_artifacts.errors import plain
 
 from ..errors import CheckpointError, UsageError
+from ..spec.dtypes import dtype_of
 from ..spec.names import checkpoint_of
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import is_floating as is_floating
-from .open_file import look, open_file
+from .member_keys import is_pattern, keys_in, stacked
+from .open_file import is_torch_file, look, open_file
 from .shards import is_index, open_folder, open_index
 from .state_dict import RefusedFile
 from .state_dict import TensorInfo as TensorInfo
 from .state_dict import an as an
 from .state_dict import info_of as info_of
+from .torch_file import ZIP, Contents, content
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pt2")
+_KEY_PARTS = re.compile(r"[.\[]")
+SUFFIXES = (".npz", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pt2")
 
 
 class LeftOut(NamedTuple):
@@ -35,6 +42,24 @@ class LeftOut(NamedTuple):
     number: int
     path: str
     why: str
+
+
+class MemberPlace(NamedTuple):
+    """Where a member is: a file or folder, and the key of its state dict there, or None.
+
+    part: the key if the file has several members, or "".
+    """
+
+    path: str
+    key: str | None
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """A path that tells the members of a file apart, for their names: `ens/models/3`."""
+        stem, suffix = os.path.splitext(self.path)
+        root = stem if suffix.lower() in SUFFIXES else self.path
+        return os.path.join(root, *_KEY_PARTS.split(self.part.rstrip("]"))) if self.part else self.path
 
 
 def open_checkpoint(path: str | Path, key: str | None = None, trust_pickle: bool = False) -> Checkpoint:
@@ -50,33 +75,75 @@ def open_checkpoint(path: str | Path, key: str | None = None, trust_pickle: bool
         raise CheckpointError(f"checkpoint {path}: {refused}") from None
 
 
+def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool = False) -> list[MemberPlace]:
+    """Returns where each member is. A key with `*` (member_keys.py) names several members of each file.
+
+    A file that cannot be read is one place; to open it gives the reason. Raises: UsageError for a file that
+    is named twice with one key.
+    """
+    if not is_pattern(key):
+        twice = [path for i, path in enumerate(paths) if path in paths[:i]] if key else []
+        if twice:
+            raise UsageError(
+                f"{twice[0]} is named twice with the key {key!r}, which gives equal members; for several"
+                " members"
+                " of one file give a key with *, for example --key 'model_*'"
+            )
+        return [MemberPlace(path, key) for path in paths]
+    assert key is not None
+    found: list[MemberPlace] = []
+    for path in dict.fromkeys(paths):
+        try:
+            parts = _parts_of(path, key, trust_pickle)
+            found += [MemberPlace(path, part, part) for part in parts]
+        except RefusedFile:
+            found.append(MemberPlace(path, key))
+    return found
+
+
+def _parts_of(path: str, key: str, trust: bool) -> list[str]:
+    """Returns the key of each member of a file. Raises: RefusedFile."""
+    status, start = look(path)
+    if _is_torch(path, status, start, trust):
+        found = content(path, status, start.startswith(ZIP), trust)
+    else:
+        infos = _open(path, None, trust).unstripped().tensors()
+        found = {n: torch.empty(i.shape, dtype=dtype_of(i.dtype), device="meta") for n, i in infos.items()}
+    return keys_in(found, key)
+
+
 def open_all(
-    paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False
+    places: Sequence[MemberPlace | str | Path], key: str | None = None, trust_pickle: bool = False
 ) -> list[Checkpoint]:
     """Opens all checkpoints, in order.
 
     Raises: UsageError if there are none; one CheckpointError that lists all unreadable ones.
     """
-    opened, bad = open_good(paths, key, trust_pickle)
+    opened, bad = open_good(places, key, trust_pickle)
     if bad:
-        raise bad_ones(bad, len(paths))
+        raise bad_ones(bad, len(places))
     return opened
 
 
 def open_good(
-    paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False
+    places: Sequence[MemberPlace | str | Path], key: str | None = None, trust_pickle: bool = False
 ) -> tuple[list[Checkpoint], list[LeftOut]]:
     """Opens the readable checkpoints, in order, and returns why the others are left out.
 
-    Raises: UsageError if there are none.
+    places: with their keys, or paths. key: of all paths. Raises: UsageError if there are none.
     """
     opened: list[Checkpoint] = []
     bad: list[LeftOut] = []
-    for i, path in enumerate(listed(paths)):
+    contents: Contents = {}
+    listed([p.path if isinstance(p, MemberPlace) else p for p in places])
+    for i, given in enumerate(places):
+        place = given if isinstance(given, MemberPlace) else MemberPlace(str(given), key)
         try:
-            opened.append(_open(path, key, trust_pickle))
+            found = _open(place.path, place.key, trust_pickle, contents if place.part else None)
+            found.part = place.part
+            opened.append(found)
         except RefusedFile as refused:
-            bad.append(LeftOut(i, path, str(refused)))
+            bad.append(LeftOut(i, f"{place.path}:{place.part}" if place.part else place.path, str(refused)))
     return opened, bad
 
 
@@ -112,13 +179,27 @@ def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:
     return CheckpointError(head + "\n- ".join(f"checkpoint {b.number} ({b.path}): {b.why}" for b in bad))
 
 
-def _open(path: str, key: str | None, trust: bool) -> Checkpoint:
+def _open(path: str, key: str | None, trust: bool, contents: Contents | None = None) -> Checkpoint:
     status, start = look(path)
+    if key is None or _is_torch(path, status, start, trust):
+        pass
+    elif (place := stacked(key)) is not None and place[1] != "*":
+        return _open(path, place[0] or None, trust).sliced(int(place[1]))
+    elif is_pattern(key):
+        keys = _parts_of(path, key, trust)
+        raise RefusedFile(
+            f"has {len(keys)} members at the key {key!r}, and one is needed: {', '.join(keys[:6])}"
+        )
     if stat.S_ISDIR(status.st_mode):
         return open_folder(path, key, trust)
     if is_index(path, start):
         return open_index(path, key, trust)
-    return open_file(path, key, trust)
+    return open_file(path, key, trust, contents)
+
+
+def _is_torch(path: str, status: os.stat_result, start: bytes, trust: bool) -> bool:
+    folder = stat.S_ISDIR(status.st_mode)
+    return not folder and not is_index(path, start) and is_torch_file(path, start, trust)
 
 
 def member_names(paths: Sequence[str | Path]) -> list[str]:

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from ..errors import MemberMismatch, UsageError
+from ..errors import UsageError
 from .discovery import Checkpoint, an
 
 
@@ -27,8 +27,11 @@ class Factory:
 
     name: as the user wrote it. args: the keyword arguments of every call. takes_state_dict: whether it has a
     parameter `state_dict` to size the module by. dtype: what the floating weights of every member are
-    converted to, or None.
+    converted to, or None. brings_weights: whether `of` returns members with their weights, so that nothing is
+    loaded into them.
     """
+
+    brings_weights = False
 
     def __init__(
         self, name: str, make: Callable[..., object], args: Mapping[str, object], folder: str = ""
@@ -94,19 +97,10 @@ class Factory:
         """
         return self(state_dict=state_dict)
 
-    def filled(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor], member: str) -> nn.Module:
-        """Returns the member of a checkpoint with its weights, in eval mode.
-
-        state_dict: the checkpoint's weights under the model's names. member: its name, for messages.
-        Raises: UsageError; MemberMismatch if the module does not take the weights.
-        """
-        module = self.of(checkpoint, state_dict)
-        try:
-            module.load_state_dict(state_dict)
-        except RuntimeError as e:
-            reason = " ".join(str(e).split())[:600]
-            raise MemberMismatch(f"member {member}: the model does not take its checkpoint: {reason}") from e
-        return module.eval()
+    def fresh(self, checkpoint: Checkpoint) -> nn.Module:
+        """Returns a fresh member for a checkpoint that a build has read. Raises: UsageError."""
+        given = checkpoint.given or checkpoint
+        return self.of(given, given.state_dict())
 
     def _signature(self, error: BaseException) -> str:
         if not isinstance(error, TypeError):

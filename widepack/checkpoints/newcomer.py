@@ -1,25 +1,32 @@
 """Opens a checkpoint that becomes a member of an existing artifact, and checks it against the artifact's
 weights table.
 
-The model's code is not needed.
+The model's code is needed only for files that the model changes when it loads them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import Weight
 
-from ..errors import MemberMismatch
+from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
 from .alignment import Alignment, align
 from .differences import mismatch
 from .discovery import Checkpoint, open_checkpoint
+from .factory import Factory
+from .loading import MemberLoader, in_dtypes_of, patterns_of, without_ignored
+from .named_factory import find_factory
+from .stored_states import check_extra, check_versions, extra_names, with_counters
 
 SHARED, RAGGED, CONSTANT = "shared", "ragged", "constant"
 
@@ -42,21 +49,58 @@ class Newcomer:
         return self.aligned.tensor(0, weight)
 
 
-def newcomer(
-    manifest: Manifest,
-    path: str | Path,
-    key: str | None = None,
-    trust_pickle: bool = False,
-    opened: Checkpoint | None = None,
-) -> Newcomer:
-    """Opens a checkpoint and checks its names, shapes and dtypes against the artifact's.
+@dataclass(frozen=True)
+class Opening:
+    """How checkpoints of new members are opened.
 
-    key, trust_pickle: as `widepack.build` takes them. opened: the checkpoint, if it is open already.
-    Floating weights are converted if the artifact's were
-    (`--dtype`).
+    key, trust_pickle, ignore, model, model_args: as `widepack.build` takes them. Without a model, only
+    state dicts that the model takes as they are can become members. part: the key of one of several members
+    of a file.
+    """
+
+    key: str | None = None
+    trust_pickle: bool = False
+    ignore: tuple[str, ...] = ()
+    part: str = ""
+    model: str | Callable[..., object] | None = None
+    model_args: Mapping[str, Any] | None = None
+
+    def open(self, path: str | Path) -> Checkpoint:
+        """Opens a checkpoint. Raises: CheckpointError."""
+        found = open_checkpoint(path, self.key, self.trust_pickle)
+        found.part = self.part
+        return found
+
+    def factory(self, path: str | Path) -> Factory | None:
+        """Returns the factory of a checkpoint's member; None if the user names none. Raises: UsageError."""
+        if self.model is None:
+            if self.model_args:
+                raise UsageError("model arguments are given, but no model")
+            return None
+        return find_factory(self.model, self.model_args, [str(path)])
+
+
+def opening(
+    key: str | None,
+    trust_pickle: bool,
+    ignore: str | Sequence[str],
+    model: str | Callable[..., object] | None,
+    model_args: Mapping[str, Any] | None,
+) -> Opening:
+    """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""
+    return Opening(key, trust_pickle, patterns_of(ignore), "", model, model_args)
+
+
+def newcomer(artifact: Reader, path: str | Path, how: Opening, opened: Checkpoint | None = None) -> Newcomer:
+    """Opens a checkpoint and checks its names, shapes, dtypes, versions and extra state against the
+    artifact's.
+
+    opened: the checkpoint, if it is open already. With a model, the checkpoint is loaded as a build does it.
+    Without, floating weights are converted to the artifact's dtypes, as a load does it.
     Raises: CheckpointError; MemberMismatch with all differences, or if the members have different constants,
     which no checkpoint stores.
     """
+    manifest = artifact.manifest
     constants = [w.name for w in manifest.member_weights if w.role == CONSTANT and w.kind != SHARED]
     if constants:
         raise MemberMismatch(
@@ -65,16 +109,25 @@ def newcomer(
             " does not store: only the model's code makes them; build the artifact again with all its"
             " checkpoints"
         )
-    opened = opened or open_checkpoint(path, key, trust_pickle)
+    merged = opened is not None  # an adapter over the artifact's own base
+    opened = opened or how.open(path)
     if (dtype := find_dtype(str(manifest.provenance.get("dtype") or "") or None)) is not None:
         opened = opened.as_dtype(dtype)
+    factory = None if merged else how.factory(path)
+    if factory is not None:
+        factory.dtype = dtype
+    named = _named(artifact, path, opened, how, factory)
     ragged = any(w.kind == RAGGED for w in manifest.weights)
     firsts = _one_of_each_shape(manifest)
     whys = []
     for like in firsts:
         expected = _expected(manifest, like)
-        if not (why := mismatch(opened, expected, ragged=False, about="--key")):
-            return Newcomer(opened, like, align([opened], [str(path)], "none", expected), dtype)
+        one = in_dtypes_of(with_counters(named, expected), expected)
+        if not (why := mismatch(one, expected, ragged=False, about="--")):
+            if factory is None and not merged:
+                check_versions(artifact, path, one)
+                check_extra(artifact, path, one)
+            return Newcomer(one, like, align([one], [str(path)], "none", expected), dtype)
         whys.append(why)
     which = (
         f" (compared with member {manifest.members[firsts[0]].name};"
@@ -82,11 +135,31 @@ def newcomer(
         if ragged
         else ""
     )
+    code = (
+        ""
+        if factory is not None
+        else "; if the model changes older files when it loads them, name its code: --model"
+    )
     raise MemberMismatch(
         f"checkpoint {path} is of another model than the artifact's members{which}: {whys[0]} New members"
         " must have the"
-        " names, shapes and dtypes of a member; build the artifact again for other checkpoints"
+        f" names, shapes and dtypes of a member; build the artifact again for other checkpoints{code}"
     )
+
+
+def _named(
+    artifact: Reader, path: str | Path, opened: Checkpoint, how: Opening, factory: Factory | None
+) -> Checkpoint:
+    """Returns a checkpoint under the names of the artifact's members; with a factory, after it was loaded."""
+    ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
+    if factory is not None:
+        try:
+            return MemberLoader(factory, ignore).load(opened)
+        except MemberMismatch as e:
+            raise MemberMismatch(f"checkpoint {path}: {e}") from None
+    left_out = artifact.manifest.state_dicts.left_out
+    names = dict.fromkeys((*_expected(artifact.manifest, 0), *extra_names(artifact), *left_out))
+    return without_ignored(opened, names, ignore)
 
 
 def _one_of_each_shape(manifest: Manifest) -> list[int]:

@@ -16,9 +16,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from .checkpoint import Checkpoint, at_key, unwrapped
+from .numpy_archive import from_npz, is_npz
 from .pt2_archive import Pt2File
 from .state_dict import OR_TRUST, SAVE, RefusedFile, TensorInfo
-from .torch_file import LEGACY, ZIP, open_torch_file
+from .torch_file import LEGACY, ZIP, Contents, open_torch_file
 from .zip_records import records_of
 
 # The longest header that safetensors reads.
@@ -26,7 +27,7 @@ _MAX_HEADER = 100_000_000
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run `git lfs pull`"),
     (b"\x89HDF", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x93NUMPY", "a single NumPy array; save the arrays by name with numpy.savez"),
     (b"\x1f\x8b", "gzip-compressed; unpack it first"),
     (b"BZh", "bzip2-compressed; unpack it first"),
     (b"7z\xbc\xaf", "7z-compressed; unpack it first"),
@@ -57,25 +58,38 @@ def look(path: str) -> tuple[os.stat_result, bytes]:
     return status, start
 
 
-def open_file(path: str, key: str | None = None, trust: bool = False) -> Checkpoint:
-    """Opens one file, recognized by its content. trust: whether to unpickle any object.
+def is_torch_file(path: str, start: bytes, trust: bool) -> bool:
+    """Returns whether a plain file is one of torch.save or pickle. Raises: RefusedFile."""
+    if start.startswith(ZIP):
+        size = os.path.getsize(path)
+        return not is_npz(path, size) and not _is_program(path, size)
+    return start.startswith(LEGACY) or (trust and _is_pickle(start))
 
+
+def open_file(
+    path: str, key: str | None = None, trust: bool = False, contents: Contents | None = None
+) -> Checkpoint:
+    """Opens one file, recognized by its content.
+
+    trust: whether to unpickle any object. contents: of files of torch.save that were read already.
     Raises: RefusedFile.
     """
     status, start = look(path)
     if stat.S_ISDIR(status.st_mode):
         raise RefusedFile("is a folder")
     if start.startswith(ZIP):
+        if is_npz(path, status.st_size):
+            return from_npz(path, key, status)
         if _is_program(path, status.st_size):
             return _from_program(path, key, status)
-        return open_torch_file(path, key, status, mapped=True, trust=trust)
+        return open_torch_file(path, key, status, mapped=True, trust=trust, contents=contents)
     if start.startswith(LEGACY):
-        return open_torch_file(path, key, status, mapped=False, trust=trust)
+        return open_torch_file(path, key, status, mapped=False, trust=trust, contents=contents)
     header = int.from_bytes(start[:8], "little")
     if start[8:9] == b"{" and header <= _MAX_HEADER:
         return _from_safetensors(path, key, status, header)
     if trust and _is_pickle(start):
-        return open_torch_file(path, key, status, mapped=False, trust=True)
+        return open_torch_file(path, key, status, mapped=False, trust=True, contents=contents)
     raise RefusedFile(_foreign(start))
 
 
@@ -123,8 +137,6 @@ def _is_program(path: str, size: int) -> bool:
             " torch,"
             f" or {SAVE}"
         )
-    if any(name.endswith(".npy") for name in names):
-        raise RefusedFile("is a NumPy archive (.npz), not a file of torch.save")
     if "data.pkl" not in inner:
         raise RefusedFile("is a zip file, but not one of torch.save: it has no data.pkl")
     return False

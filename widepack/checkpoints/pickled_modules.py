@@ -19,6 +19,8 @@ from .factory import Factory
 class PickledModules(Factory):
     """The factory of checkpoints that contain their modules."""
 
+    brings_weights = True
+
     def __init__(self) -> None:
         super().__init__("the pickled modules", _nothing, {})
         self.takes_state_dict = True  # each module has the sizes of its weights

@@ -8,7 +8,7 @@ before `.bin`), or the only file of weights.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ from widepack_artifacts.errors import ArtifactError
 
 from .checkpoint import Checkpoint
 from .open_file import look, open_file
-from .state_dict import RefusedFile, TensorInfo, named_under, without_wrappers
+from .state_dict import RefusedFile, TensorInfo, info_of, is_extra_state, named_under, without_wrappers
 
 INDEX = ".index.json"
 FIRST = (
@@ -66,18 +66,58 @@ def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
                 " python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
                 f" {path} {path.rstrip(os.sep)}.pt"
             )
-        if "zero_to_fp32.py" in names:
-            raise RefusedFile("is a folder of DeepSpeed; convert it to one file with its zero_to_fp32.py")
+        if advice := _deepspeed(path, names):
+            raise RefusedFile(advice)
         if len(indexes) + (0 if indexes else len(files)) != 1:
-            found = f"it has {', '.join([*indexes, *files][:6])}" if indexes or files else "it has no weights"
-            raise RefusedFile(
-                f"is a folder, and {found}; name the files in it, for example {os.path.join(path, '*.pt')}"
-            )
+            raise RefusedFile(_no_weights(path, [*indexes, *files]))
         (chosen,) = indexes or files
     inner = os.path.join(path, chosen)
     opened = open_index(inner, key, trust) if chosen.endswith(INDEX) else open_file(inner, key, trust)
     opened.path = path
     return opened
+
+
+_STATES = "mp_rank_00_model_states.pt"
+_SCRIPT = "zero_to_fp32.py"
+
+
+def _deepspeed(path: str, names: Sequence[str]) -> str:
+    """Returns how the weights of a folder of DeepSpeed are converted; "" for another folder.
+
+    The root has the script and the file `latest`; a subfolder has the states of each rank.
+    """
+    inside = any(name.endswith("_optim_states.pt") for name in names) or _STATES in names
+    tags = [n for n in names if os.path.isfile(os.path.join(path, n, _STATES))]
+    if not inside and not tags and _SCRIPT not in names:
+        return ""
+    root = os.path.dirname(os.path.abspath(path)) if inside else path
+    script = os.path.join(root, _SCRIPT)
+    run = script if os.path.isfile(script) else "-m deepspeed.utils.zero_to_fp32"
+    out = f"{root.rstrip(os.sep)}-fp32"
+    return f"is a folder of DeepSpeed; convert it, and give the new folder: python {run} {root} {out}"
+
+
+def _no_weights(path: str, found: Sequence[str]) -> str:
+    """Returns why a folder is not one checkpoint, and what to give instead."""
+    if found:
+        names = ", ".join(found[:6])
+        first = os.path.join(path, found[0])
+        return f"is a folder, and it has {names}; name the files in it, for example {first}"
+    with os.scandir(path) as entries:
+        folders = sorted(entry.path for entry in entries if entry.is_dir())
+    inner = [folder for folder in folders[:200] if _has_weights(folder)]
+    if inner:
+        shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
+        return f"is a folder without weights; its subfolders have some: give {shown}"
+    return "is a folder, and it has no weights: no .safetensors, .bin, .pt, .pth or .ckpt file"
+
+
+def _has_weights(folder: str) -> bool:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(n.endswith((*_WEIGHTS, INDEX)) and n not in _NO_WEIGHTS for n in names) or ".metadata" in names
 
 
 def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
@@ -102,7 +142,7 @@ def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
             raise RefusedFile(f"its shard {name} {refused}") from None
     infos: dict[str, TensorInfo] = {}
     for tensor, name in files.items():
-        shard = shards[name].tensors()
+        shard = {**shards[name].tensors(), **_extra_tensors(shards[name], tensor)}
         if tensor not in shard:
             raise RefusedFile(
                 f"the index says that {tensor} is in {name}, but it is not; copy or download both again"
@@ -118,7 +158,8 @@ def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
         )
 
     def read(name: str) -> torch.Tensor:
-        return shards[files[name]].get(name)
+        shard = shards[files[name]]
+        return shard.extra_state()[name] if is_extra_state(name) else shard.get(name)
 
     parts = [(path, status), *(part for shard in shards.values() for part in shard.files)]
     names = {name[len(key) + 1 :] if key else name: name for name in chosen}
@@ -126,6 +167,12 @@ def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
     return Checkpoint(path, chosen, read, "", status, files=parts).renamed(
         {name: names[known] for name, known in plain.items()}, prefix
     )
+
+
+def _extra_tensors(shard: Checkpoint, name: str) -> dict[str, TensorInfo]:
+    """Returns the dtype and shape of an extra state that is a tensor."""
+    value = shard.extra_state().get(name) if is_extra_state(name) else None
+    return {name: info_of(value)} if isinstance(value, torch.Tensor) else {}
 
 
 def _files(path: str) -> Mapping[str, str]:

@@ -99,14 +99,25 @@ class TensorInfo(NamedTuple):
 class PickedStateDict(NamedTuple):
     """The state dict of a file.
 
-    module: its module if the file contains one. versions: of its submodules, as `nn.Module.state_dict` stores
-    them. settings: the hyperparameters that Lightning stored beside it.
+    tensors: without those of the extra state. module: its module if the file contains one. versions: of its
+    submodules, as `nn.Module.state_dict` stores them. settings: the hyperparameters that Lightning stored
+    beside it. extra: what `get_extra_state` of its submodules returned, by name.
     """
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
     versions: Mapping[str, Any] = MappingProxyType({})
     settings: Mapping[str, Any] = MappingProxyType({})
+    extra: Mapping[str, Any] = MappingProxyType({})
+
+
+EXTRA_STATE = "_extra_state"
+"""The last part of the name under which `nn.Module.state_dict` stores what `get_extra_state` returned."""
+
+
+def is_extra_state(name: str) -> bool:
+    """Returns whether a name of a state dict is that of a module's extra state."""
+    return name.rpartition(".")[2] == EXTRA_STATE
 
 
 def settings_of(found: object) -> dict[str, Any]:
@@ -135,12 +146,13 @@ def pick(found: object, key: str | None) -> PickedStateDict:
     """Returns the state dict in the content of a file. Raises: RefusedFile that lists the possible keys."""
     if isinstance(found, torch.Tensor):
         raise RefusedFile(f"has a single tensor, {info_of(found)}, not a state dict; {SAVE}")
-    if not isinstance(found, (Mapping, nn.Module)):
-        raise RefusedFile(f"has {an(found)}, not a state dict; {SAVE}")
+    if not isinstance(found, (Mapping, nn.Module)) and not (key and isinstance(found, (list, tuple))):
+        raise RefusedFile(f"has {an(found)}, not a state dict; {_several(found) or SAVE}")
     if not key:
-        if (chosen := _choose(found)) is not None:
+        assert not isinstance(found, (list, tuple))
+        if (chosen := state_dict_in(found)) is not None:
             return chosen
-        assert isinstance(found, Mapping)  # `_choose` never returns None for a module
+        assert isinstance(found, Mapping)  # `state_dict_in` never returns None for a module
         if not found:
             raise RefusedFile("has an empty dict, no tensors")
         if packed := _packed(found):
@@ -150,19 +162,38 @@ def pick(found: object, key: str | None) -> PickedStateDict:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
         pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
         raise RefusedFile(f"has no dict of tensors: it has {_listed(found)}; {SAVE}{pickled}")
-    inside = _follow(found, key)
+    inside = follow(found, key)
     if inside is None and isinstance(found, Mapping):
         # The key may be a prefix of names in the state dict that is the default.
         inside = next(
-            (deeper for name in AUTOMATIC_KEYS if (deeper := _follow(found.get(name), key)) is not None), None
+            (deeper for name in AUTOMATIC_KEYS if (deeper := follow(found.get(name), key)) is not None), None
         )
     if inside is None:
         raise RefusedFile(f"has no {key!r}.{_hint(found) or ' It has ' + _listed(found) + '.'}")
-    chosen = _choose(inside) if isinstance(inside, (Mapping, nn.Module)) else None
+    chosen = state_dict_in(inside) if isinstance(inside, (Mapping, nn.Module)) else None
     if chosen is None:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
+
+
+def _several(found: object) -> str:
+    """Returns the key for a list in which every value is a state dict; "" for any other value."""
+    values = list(found) if isinstance(found, (list, tuple)) else []
+    if values and all(isinstance(v, (Mapping, nn.Module)) and state_dict_in(v) is not None for v in values):
+        return (
+            f"its {len(values)} values are state dicts: give --key '*' for a member of each, or --key 0 for"
+            " one"
+        )
+    return ""
+
+
+def pattern_of(paths: Sequence[str]) -> str:
+    """Returns the pattern of keys that differ in a number: `model_*`; "" if there is none."""
+    if len(paths) < 2:
+        return ""
+    patterns = {re.sub(r"[0-9]+", "*", path) for path in paths}
+    return next(iter(patterns)) if len(patterns) == 1 and "*" in next(iter(patterns)) else ""
 
 
 def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
@@ -175,8 +206,8 @@ def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
     return ""
 
 
-def _choose(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
-    """Applies rules 2 and 3 of the module's docstring.
+def state_dict_in(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
+    """Returns the state dict in a value by rules 2 and 3 of the module's docstring.
 
     Returns: None if the user must choose, or nothing is found.
     """
@@ -204,7 +235,7 @@ def _alike(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
 
 def _state(value: object) -> PickedStateDict | None:
-    """Returns the value as a state dict, or None. Other values of `get_extra_state` are not weights."""
+    """Returns the value as a state dict, or None."""
     if isinstance(value, nn.Module):
         module = (
             value.module
@@ -212,15 +243,41 @@ def _state(value: object) -> PickedStateDict | None:
             else value
         )
         state = module.state_dict()
-        tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+        tensors, extra = _tensors(state), _extra(state)
         if not tensors:
             raise RefusedFile(f"has a {type(module).__name__} without weights")
-        return PickedStateDict(tensors, module, _versions(state))
+        return PickedStateDict(tensors, module, _versions(state), extra=extra)
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         return None
-    tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
-    rest = [k for k in value if k not in tensors and not k.endswith("_extra_state")]
-    return PickedStateDict(tensors, None, _versions(value)) if tensors and not rest else None
+    tensors, extra = _tensors(value), _extra(value)
+    whole = tensors and len(tensors) + len(extra) == len(value)
+    return PickedStateDict(tensors, None, _versions(value), extra=extra) if whole else None
+
+
+def _tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the weights of a dict. NumPy arrays of numbers count as tensors."""
+    found = {k: as_tensor(v) for k, v in value.items() if not is_extra_state(k)}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _extra(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in value.items() if is_extra_state(k)}
+
+
+def as_tensor(value: object) -> torch.Tensor | None:
+    """Returns a tensor, or a NumPy array of numbers as a tensor; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if type(value).__module__ != "numpy" or not hasattr(value, "__array_interface__"):
+        return None
+    array: Any = value
+    if array.dtype.kind not in "biufc":
+        return None
+    native = array.astype(array.dtype.newbyteorder("="), copy=True)
+    try:
+        return torch.as_tensor(native)
+    except TypeError:  # float128 and others that torch does not have
+        return None
 
 
 def _versions(state: object) -> dict[str, Any]:
@@ -259,15 +316,15 @@ def _dicts(
             yield from _dicts(inner, f"{path}.", depth + 1)
 
 
-def _follow(value: object, key: str) -> object | None:
-    """Returns the value at a dotted key.
+def follow(value: object, key: str) -> object | None:
+    """Returns the value at a dotted key; None if there is none.
 
     Keys that contain dots are found too. The key may also be a prefix of names in a state dict.
     """
     if isinstance(value, (list, tuple)):
         head, _, tail = key.partition(".")
         inner = value[int(head)] if head.isdecimal() and int(head) < len(value) else None
-        return _follow(inner, tail) if tail and inner is not None else inner
+        return follow(inner, tail) if tail and inner is not None else inner
     if isinstance(value, nn.Module):
         state = _state(value)
         value = state.tensors if state is not None else {}
@@ -277,7 +334,7 @@ def _follow(value: object, key: str) -> object | None:
         found: object = value[key]
         return found
     for at in (i for i, char in enumerate(key) if char == "."):
-        if key[:at] in value and (deeper := _follow(value[key[:at]], key[at + 1 :])) is not None:
+        if key[:at] in value and (deeper := follow(value[key[:at]], key[at + 1 :])) is not None:
             return deeper
     return named_under(value, key) or None
 
@@ -326,7 +383,11 @@ def _hint(found: object) -> str:
     ]
     more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
     keys = f"{', '.join(shown)}{more}"
-    return f" Dicts of tensors in it: {keys}; name one, for example --key {inside[0][0]}."
+    pattern = pattern_of([path for path, _ in inside])
+    if not pattern and len(inside) > 1 and all("." not in path for path, _ in inside):
+        pattern = "*"
+    several = f", or all of them as members: --key {pattern!r}" if pattern else ""
+    return f" Dicts of tensors in it: {keys}; name one, for example --key {inside[0][0]}{several}."
 
 
 def _described(value: object) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .checkpoint import Checkpoint, unwrapped
+from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
 from .state_dict import (
     OR_TRUST,
     SAVE,
@@ -35,22 +36,29 @@ from .zip_records import check_expanded, is_compressed, record_start, records_of
 # The first bytes of every file in torch.save's older format, pickled with protocol 2.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 ZIP = b"PK\x03\x04"
+Contents = dict[str, object]
 _MOST_CLASSES = 200  # of a file whose other objects are skipped
 _NEVER = ("torch.jit._pickle.restore_type_tag",)
 _CUT = "is truncated or damaged; copy or download it again"
 
 
 def open_torch_file(
-    path: str, key: str | None, status: os.stat_result, mapped: bool, trust: bool
+    path: str,
+    key: str | None,
+    status: os.stat_result,
+    mapped: bool,
+    trust: bool,
+    contents: Contents | None = None,
 ) -> Checkpoint:
     """Opens a file of torch.save.
 
     key: where the state dict is. mapped: whether the file is a zip file; its weights are mapped unless they
-    are compressed. trust: whether to run the code that it names.
+    are compressed. trust: whether to run the code that it names. contents: of files that were read already.
     Raises: RefusedFile.
     """
+    found = content(path, status, mapped, trust, contents)
+    tensors, module, versions, settings, extra = _picked(found, key)
     mapped = mapped and _can_be_mapped(path, status.st_size)
-    tensors, module, versions, settings = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = (
@@ -65,7 +73,7 @@ def open_torch_file(
     check_expanded((t.numel() * t.element_size() for t in tensors.values()), status.st_size)
 
     def again() -> nn.Module:
-        fresh = _picked(path, key, mapped, trust).module
+        fresh = _picked(_load(path, mapped, trust), key).module
         assert fresh is not None  # the first read found it
         return fresh
 
@@ -79,6 +87,7 @@ def open_torch_file(
             module=again if module is not None else None,
             versions=versions,
             settings=settings,
+            extra=extra,
         )
     )
 
@@ -115,10 +124,34 @@ def _can_be_mapped(path: str, size: int) -> bool:
     return mapped
 
 
-def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> PickedStateDict:
-    found = _load(path, mapped, trust)
+def content(
+    path: str, status: os.stat_result, mapped: bool, trust: bool, contents: Contents | None = None
+) -> object:
+    """Returns the content of a file of torch.save; it is read once if `contents` is given.
+
+    Raises: RefusedFile.
+    """
+    if contents is not None and path in contents:
+        return contents[path]
+    found = _load(path, mapped and _can_be_mapped(path, status.st_size), trust)
     if isinstance(found, Foreign):
         raise RefusedFile(_pickled(found.name))
+    if contents is not None:
+        contents[path] = found
+    return found
+
+
+def _picked(found: object, key: str | None) -> PickedStateDict:
+    if (place := stacked(key)) is not None and place[1] != "*":
+        assert key is not None
+        return slice_of(stacked_state(found, place[0]), int(place[1]), key)
+    if is_pattern(key):
+        assert key is not None
+        keys = keys_in(found, key)
+        raise RefusedFile(
+            f"has {len(keys)} members at the key {key!r}, and one is needed: give one of"
+            f" {', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
+        )
     return pick(found, key)._replace(settings=settings_of(found))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
@@ -105,7 +106,7 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
     def member(self, member: int | str) -> Member:
         return self._forward().member(member)
 
-    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
+    def state_dict(self, member: int | str) -> dict[str, Any]:
         model, place = self._place(member)
         return model.state_dict(place)
 
@@ -116,9 +117,20 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
         *,
         key: str | None = None,
         trust_pickle: bool = False,
+        ignore: str | Sequence[str] = (),
+        model: str | Callable[..., nn.Module] | None = None,
+        model_args: Mapping[str, Any] | None = None,
     ) -> SwapReport:
-        model, place = self._place(member)
-        return model.swap(place, checkpoint, key=key, trust_pickle=trust_pickle)
+        part, place = self._place(member)
+        return part.swap(
+            place,
+            checkpoint,
+            key=key,
+            trust_pickle=trust_pickle,
+            ignore=ignore,
+            model=model,
+            model_args=model_args,
+        )
 
     def close(self) -> None:
         """Releases programs and weights of all parts. Calls raise `UsageError` afterwards."""

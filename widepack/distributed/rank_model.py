@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
@@ -98,7 +99,7 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
     def member(self, member: int | str) -> Member:
         return self._forward().member(member)
 
-    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
+    def state_dict(self, member: int | str) -> dict[str, Any]:
         place = number_of(self.members, member)
         next(iter(self._entries.values())).refuse_elsewhere(place)
         return self.here.state_dict(self.members[place])
@@ -110,6 +111,9 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         *,
         key: str | None = None,
         trust_pickle: bool = False,
+        ignore: str | Sequence[str] = (),
+        model: str | Callable[..., nn.Module] | None = None,
+        model_args: Mapping[str, Any] | None = None,
     ) -> SwapReport:
         """Replaces a member by another checkpoint, on every rank at the same place in the order of calls.
 
@@ -121,6 +125,7 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
             checkpoint: The file or folder of the new weights, as the member's rank finds it.
             key: As `build` takes it.
             trust_pickle: As `build` takes it.
+            ignore, model, model_args: As `WideModel.swap` takes them.
 
         Returns:
             A `SwapReport`, the same on every rank.
@@ -130,10 +135,11 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         """
         from ..inference.swap import SwapReport  # opens checkpoints, which no other part of a model does
 
+        made = f"{model if isinstance(model, str) else type(model).__name__} {dict(model_args or {})}"
         with self._ranks.lock:
             place = self._ranks.agreed(
                 lambda: (checkpoint_of(checkpoint), number_of(self.members, member))[1],
-                lambda found: f"swap {found} {checkpoint} {key} {trust_pickle}",
+                lambda found: f"swap {found} {checkpoint} {key} {trust_pickle} {ignore} {made}",
             )
             owner = next(rank for rank, places in enumerate(self.parts) if place in places)
             error: WidepackError | None = None
@@ -141,7 +147,15 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
             if owner == self.rank:
                 name = self.members[place]
                 try:
-                    report = self.here.swap(name, checkpoint, key=key, trust_pickle=trust_pickle)
+                    report = self.here.swap(
+                        name,
+                        checkpoint,
+                        key=key,
+                        trust_pickle=trust_pickle,
+                        ignore=ignore,
+                        model=model,
+                        model_args=model_args,
+                    )
                     now = self.here.checkpoints[place - self.parts[owner].start]
                     answer = {"report": asdict(report), "checkpoint": asdict(now)}
                 except WidepackError as e:

@@ -18,6 +18,7 @@
 | `factors.py` | Defines `Factors`, `KeptStacked` and `Residual`, the results of `unmerge` |
 | `orientation.py` | Finds which weights of a model are stored transposed |
 | `low_rank.py` | Finds the rank and the factors of a matrix above a noise floor |
+| `name_patterns.py` | Matches names of modules against the patterns of an adapter, in linear time |
 | `new_members.py` | Opens a checkpoint or an adapter for an artifact, and factors its weights |
 | `rounding.py` | Computes ulps, and the noise that rounding adds to a matrix |
 | `unmerge.py` | Splits one weight of N members into a base and low-rank factors |

@@ -72,7 +72,16 @@ class AdapterMember:
         self._infos = infos
         files = [Path(adapter.path, FILE), *(Path(adapter.path, name) for name in WEIGHTS)]
         found = [(str(file), os.stat(file)) for file in files if file.is_file()]
-        self.checkpoint = Checkpoint(adapter.path, infos, self._read, "", found[0][1], files=found)
+        self.checkpoint = Checkpoint(
+            adapter.path,
+            infos,
+            self._read,
+            "",
+            found[0][1],
+            files=found,
+            versions=base.versions(),
+            extra=base.extra_state(),
+        )
 
     def replaces(self, name: str) -> bool:
         """Returns whether the adapter has a whole tensor in place of the base's."""

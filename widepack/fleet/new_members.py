@@ -13,12 +13,13 @@ from torch import Tensor
 from widepack_artifacts.correction import StackedFactors, encode_correction
 from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import under_model_names
 from ..checkpoints.discovery import open_checkpoint
-from ..checkpoints.newcomer import Newcomer, newcomer
+from ..checkpoints.newcomer import Newcomer, Opening, newcomer
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
@@ -59,11 +60,10 @@ class AdapterNewcomer(Newcomer):
 
 
 def open_newcomer(
-    manifest: Manifest,
+    artifact: Reader,
     files: Weights,
     path: str | Path,
-    key: str | None = None,
-    trust_pickle: bool = False,
+    how: Opening,
     *,
     base: str | Path | None = None,
     turned: Callable[[], Turned] = dict,
@@ -71,9 +71,10 @@ def open_newcomer(
     """Opens a checkpoint, or the folder of a LoRA adapter, for an artifact.
 
     Args:
-        manifest: Of the artifact.
+        artifact: The artifact.
         files: Its weights; an adapter changes the base in them.
-        path, key, trust_pickle: As `widepack.build` takes them.
+        path: The checkpoint or the folder.
+        how: How checkpoints are opened.
         base: The checkpoint that an adapter changes; None for the artifact's base. A checkpoint needs none.
         turned: Returns which weights the members store transposed. It is called for an adapter.
 
@@ -83,17 +84,18 @@ def open_newcomer(
         CheckpointError, MemberMismatch: As `newcomer`.
         UsageError: The path is an adapter, and there is no base.
     """
+    manifest = artifact.manifest
     if not is_adapter(path):
-        return newcomer(manifest, path, key, trust_pickle)
+        return newcomer(artifact, path, how)
     if not manifest.factored.weights and base is None:
         raise UsageError(
             f"{path} is a LoRA adapter, which needs a base, and this artifact stores each member's weights as"
             " they are; merge the adapter into its base, or give the base to `widepack append` and `update`"
             " with --base"
         )
-    given = None if base is None else open_base(manifest, base, key, trust_pickle)
+    given = None if base is None else open_base(manifest, base, how.key, how.trust_pickle)
     member = adapter_member(manifest, files, path, given, turned())
-    found = newcomer(manifest, path, opened=member.checkpoint)
+    found = newcomer(artifact, path, how, opened=member.checkpoint)
     return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 

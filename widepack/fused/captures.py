@@ -54,12 +54,17 @@ def capture_entry(
     by_name = {name: w for w in recipe.weights for name in (w.name, *w.aliases)}
     shared = [s.name for s in first.states if by_name[s.name].kind == "shared"]
     if shared:
+        whose, way = (
+            ("passes of one checkpoint", "fuse N copies of the model")
+            if recipe.one_model
+            else ("members", "give each member its own copy of them (copy.deepcopy)")
+        )
         raise UsageError(
-            f"{', '.join(shared)} would change in this mode, and is one buffer for all {count} passes of one "
-            "checkpoint. Keep these layers in eval mode, or fuse N copies of the model"
+            f"{', '.join(shared)} would change in this mode, and is one buffer for all {count} {whose}. Keep "
+            f"these layers in eval mode, or {way}"
         )
     first_names = {name: w.name for name, w in by_name.items()}
-    constants = constants_of(first, first_names, [s.plain_tensors() for s in recipe.skeletons])
+    constants = constants_of(first, first_names, recipe.skeletons)
     kinds = {
         **{name: w.kind for name, w in by_name.items()},
         **{name: kind for name, (kind, _) in constants.items()},

@@ -16,7 +16,6 @@ own modules, both from one seed. A program with a random op that cannot rest is 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -103,8 +102,7 @@ def settle(fused: LiveMembers, entry: FusedEntry) -> None:
                 not_at_one[letter] = why
         entry.restrict((), not_at_one)
         return
-    member = fused.member(0, CPU)
-    subject = replace(subject, module=lambda i: copy.deepcopy(member))
+    subject = replace(subject, module=lambda i: fused.member(0, CPU))
     guards = [g.expr for g in entry.captured.guards]
     entry.restrict(small_sizes.needless(subject, entry.bounds, guards), {})
     for letter in entry.sizes:
@@ -164,6 +162,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_mo
         fits=_fits(entry),
         numbers=tree.numbers(entry.captured.returned),
         states=entry.states,
+        rests=fused.drops_only_when_fused,
         initial=initial,
         float64_ulps=FLOAT64_ULPS,
     )
@@ -192,6 +191,5 @@ def _check_answers(
         calls.calls(subject, [pattern]),
         Stages(None),
     )
-    for output in answers.stats:
-        output.accept_float64(FLOAT64_ULPS)
+    answers.accept_float64(FLOAT64_ULPS)
     answers.check(pattern, wide_resting, runner.plan, None, WAY_OUT)

@@ -85,7 +85,8 @@ def check_gradients(
     names = _trained(fused, entry)
     if not _has_gradients(fused, draw_all(sources, entry.sizes, 3), names):
         return
-    run = _GradientCheck(fused, entry, runner, resting, sources, draws, names)
+    unread = [n for n, p in fused.named_parameters() if p.requires_grad and n not in names]
+    run = _GradientCheck(fused, entry, runner, resting, sources, draws, names, unread)
     near_ties = _near_ties(run, 3)
     for number in range(1, DRAWS + 1):  # other inputs have no near-ties at the same places
         if near_ties:
@@ -102,7 +103,8 @@ def check_gradients(
 class _GradientCheck:
     """The arguments of `check_gradients`, and the names of what it compares.
 
-    names: the weights whose gradients are computed.
+    names: the weights whose gradients are computed. unread: parameters that train and that the program does
+    not read, which must have no gradient.
     """
 
     fused: LiveMembers
@@ -112,6 +114,7 @@ class _GradientCheck:
     sources: Sequence[InputSource]
     draws: bool
     names: Sequence[str]
+    unread: Sequence[str]
 
 
 def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
@@ -136,7 +139,8 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
         if run.draws:
             _, expected = run_program(fused, entry, run.resting, i, leaves, names)
         else:
-            _, expected = run_module(fused, i, leaves, names)
+            _, expected = run_module(fused, i, leaves, [*names, *run.unread])
+            _refuse_unread(i, {n: expected.pop(n) for n in run.unread})
         for n, g in expected.items():
             if entry.kinds[n] == "shared" and g is not None:
                 before = sums.get(n)
@@ -154,6 +158,16 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
         found |= {(i, name) for name in near_ties}
     compare_gradients(None, {n: grads[n] for n in sums}, sums, sums, way_out=why)
     return found
+
+
+def _refuse_unread(i: int, gradients: Gradients) -> None:
+    """Raises VerificationError for a parameter that the program does not read, and that has a gradient."""
+    found = [n for n, g in gradients.items() if g is not None and bool(g.ne(0).any())]
+    if found:
+        raise VerificationError(
+            f"the captured program does not read {', '.join(found[:5])}, and in member {i} itself "
+            f"{'it has a gradient' if len(found) == 1 else 'they have gradients'}: {WAY_OUT}"
+        )
 
 
 def _wide_gradients(

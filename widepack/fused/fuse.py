@@ -18,9 +18,10 @@ from ..system.memory import keep_freed
 from .fresh_copies import members_of
 from .member_capture import call_of
 from .module import Fused
+from .own_modules import refuse_other_copies
 from .recipe import FusedRecipe
 from .same_members import refuse_mismatches
-from .skeleton import ModuleSkeleton, weights_of
+from .skeleton import ModuleSkeleton, Owners, weights_of
 from .stacked_parameters import plan_weights, stack
 
 
@@ -95,8 +96,11 @@ def fuse(
         if passes:
             skeletons = [ModuleSkeleton(members[0])] * len(members)
         else:
-            skeletons = [ModuleSkeleton(m) for m in members]
+            owners = Owners.of(members)
+            skeletons = [ModuleSkeleton(m, owners) for m in members]
         call = without_ones(call, lambda: skeletons[0].fill(weights_of(members[0])), dynamic is not None)
+        if validate:
+            refuse_other_copies(members[:1] if passes else members, skeletons, call)
         fused = Fused(FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate))
         stack(fused, members, weights)
     if all(p.device.type == "cpu" for p in fused.parameters()):

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..capture.attributes import Difference
 from ..spec.dtypes import dtype_name
+from .class_differences import other_code, same_class
 from .skeleton import first_names, weights_of
 from .torch_module import buffer_dict, parameter_dict
 
@@ -21,12 +22,9 @@ def module_differences(one: nn.Module, other: nn.Module) -> Iterator[str]:
     parts, other_parts = (dict(m.named_modules(remove_duplicate=False)) for m in (one, other))
     for name in dict.fromkeys([*parts, *other_parts]):
         label, a, b = name or "it", parts.get(name), other_parts.get(name)
-        if a is None or b is None or not _same_class(type(a), type(b)):
-            if _class_words(a) == _class_words(b):
-                yield (
-                    f"{label} is {_class_words(b)}, in member 0 another class of this name: "
-                    "the class was defined again between them; make all members of one"
-                )
+        if a is None or b is None or not same_class(type(a), type(b)):
+            if a is not None and b is not None and _class_words(a) == _class_words(b):
+                yield f"{label} is {_class_words(b)}, in member 0 too, with {other_code(type(a), type(b))}"
             else:
                 yield f"{label} is {_class_words(b)}, in member 0 {_class_words(a)}"
         elif a.training != b.training and not _parent_says_so(parts, other_parts, name):
@@ -62,7 +60,7 @@ def attributes_of_matching_parts(
         n
         for n in parts
         if n in other_parts
-        and _same_class(type(parts[n]), type(other_parts[n]))
+        and same_class(type(parts[n]), type(other_parts[n]))
         and _shapes(parts[n]) == _shapes(other_parts[n])
     }
 
@@ -106,14 +104,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _shapes(part: nn.Module) -> dict[str, torch.Size | None]:
     tensors = (*parameter_dict(part).items(), *buffer_dict(part).items())
     return {n: None if v is None else v.shape for n, v in tensors}
-
-
-def _same_class(one: type, other: type) -> bool:
-    """Whether two modules have one class. Each parametrized module has a new class of the same name."""
-    parametrized = nn.utils.parametrize.__name__
-    return one is other or (
-        one.__module__ == other.__module__ == parametrized and one.__bases__ == other.__bases__
-    )
 
 
 def _parent_says_so(parts: Mapping[str, nn.Module], other_parts: Mapping[str, nn.Module], name: str) -> bool:

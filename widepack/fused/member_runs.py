@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from widepack_artifacts.program import Program
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.results import known_forms
+from ..verification.rest_mode import without_draws
 from .gradients import Gradients, gradients_of, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry
@@ -25,6 +27,7 @@ class LiveMembers(Protocol):
 
     def __len__(self) -> int: ...
     def member(self, i: int, device: torch.device | str | None = None) -> nn.Module: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def sample(self) -> MemberCall: ...
     def tensor_of(self, name: str) -> torch.Tensor: ...
     def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]: ...
@@ -52,7 +55,8 @@ def run_module(
     if exact:
         member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])
-    with calm(), torch.enable_grad():
+    rests = without_draws() if fused.drops_only_when_fused else nullcontext()
+    with calm(), torch.enable_grad(), rests:
         answer = known_forms(member(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
         return outputs, gradients_of(weighted_sum(outputs, i), weights_of(member), names)

@@ -46,6 +46,7 @@ from ..system.autocast import plain_modes
 from ..verification import small_sizes
 from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
+from .skeleton import ModuleSkeleton
 
 CPU = torch.device("cpu")
 _Key = tuple[tuple[bool, ...], bool, bool]
@@ -309,7 +310,7 @@ class FusedEntry(MemberPrograms):
 
 
 def constants_of(
-    captured: Captured, weights: Mapping[str, str], members: Sequence[Mapping[str, torch.Tensor]]
+    captured: Captured, weights: Mapping[str, str], skeletons: Sequence[ModuleSkeleton]
 ) -> dict[str, tuple[Kind, torch.Tensor]]:
     """Returns the tensors that a program reads and that are neither parameters nor buffers, with their kinds.
 
@@ -318,15 +319,19 @@ def constants_of(
     Args:
         captured: The capture of member 0.
         weights: The names of parameters and buffers.
-        members: Each member's tensors in plain attributes, by path.
+        skeletons: The members without their weights.
 
     Raises:
-        CaptureError: A member has no such tensor, or one of another shape or dtype.
+        CaptureError: A member has no such tensor, or one of another shape or dtype; or the tensor is a weight
+            of another member, or a part of a weight.
     """
     constants: dict[str, tuple[Kind, torch.Tensor]] = {}
+    members = [s.plain_tensors() for s in skeletons]
+    views = skeletons[0].views()
     for name, (_, value) in captured.weights.items():
         if name in weights:
             continue
+        _refuse_weights(name, views, skeletons)
         own: list[torch.Tensor] = []
         for member in members:
             tensor = member.get(name, value if is_literal(name) else None)
@@ -339,3 +344,19 @@ def constants_of(
         same = all(bit_equal(v.cpu(), own[0].cpu()) for v in own)
         constants[name] = ("shared", own[0]) if same else ("stacked", torch.stack(own))
     return constants
+
+
+def _refuse_weights(name: str, views: Mapping[str, str], skeletons: Sequence[ModuleSkeleton]) -> None:
+    """Raises CaptureError for a constant that is a part of a weight, or a weight of another member."""
+    if name in views:
+        raise CaptureError(
+            f"forward reads {name}, a plain tensor that is a view of {views[name]} in the member: training "
+            f"changes both. Take the view in forward, from {views[name]} itself"
+        )
+    for i, skeleton in enumerate(skeletons):
+        if name in skeleton.foreign:
+            raise CaptureError(
+                f"member {i} reads {skeleton.foreign[name]}, as {name}, and it is not a weight of member {i} "
+                "itself. Members of a fused module have weights of their own: give each member its own part, "
+                "or register one part in all members, which then share it"
+            )

@@ -19,6 +19,7 @@ from ..capture.capture import Captured
 from ..errors import CaptureError, MemberMismatch, UsageError
 from ..verification.program_difference import difference
 from .attribute_reads import AttributeReads
+from .class_differences import class_differences
 from .member_differences import (
     SAME_MODULES,
     attributes_of_matching_parts,
@@ -27,6 +28,7 @@ from .member_differences import (
     numbered,
 )
 from .skeleton import ModuleSkeleton, weights_of
+from .torch_module import hooks_of_gradients
 
 
 def refuse_mismatches(models: Sequence[nn.Module], who: str = "", options: bool = False) -> None:
@@ -57,6 +59,18 @@ def refuse_mismatches(models: Sequence[nn.Module], who: str = "", options: bool 
     if found:
         title = f"{who}{': ' if who else ''}the members differ from member 0"
         raise MemberMismatch(f"{numbered(title, grouped_by_text(found))}. {SAME_MODULES}")
+    _refuse_one_object(models)
+
+
+def _refuse_one_object(models: Sequence[nn.Module]) -> None:
+    """Raises UsageError if two members are one object."""
+    first: dict[int, int] = {}
+    for i, model in enumerate(models):
+        if (k := first.setdefault(id(model), i)) != i:
+            raise UsageError(
+                f"members {k} and {i} are one module object. Give each member its own module, for example "
+                "copy.deepcopy(model), or fuse(model, sample, n=...) for fresh copies"
+            )
 
 
 def _refuse_special_weights(i: int, model: nn.Module) -> None:
@@ -72,6 +86,12 @@ def _refuse_special_weights(i: int, model: nn.Module) -> None:
             raise UsageError(
                 f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; "
                 "fuse stacks only plain dense tensors"
+            )
+        if hooks_of_gradients(value):
+            raise UsageError(
+                f"member {i}: {name} has a hook of its gradient (register_hook, or "
+                "register_post_accumulate_grad_hook), which would not run in a fused module. Remove it before "
+                f"fuse, and register one on the fused module's {name}, whose gradient is [N, ...]"
             )
 
 
@@ -116,21 +136,27 @@ class _ProgramComparison:
     ) -> None:
         self.captured, reads = first
         self.capture_member = capture_member
+        self.module = skeleton.module
         self.attributes = attributes_of(skeleton.module)
         # what each captured member read, which values it read, and how its program differs (empty: not at
         # all)
         self.known = [(reads, reads.texts(skeleton.module), "")]
-        self.failed: dict[tuple[tuple[str, str], ...], str] = {}  # by attributes: why there is no capture
+        # by attributes: why there is no capture, or how the program of members of another class differs
+        self.failed: dict[tuple[tuple[str, str], ...], str] = {}
         self.words: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}  # one text for all alike members
 
     def difference_of(self, i: int, skeleton: ModuleSkeleton) -> str:
         """Returns how the program of member i differs, in words, or an empty text."""
         module = skeleton.module
         attributes = differences(self.attributes, attributes_of(module))
-        if not attributes:
+        of_classes = class_differences(self.module, module)
+        if not attributes and not of_classes:
             return ""
+        attributes = (*of_classes, *attributes)
         key = tuple((d.path, d.other) for d in attributes)
-        how = next((how for reads, texts, how in self.known if reads.texts(module) == texts), None)
+        how = None
+        if not of_classes:  # no read of a class is recorded
+            how = next((how for reads, texts, how in self.known if reads.texts(module) == texts), None)
         if how is None:
             how = self.failed.get(key)
         if how is None:
@@ -144,7 +170,10 @@ class _ProgramComparison:
             self.failed[key] = f"it cannot be captured: {e}"
             return self.failed[key]
         how = difference(self.captured, captured)
-        self.known.append((reads, reads.texts(module), how))
+        if class_differences(self.module, module):
+            self.failed[key] = how
+        else:
+            self.known.append((reads, reads.texts(module), how))
         return how
 
 

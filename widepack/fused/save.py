@@ -28,6 +28,8 @@ class LiveMemberFactory(Factory):
         make: Returns a copy of a member by its number.
     """
 
+    brings_weights = True
+
     def __init__(self, name: str, paths: Sequence[str], make: Callable[[int], nn.Module]) -> None:
         super().__init__(name, lambda: make(0), {})
         self._numbers = {path: i for i, path in enumerate(paths)}

@@ -5,7 +5,8 @@ The submodules mirror the member's submodules.
 | weight | stored as |
 |---|---|
 | parameter | one nn.Parameter `[N, *shape]`, frozen where the members' is frozen |
-| parameter named in `share` | one nn.Parameter `[*shape]`, with one value for all members |
+| parameter named in `share`, or that is one object in all members | one nn.Parameter `[*shape]` |
+| buffer that is one object in all members | one buffer `[*shape]` |
 | buffer | a buffer `[N, *shape]`, saved where the members' is saved |
 """
 
@@ -104,6 +105,7 @@ def plan_weights(
     parameters = {n for n, v in weights.items() if isinstance(v, nn.Parameter)}
     shared = _shared_names(share, weights, parameters)
     _check_equal_values(models, sorted(shared))
+    shared |= _one_object(models)
     planned: dict[str, StackedWeight] = {}
     for name in weights:
         if first[name] == name:
@@ -126,6 +128,31 @@ def _shared_names(share: Sequence[str], weights: dict[str, torch.Tensor], parame
             raise UsageError(f"share: {pattern} is {what}; the parameters are {_some(sorted(parameters))}")
         shared |= {first[n] for n in matching}
     return shared
+
+
+def _one_object(models: Sequence[nn.Module]) -> set[str]:
+    """Returns the first names of the weights that are one tensor in all members: those of a part that all
+    members have. Raises MemberMismatch for a parameter that trains and that only some members have together.
+    """
+    if len(models) < 2:
+        return set()
+    weights = [weights_of(m) for m in models]
+    first = first_names(weights[0])
+    found: set[str] = set()
+    for name in first.values():
+        numbers: dict[int, list[int]] = {}
+        for i, own in enumerate(weights):
+            numbers.setdefault(id(own[name]), []).append(i)
+        if len(numbers) == 1:
+            found.add(name)
+        elif len(numbers) < len(models) and weights[0][name].requires_grad:
+            together = next(rows for rows in numbers.values() if len(rows) > 1)
+            raise MemberMismatch(
+                f"{name} is one parameter in members {', '.join(map(str, together))}, and another one in other "
+                "members. A fused module has one value for all members, or one for each: share the part "
+                "among all, or give each member a copy of it (copy.deepcopy)"
+            )
+    return found
 
 
 def _check_equal_values(models: Sequence[nn.Module], names: Sequence[str]) -> None:

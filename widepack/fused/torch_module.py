@@ -33,3 +33,9 @@ def unsaved_buffer_names(module: nn.Module) -> set[str]:
 def write_count(tensor: torch.Tensor) -> int:
     """Returns how many times torch has written into a tensor in place."""
     return tensor._version  # torch has no public name for it
+
+
+def hooks_of_gradients(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has hooks that see or change its gradient."""
+    hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)  # no public names
+    return any(hooks)

@@ -177,6 +177,8 @@ class Binder:
                 raise InputError(f"input {name} needs a {form} of {len(inner)}; got {describe(value)}")
             for i, (t, v) in enumerate(zip(inner, value)):
                 self._bind_tree(t, v, f"{name}.{i}", stacked, call)
+        elif form == "output":
+            self._bind_fields(inner[0], inner[1], value, name, stacked, call)
         else:
             keys = [k for k, _ in inner]
             if not isinstance(value, Mapping) or set(value) != set(keys):
@@ -187,6 +189,29 @@ class Binder:
                 )
             for k, t in inner:
                 self._bind_tree(t, value[k], f"{name}.{k}", stacked, call)
+
+    def _bind_fields(
+        self, kind: str, rows: Sequence[Any], value: Any, name: str, stacked: bool, call: _BoundCall
+    ) -> None:
+        """Puts an argument with named fields into a call: a dict, a tuple, or any object with these fields."""
+        trees = {str(k): tree for k, tree in rows}
+        own = getattr(value, "_fields", None)
+        if isinstance(value, Mapping):
+            given = dict(value)
+        elif isinstance(value, (list, tuple)) and own is None:
+            given = dict(zip(trees, value)) if len(value) <= len(trees) else {}
+        else:
+            found = own if own is not None else [k for k in trees if hasattr(value, k)]
+            given = {k: getattr(value, k) for k in found}
+        # a literal of the program may be absent
+        if not set(given) <= set(trees) or any(k not in given and "const" not in t for k, t in trees.items()):
+            raise InputError(
+                f"input {name} needs the fields {', '.join(trees)}, as a {kind} has them: a named tuple or "
+                f"another object with these attributes, a tuple of {len(trees)}, or a dict; "
+                f"got {describe(value)}" + (f" with the fields {', '.join(map(str, own))}" if own else "")
+            )
+        for k, part in given.items():
+            self._bind_tree(trees[k], part, f"{name}.{k}", stacked, call)
 
     def _bind_leaf(self, leaf: int, value: Any, name: str, stacked: bool, call: _BoundCall) -> None:
         """Puts one tensor, or a list of N tensors, into a call."""

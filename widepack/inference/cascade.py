@@ -7,7 +7,6 @@ members that ran on it reaches the threshold.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,6 +45,10 @@ class CascadeAnswer:
         return float(self.members.double().mean()) if self.members.numel() else 0.0
 
 
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
+"""The bounds of a member's weight in a cascade and in a selection: sums of products fit into float32."""
+
+
 @dataclass(frozen=True)
 class CascadeSettings:
     """How a cascade runs.
@@ -75,9 +78,9 @@ class CascadeSettings:
             raise UsageError("a cascade runs each member once, and at least one")
         if not all(0 <= i < members for i in self.order):
             raise UsageError(f"the cascade names member {max(self.order)}; the model has {members}")
-        good = len(self.weights) == len(self.order) and all(math.isfinite(w) and w > 0 for w in self.weights)
-        if not good:
+        if len(self.weights) != len(self.order) or not all(w > 0 for w in self.weights):
             raise UsageError("a cascade needs a positive weight for each of its members")
+        check_weights(self.weights)
         rising = all(a < b for a, b in zip((0, *self.stages), self.stages))
         if not rising or self.stages[-1:] != (len(self.order),):
             raise UsageError(
@@ -85,6 +88,15 @@ class CascadeSettings:
             )
         if not isinstance(self.until, (int, float)) or not 0 < self.until <= 1:
             raise UsageError(f"until={self.until!r:.40} is no confidence; give a number above 0 and up to 1")
+
+
+def check_weights(weights: Sequence[float]) -> None:
+    """Refuses weights whose sums and products are not numbers of float32. Raises: UsageError."""
+    for weight in weights:
+        if not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
+            raise UsageError(
+                f"a member has the weight {weight:g}; weights are from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+            )
 
 
 def stages_from(first: int, members: int) -> tuple[int, ...]:

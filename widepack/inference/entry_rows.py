@@ -1,9 +1,13 @@
-"""Finds out whether the rows of an entry's batch are independent: as the artifact says, or by trials now."""
+"""Finds out whether the rows of an entry's batch are independent: by the walk, and by trials.
+
+An artifact records what its build found. The record is no proof, since a forged file says anything.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -19,25 +23,89 @@ from ..runtime.admission import check_member_run, guarded
 from ..runtime.budget import Budget
 from ..runtime.graph_module import graph_module
 from ..system import deadline
+from ..system.user_cache import cache_key, noted, remember
+from ..version import __version__
 from .programs import EntryPrograms
+
+NOTES, CALLERS = "rows", "callers"
+"""The kinds of notes in the user's cache: of an entry's rows, and of rows that several callers share."""
+PROVED = "proved"
 
 
 def rows_of_entry(programs: EntryPrograms) -> Rows:
-    """Returns what an artifact says about the rows of an entry.
+    """Returns whether the rows of an entry are independent, derived from its member programs.
 
-    An artifact of a format before 1.2 says nothing. Then each member program is examined now.
+    A record in the artifact that denies it is believed, and one that affirms it is not: then the walk runs,
+    and trials for a program that it does not prove. What was found is kept in the user's cache for the next
+    process.
     """
-    if programs.entry.rows is not None:
-        return programs.entry.rows
+    recorded = programs.entry.rows
+    if recorded is not None and not recorded.independent:
+        return recorded
     if programs.examined_rows is None:
-        entry = examined(programs)
-        seconds = 60 + 0.5 * sum(len(p.nodes) for p in entry.programs)
-        try:
-            with guarded(_title(programs)), deadline.within(seconds):
-                programs.examined_rows = entry.rows()
-        except LoweringError as e:
-            raise ArtifactError(f"{_title(programs)}: {e}") from e
+        key = _key(programs)
+        if noted(key, NOTES) == PROVED and recorded is not None and recorded.proved:
+            programs.examined_rows = recorded
+            return recorded
+        with _bounded(programs):
+            found = _derived(programs, recorded)
+        if found == recorded and found.proved:
+            remember(key, NOTES, PROVED)
+        programs.examined_rows = found
     return programs.examined_rows
+
+
+def rows_of_callers(programs: EntryPrograms) -> Rows:
+    """Returns whether several callers may share a batch: no row changes another one's answer, for all values.
+
+    Trials do not suffice, since an artifact may know them. And the programs of a call must be those that the
+    member programs become here, since the walk has read the member programs.
+    """
+    rows = rows_of_entry(programs)
+    if not rows.independent or not rows.proved:
+        why = rows.reason if rows.independent else ""
+        return Rows(
+            rows.dim, False, rows.proved, f"no rule proves it for all values ({why})" if why else rows.reason
+        )
+    key = _key(programs)
+    if noted(key, CALLERS) == PROVED:
+        return rows
+    with _bounded(programs):
+        reason = programs.source.difference_of_stored()
+    if reason:
+        return Rows(rows.dim, False, False, reason)
+    remember(key, CALLERS, PROVED)
+    return rows
+
+
+def _derived(programs: EntryPrograms, recorded: Rows | None) -> Rows:
+    """Returns what the walk finds out about an entry, and trials where it proves nothing."""
+    entry = examined(programs)
+    if recorded is not None and recorded.proved and entry.proved_along(recorded.dim):
+        return recorded
+    return entry.rows()
+
+
+def _key(programs: EntryPrograms) -> str:
+    """Returns the key of what was found about the loaded members of an entry by this version of widepack."""
+    artifact = programs.artifact
+    options = (
+        f"{artifact.options.simplify} {artifact.options.strategies} {artifact.cast and artifact.cast.dtype}"
+    )
+    loaded = f"{artifact.device} {tuple(artifact.chosen)} {options}"
+    return cache_key(__version__, artifact.manifest.digest, programs.name, loaded)
+
+
+@contextmanager
+def _bounded(programs: EntryPrograms) -> Iterator[None]:
+    """Limits the time of an examination. Its errors are those of the artifact."""
+    entry = programs.entry
+    nodes = [len(programs.artifact.program(file, programs.name).nodes) for file in entry.member]
+    try:
+        with guarded(_title(programs)), deadline.within(60 + 0.5 * sum(nodes)):
+            yield
+    except LoweringError as e:
+        raise ArtifactError(f"{_title(programs)}: {e}") from e
 
 
 def examined(programs: EntryPrograms) -> ExaminedEntry:

@@ -128,7 +128,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _of_tree(tree: Tree, value: Any) -> Any:
     """Returns a value without the keys of dicts that the entry does not use."""
-    if "dict" not in tree or not isinstance(value, Mapping):
+    rows = tree["dict"] if "dict" in tree else tree["output"][1] if "output" in tree else None
+    if rows is None or not isinstance(value, Mapping):
         return value
-    parts = dict(tree["dict"])
+    parts = dict(rows)
     return {k: _of_tree(parts[k], v) for k, v in value.items() if k in parts}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
@@ -69,8 +69,11 @@ class MemberAccess(ABC):
         return (self.member(i) for i in range(len(self)))
 
     @abstractmethod
-    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
-        """Returns one member's state dict, with every name of its checkpoint, bit for bit.
+    def state_dict(self, member: int | str) -> dict[str, Any]:
+        """Returns one member's state dict, as `state_dict()` of the module that has loaded its checkpoint.
+
+        It has the versions of the submodules (`_metadata`) and their extra state too, so `load_state_dict` of
+        the model takes it as its own.
 
         Args:
             member: The member's number or name.
@@ -90,6 +93,9 @@ class MemberAccess(ABC):
         *,
         key: str | None = None,
         trust_pickle: bool = False,
+        ignore: str | Sequence[str] = (),
+        model: str | Callable[..., nn.Module] | None = None,
+        model_args: Mapping[str, Any] | None = None,
     ) -> SwapReport:
         """Replaces a member by another checkpoint while other threads call.
 
@@ -104,6 +110,11 @@ class MemberAccess(ABC):
             checkpoint: The file or folder of the new weights.
             key: As `build` takes it.
             trust_pickle: As `build` takes it.
+            ignore: As `build` takes it. What the build ignored is ignored too.
+            model: The factory of one member, as `build` takes it, for a checkpoint that the model changes
+            when
+                it loads it (older versions, other names).
+            model_args: Keyword arguments of the factory.
 
         Returns:
             A `SwapReport`: what was written, the seconds of each stage, and how long calls waited.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
+from ..checkpoints.member_state import as_state_dict
 from ..errors import UsageError
 from ..spec.names import checkpoint_of
 from ..system.memory import give_back
@@ -93,11 +95,12 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
     def member(self, member: int | str) -> Member:
         return self._forward().member(member)
 
-    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
+    def state_dict(self, member: int | str) -> dict[str, Any]:
         self._artifact.check_open()
         i = self._artifact.chosen[self._artifact.index(member)]
         saved = [w for w in self._artifact.manifest.member_weights if w.role != "constant"]
-        return {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
+        tensors = {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
+        return as_state_dict(tensors, self._artifact.extra_state(i), self._artifact.manifest.state_dicts)
 
     def swap(
         self,
@@ -106,12 +109,16 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         *,
         key: str | None = None,
         trust_pickle: bool = False,
+        ignore: str | Sequence[str] = (),
+        model: str | Callable[..., nn.Module] | None = None,
+        model_args: Mapping[str, Any] | None = None,
     ) -> SwapReport:
         checkpoint_of(checkpoint)
-        from .swap import swap  # opens checkpoints, which no other part of a loaded model does
+        from .swap import opening, swap  # opens checkpoints, which no other part of a loaded model does
 
         programs = [e.programs for e in self._entries.values()]
-        return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
+        how = opening(key, trust_pickle, ignore, model, model_args)
+        return swap(self._artifact, programs, member, Path(checkpoint), how)
 
     # ---------------------------------------------------------------- int8 weights
 

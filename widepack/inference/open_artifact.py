@@ -4,6 +4,7 @@ share.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
+from ..checkpoints.member_state import extra_file, extra_of_member
 from ..errors import UsageError
 from ..runtime.admission import check_counts, check_member_slots
 from ..runtime.executable import Executable
@@ -116,10 +118,12 @@ class Replacement:
     Attributes:
         checkpoint: The checkpoint, as a manifest names it.
         unread: Its values of weights that all members share and that no program reads.
+        extra: Its extra state, by name.
     """
 
     checkpoint: Member
     unread: Mapping[str, Tensor]
+    extra: Mapping[str, Any]
 
 
 class OpenArtifact:
@@ -129,12 +133,12 @@ class OpenArtifact:
     Attributes: reader: The artifact's files. options: How it is loaded. chosen: The numbers of the loaded
         members in the artifact. members: The names of the loaded members. whole: Whether all members are
         loaded, in the artifact's order. weights: The weights of the loaded members. probe: The tensors of the
-        probe, mapped; None if the artifact has no probe. limits: What may be bound. lock: Is held while
-        programs are bound and weights are copied. gate: Calls pass it, and a swap closes it. swapping: Is
-        held by the one swap at a time. swapped: The answers of swapped members, by the member's number.
-        replaced: The checkpoints of members that were swapped, by the member's number. changes: How often the
-        weights of each loaded member were exchanged, by its place. graphs: What the graphs of calls share;
-        None if calls run without graphs.
+        probe, mapped; None if the artifact has no probe. extra: The extra states of the members, mapped, or
+        None. limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate:
+        Calls pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The
+        answers of swapped members, by the member's number. replaced: The checkpoints of members that were
+        swapped, by the member's number. changes: How often the weights of each loaded member were exchanged,
+        by its place. graphs: What the graphs of calls share; None if calls run without graphs.
     """
 
     def __init__(
@@ -151,6 +155,7 @@ class OpenArtifact:
         self.manifest: Manifest = reader.manifest
         probe = reader.path(self.manifest.probe) if self.manifest.probe else None
         self.probe = Weights([probe]) if probe is not None else None
+        self.extra = extra_file(reader)
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = self.chosen == tuple(range(len(self.manifest.members)))
         self.lock = threading.RLock()
@@ -164,6 +169,11 @@ class OpenArtifact:
         self.changes: Counter[int] = Counter()
         self._cast_programs: dict[str, Program] = {}
         self._checked: set[tuple[str, str]] = set()
+
+    @property
+    def replacements(self) -> int:
+        """How often members were replaced. It grows before weights are written, while no call is inside."""
+        return sum(list(self.changes.values()))  # a list, since a swap may add a place meanwhile
 
     @cached_property
     def stored_rows(self) -> tuple[Weight, ...]:
@@ -217,6 +227,15 @@ class OpenArtifact:
         replacement = self.replaced.get(number)
         unread = replacement.unread if replacement is not None else {}
         return unread[name] if name in unread else self.weights.part(name, number)
+
+    def extra_state(self, number: int) -> dict[str, Any]:
+        """Returns the extra state of one member. number: of the member in the artifact.
+
+        Raises: ArtifactError.
+        """
+        if (replacement := self.replaced.get(number)) is not None:
+            return copy.deepcopy(dict(replacement.extra))
+        return extra_of_member(self.reader, self.extra, number)
 
     def reads(self, name: str) -> bool:
         """Returns whether a program of the artifact reads a weight, or a state begins as it."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.strict_json import canonical
 from widepack_artifacts.wide_program import WideProgram
 
 from ..errors import ArtifactError, LoweringError, UsageError
@@ -127,6 +128,49 @@ class ProgramSource:
             for w in rows
             if not (plan := Plan.from_json(w.plan)).machine
         ]
+
+    def difference_of_stored(self) -> str:
+        """Returns which of the artifact's programs that calls run is not what its member programs become.
+
+        Each is lowered again by its own plan. "" if all are equal, or if calls run programs that were made
+        here. An artifact of another version may have other programs.
+        """
+        from ..lowering.relower import relowered  # imports the rules, which only lowering needs
+
+        artifact, inputs = self.artifact, self.inputs
+        for pattern in PATTERNS:
+            if not artifact.uses_stored_plans or self.measured(pattern):
+                continue
+            stored = self._stored(pattern)
+            if not stored:
+                continue
+            programs = [artifact.program(f, self.name) for f in self.entry.member]
+            signatures = [self.entry.signatures[i] for i in artifact.chosen]
+            self.admission.check_member_programs(pattern, programs, signatures)
+            kinds: dict[str, Kind] = {w.name: w.kind for w in artifact.stored_rows}  # type: ignore[misc]
+            try:
+                made = relowered(
+                    programs,
+                    signatures,
+                    kinds,
+                    inputs.per_member(pattern),
+                    dict(inputs.example),
+                    [s.plan for s in stored],
+                    artifact.factors,
+                )
+                same = [
+                    canonical(a.to_json()) == canonical(b.program.to_json()) for a, b in zip(made, stored)
+                ]
+            except (LoweringError, UsageError) as e:
+                return f"a program of pattern {pattern} cannot be made again: {str(e).splitlines()[0]}"
+            if not all(same):
+                least, most = stored[same.index(False)].plan.batch
+                batches = f"batch {least} to {most}" if most else f"batches from {least}"
+                return (
+                    f"the program of pattern {pattern}, {batches}, is not the one that this version makes of "
+                    "the member programs; build the artifact again"
+                )
+        return ""
 
     def lower(self, pattern: str, strategies: Sequence[str] = ()) -> list[tuple[Program, Plan]]:
         """Lowers the member programs of the loaded members for a pattern.

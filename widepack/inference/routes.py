@@ -43,5 +43,5 @@ class Routes(ABC):
 
         Example:
             >>> y = ens.route(x, member=[3, 0, 3])  # x: [3, 8], y: [3, 10]
-            >>> y = ens.route(x, member=["berlin", "paris", "berlin"])
+            >>> y = ens.route(x, member=["rome", "paris", "rome"])
         """

@@ -13,7 +13,7 @@ from typing import Any
 from widepack_artifacts.manifest import Manifest
 
 from ..errors import ArtifactError, UsageError
-from .cascade import CascadeSettings
+from .cascade import CascadeSettings, check_weights
 
 KEY = "selection"
 """The key of the provenance."""
@@ -86,6 +86,7 @@ def read_record(manifest: Manifest) -> SelectionRecord:
         known = {m.name: m.sha256 for m in manifest.members}
         names = list(known)
         weights = {str(n): float(w) for n, w in found["weights"].items()}
+        check_weights([*weights.values()])
         before = {str(n): str(sha) for n, sha in found["checkpoints"].items()}
         cascade = None
         if (row := found.get("cascade")) is not None:
@@ -103,7 +104,9 @@ def read_record(manifest: Manifest) -> SelectionRecord:
                     else str(row["output"]),
                 )
         entry = str(found["entry"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except UsageError as error:
+        raise ArtifactError(f"provenance: {KEY}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ArtifactError(f"provenance: {KEY} does not have the form that a selection writes") from error
     for name in weights:
         if known.get(name) != before.get(name):

@@ -29,7 +29,9 @@ from torch import Tensor
 from widepack_artifacts.manifest import Member
 
 from ..backends.graph_capture import ONE_CAPTURE
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.newcomer import Newcomer, Opening
+from ..checkpoints.newcomer import opening as opening
+from ..checkpoints.stored_states import check_extra
 from ..errors import UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
@@ -93,11 +95,11 @@ def swap(
     entries: Sequence[EntryPrograms],
     member: int | str,
     checkpoint: str | Path,
-    key: str | None = None,
-    trust_pickle: bool = False,
+    how: Opening,
 ) -> SwapReport:
-    """Replaces a loaded member by a checkpoint. entries: the programs of every entry. Raises: as
-    `WideModel.swap`.
+    """Replaces a loaded member by a checkpoint.
+
+    entries: the programs of every entry. how: how the checkpoint is opened. Raises: as `WideModel.swap`.
     """
     place = artifact.index(member)
     for e in entries:
@@ -117,15 +119,16 @@ def swap(
             )
         stages = StageClock()
         new = open_newcomer(
-            artifact.manifest,
+            artifact.reader,
             artifact.weights.files,
             checkpoint,
-            key,
-            trust_pickle,
+            how,
             turned=lambda: of_programs(
                 artifact.reader.program(f) for e in artifact.manifest.entries.values() for f in e.member
             ),
         )
+        if how.model is not None:
+            check_extra(artifact.reader, checkpoint, new.checkpoint)
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)
 
 
@@ -162,7 +165,7 @@ class _Swap:
         self.stages.done("open")
         name, source = artifact.members[self.place], str(self.checkpoint)
         file = Member(name, source, new.checkpoint.sha256(), new.checkpoint.bytes)
-        replacement = Replacement(file, found.unread)
+        replacement = Replacement(file, found.unread, new.checkpoint.extra_state())
         differing = len(found.member) + len(found.unread)
         if not found.member:
             artifact.replaced[self.number] = replacement

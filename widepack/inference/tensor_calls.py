@@ -28,14 +28,22 @@ class TensorCalls:
 
     @property
     def rows(self) -> Rows:
-        """Whether the rows of a batch are independent, and along which dim.
-
-        An artifact of a format before 1.2 does not say it; its programs are examined at each read.
-        """
+        """Whether the rows of a batch are independent, and along which dim, derived from the programs."""
         from .entry_rows import rows_of_entry  # imports the walk over rows, which most calls do not need
 
         with plain_modes():
             return rows_of_entry(self._programs)
+
+    @property
+    def rows_of_callers(self) -> Rows:
+        """Whether rows of several callers may share a batch: it is proved here that no row changes another.
+
+        What the artifact says about itself does not count.
+        """
+        from .entry_rows import rows_of_callers  # imports the walk over rows, which most calls do not need
+
+        with plain_modes():
+            return rows_of_callers(self._programs)
 
     def tensors(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None

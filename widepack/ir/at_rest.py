@@ -6,7 +6,7 @@ requires: a member program, or a wide one. ensures: the same nodes under the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from . import ops
 _ONES = {"aten.bernoulli.p", "aten.bernoulli.default"}
 _LIKE = {
     f"aten.{n}.default"
-    for n in ("rand_like", "randn_like", "uniform", "exponential", "cauchy", "geometric", "log_normal")
+    for n in ("rand_like", "randn_like", "exponential", "cauchy", "geometric", "log_normal")
 }
 _SIZED = {
     "aten.rand.default": 0,
@@ -26,15 +26,23 @@ _SIZED = {
     "aten.randint.low": 2,
 }  # the position of the sizes among the arguments
 _SUMS = {"aten.normal.Tensor_Tensor": "aten.add.Tensor", "aten.normal.Tensor_float": "aten.add.Scalar"}
+_REPLACED = {"aten.randperm.default": "aten.arange.default", "aten.poisson.default": "aten.clone.default"}
 _SWITCHES = ("train", "training")
 _CHANCES = ("dropout_p", "dropout")
 
 
 def draws(program: Program) -> bool:
     """Whether a program draws random numbers, so that its answers differ from call to call."""
-    return any(
-        draws(n.body) if n.body is not None else not ops.pure(n.op, n.args, n.kwargs) for n in program.nodes
-    )
+    return any(True for _ in draws_in(program))
+
+
+def draws_in(program: Program) -> Iterator[Node]:
+    """Yields the nodes of a program that draw random numbers."""
+    for n in program.nodes:
+        if n.body is not None:
+            yield from draws_in(n.body)
+        elif not ops.pure(n.op, n.args, n.kwargs):
+            yield n
 
 
 def rested(program: Program) -> Program | None:
@@ -62,6 +70,14 @@ def _rested(node: Node) -> Node | None:
             args=(node.args[0], 1.0 if node.op in _ONES else 0.5),
             kwargs=kept,
         )
+    if node.op == "aten.uniform.default":
+        bounds = [*node.args[1:3], *[0.0, 1.0][len(node.args) - 1 :]]
+        return replace(
+            node, op="aten.full_like.default", args=(node.args[0], sum(bounds) / 2), kwargs=kept
+        )
+    if node.op in _REPLACED:
+        args = node.args[:1]
+        return replace(node, op=_REPLACED[node.op], args=args, kwargs={} if "clone" in _REPLACED[node.op] else kept)
     if node.op in _SIZED:
         sizes = node.args[_SIZED[node.op]]
         whole = "randint" in node.op

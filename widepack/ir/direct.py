@@ -36,7 +36,6 @@ DIRECT: dict[str, Callable[..., Any]] = {
     "aten.exp.default": torch.exp,
     "aten.expand.default": torch.Tensor.expand,
     "aten.gelu.default": F.gelu,
-    "aten.group_norm.default": torch.group_norm,
     "aten.layer_norm.default": torch.layer_norm,
     "aten.linear.default": F.linear,
     "aten.log.default": torch.log,

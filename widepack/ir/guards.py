@@ -165,7 +165,11 @@ def subscript_place(node: ast.Subscript) -> tuple[str, int]:
         raise ValueError(f"{ast.unparse(node)} is not a size of an input")
     parts: list[str] = []
     at: ast.expr = call.func.value
-    while isinstance(at, ast.Subscript):
+    while isinstance(at, (ast.Subscript, ast.Attribute)):
+        if isinstance(at, ast.Attribute):  # a field of a named tuple or of a registered class
+            parts.insert(0, at.attr)
+            at = at.value
+            continue
         if not isinstance(at.slice, ast.Constant):
             raise ValueError(f"{ast.unparse(node)} is not a size of an input")
         parts.insert(0, str(at.slice.value))

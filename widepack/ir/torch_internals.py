@@ -77,11 +77,6 @@ def known_expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> An
     return value.node.expr
 
 
-def rename_node(node: fx.Node, name: str) -> None:
-    """Renames a node of a graph; the name becomes unique in the graph."""
-    node._rename(name)
-
-
 def forget_source(file: str) -> None:
     """Removes the source of a generated graph module that torch keeps for tracebacks.
 
@@ -318,3 +313,19 @@ def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
         yield
     finally:
         transformer._detect_is_causal_mask = original
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Switches off all modes of torch inside a with block, so that functions compute on real tensors."""
+    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def is_traced() -> bool:
+    """Whether an export records what runs now."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: PLC0415
+
+    return get_proxy_mode() is not None

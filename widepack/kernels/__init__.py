@@ -8,6 +8,7 @@
 |---|---|
 | `checks/` | Checks the operands of ops whose kernels read or write outside of them |
 | `decompose.py` | Replaces widepack's own ops in a program by ATen ops, for readers |
+| `exact_norms.py` | Computes normalizations of images in channels-last memory as exactly as of contiguous |
 | `experts.py` | Defines the op `expert_linear`: each row is multiplied by the matrix of one expert |
 | `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
 | `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
@@ -27,7 +28,7 @@
 | `projections.py` | Computes the products of a recurrent layer's inputs with their weights |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
-| `replacements.py` | Replaces ops that end the process on operands that a program may have |
+| `replacements.py` | Replaces ops that end the process, or lose digits, on operands that a program may have |
 | `second_derivatives.py` | Gives the backward pass of an op derivatives of its own |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 | `traced_ops.py` | Registers functions in the place of ops with torch, so that a compiler meets ops only |

@@ -57,3 +57,23 @@ def relower(
         (lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan)
         for plan in chosen
     ]
+
+
+def relowered(
+    programs: Sequence[Program],
+    signatures: Sequence[int],
+    weights: Mapping[str, Kind],
+    stacked: Sequence[bool],
+    sizes: Mapping[str, int],
+    chosen: Sequence[Plan],
+    factors: Mapping[str, FactorNames] | None = None,
+) -> list[Program]:
+    """Returns the wide program of each plan, for a comparison with programs that an artifact has.
+
+    chosen: the plans. The other arguments are those of `relower`.
+
+    Raises:
+        LoweringError: A node cannot run for all members.
+    """
+    simple = simplified(programs, signatures, weights, stacked, sizes, True, factors)
+    return [lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program for plan in chosen]

@@ -32,6 +32,8 @@ class ASGD(MemberWise):
 
     Example:
         >>> optimizer = widepack.optim.ASGD(fused.parameters(), lr=[1e-2, 1e-3, 1e-4], t0=100)
+        >>> fused(x).square().mean().backward()
+        >>> optimizer.step()
         >>> optimizer.state[fused.get_parameter("head.weight")]["ax"]  # [N, ...], the average
     """
 

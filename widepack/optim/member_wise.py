@@ -92,12 +92,9 @@ class MemberWise(torch.optim.Optimizer):
                 if has_member_axis(p, len(values)):
                     continue
                 name = group["param_names"][i] if "param_names" in group else f"parameter {i} of its group"
-                shared = getattr(p, ONE_FOR_ALL, False)
-                what = "one weight for all members" if shared else f"without a member axis of {len(values)}"
                 raise UsageError(
                     f"{type(self).__name__}: {key} has {len(values)} numbers, one for each member, and "
-                    f"{name} is {list(p.shape)}, {what}. Put it in a group with one number: "
-                    f"[{{'params': own}}, {{'params': shared, {key!r}: {_EXAMPLES.get(key, '1e-3')}}}]"
+                    f"{name} is {list(p.shape)}, {_why_not(p, key)}"
                 )
 
     def state_dict(self) -> dict[str, Any]:
@@ -282,6 +279,21 @@ def nonzero(rate: float | PerMember) -> bool:
 def has_member_axis(p: Tensor, members: int) -> bool:
     """Whether axis 0 of a parameter is the member axis."""
     return not getattr(p, ONE_FOR_ALL, False) and p.ndim > 0 and p.shape[0] == members
+
+
+def _why_not(p: Tensor, key: str) -> str:
+    """Returns why a parameter has no rates of so many members, and what to do."""
+    group = f"[{{'params': own}}, {{'params': shared, {key!r}: {_EXAMPLES.get(key, '1e-3')}}}]"
+    if getattr(p, ONE_FOR_ALL, False):
+        return f"one weight for all members. Put it in a group with one number: {group}"
+    if hasattr(p, ONE_FOR_ALL):  # of a fused module, which knows its members
+        return f"of {p.shape[0]} members. Give {p.shape[0]} numbers, or one for all members"
+    if not p.ndim:
+        return f"without a member axis. Put it in a group with one number: {group}"
+    return (
+        f"whose axis 0 has {p.shape[0]}. If this is the member axis, give {p.shape[0]} numbers; if it is one "
+        f"weight for all members, put it in a group with one number: {group}"
+    )
 
 
 def _has_rows_of(value: Any, p: Tensor) -> bool:

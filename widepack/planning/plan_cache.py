@@ -26,8 +26,8 @@ from widepack_artifacts import strict_json
 from widepack_artifacts.program import Program
 
 from ..errors import UsageError, WidepackError
-from ..system.compiled_cache import private
 from ..system.machine import name_of
+from ..system.private_files import make_private_folder, private_folder, read_private
 from ..system.user_cache import cache_folder
 from ..version import __version__
 from .plan import Plan, nearest_threads
@@ -72,10 +72,8 @@ def _lock(folder: Path) -> Iterator[None]:
 def _read(place: Path) -> list[tuple[Program, Plan]]:
     """Returns the rows of a file; empty if it does not exist, is damaged, or is not private."""
     try:
-        private(folder(), folder=True)
-        private(place)
-        with open(place, "rb") as file:
-            rows = strict_json.parse(file.read(_MOST_BYTES), str(place))
+        data = read_private(private_folder(folder()) / place.name, _MOST_BYTES)
+        rows = strict_json.parse(data, str(place))
         return [(Program.from_json(r["program"]), Plan.from_json(r["plan"])) for r in rows]
     except (OSError, WidepackError, KeyError, TypeError, ValueError):
         return []
@@ -98,8 +96,8 @@ def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tupl
     Returns the file. Raises: OSError; UsageError if other users may write into the folder.
     """
     place = _file_of(digest, entry, pattern, device)
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    private(place.parent, folder=True)  # `find` would ignore a file in a folder where others may write
+    # `find` would ignore a file in a folder where others may write
+    place = make_private_folder(place.parent) / place.name
     with _lock(place.parent):
         return _write(place, rows)
 
@@ -108,8 +106,7 @@ def check_writable() -> None:
     """Checks that plans can be stored. Raises: UsageError with the folder and the reason."""
     place = folder()
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        private(place, folder=True)
+        place = make_private_folder(place)
         with tempfile.NamedTemporaryFile(dir=place, prefix=".tmp-"):
             pass
     except OSError as e:

@@ -32,25 +32,44 @@ class BadRow(ValueError):
 def column_type(type_: Any) -> ColumnType:
     """Returns the type of a column. type_: of Arrow."""
     pa = arrow()
-    text, inner, shape = str(type_), _stored(type_), []
-    while pa.types.is_fixed_size_list(inner) or pa.types.is_list(inner) or pa.types.is_large_list(inner):
-        shape.append(inner.list_size if pa.types.is_fixed_size_list(inner) else None)
-        inner = _stored(inner.value_type)
+    text, inner, shape = str(type_), type_, []
+    while True:
+        if inner is type_ and _is_shaped(inner):
+            shape += _logical(inner)
+            inner = inner.value_type
+        elif (stored := _stored(inner)) is not inner:
+            inner = stored
+        elif _is_list(inner):
+            shape.append(inner.list_size if pa.types.is_fixed_size_list(inner) else None)
+            inner = inner.value_type
+        else:
+            break
+    if pa.types.is_decimal(inner):
+        return ColumnType(text, "float64", tuple(shape))
     if pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_string_view(inner):
         return ColumnType(text, TEXT, tuple(shape))
     return ColumnType(text, _dtypes().get(inner, ""), tuple(shape))
 
 
 def _stored(type_: Any) -> Any:
-    """Returns the type of the values of a dictionary or of an extension type."""
+    """Returns the type of the values of a dictionary, of repeated values, or of an extension type."""
     pa = arrow()
-    while True:
-        if isinstance(type_, pa.BaseExtensionType):
-            type_ = type_.storage_type
-        elif pa.types.is_dictionary(type_):
-            type_ = type_.value_type
-        else:
-            return type_
+    if isinstance(type_, pa.BaseExtensionType):
+        return type_.storage_type
+    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
+        return type_.value_type
+    return type_
+
+
+def _is_shaped(type_: Any) -> bool:
+    """Returns whether a type is that of tensors of one shape."""
+    return isinstance(type_, getattr(arrow(), "FixedShapeTensorType", ()))
+
+
+def _logical(type_: Any) -> list[int]:
+    """Returns the shape of a tensor of such a type, whose memory may have the dims in another order."""
+    shape = list(type_.shape)
+    return shape if type_.permutation is None else [shape[k] for k in type_.permutation]
 
 
 def _dtypes() -> dict[Any, str]:
@@ -61,9 +80,19 @@ def _dtypes() -> dict[Any, str]:
 
 
 def plain(array: Any) -> Any:
-    """Returns an array with the values of a dictionary in place of their numbers."""
+    """Returns an array with each value in its row, where a dictionary or runs of equal values are stored."""
     pa = arrow()
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if pa.types.is_run_end_encoded(array.type):
+        array = pa.compute.run_end_decode(array)
+    if pa.types.is_dictionary(array.type):
+        return _no_view(array.dictionary).take(array.indices)
+    return _no_view(array)
+
+
+def _no_view(array: Any) -> Any:
+    """Returns texts in the layout that every function of pyarrow takes."""
+    pa = arrow()
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def tensor_of(array: Any) -> Tensor:
@@ -71,6 +100,8 @@ def tensor_of(array: Any) -> Tensor:
     length.
     """
     pa = arrow()
+    if _is_shaped(array.type):
+        return _shaped(array)
     shape, per_row = [len(array)], 1
     while True:
         if isinstance(array.type, pa.BaseExtensionType):
@@ -88,9 +119,18 @@ def tensor_of(array: Any) -> Tensor:
         array = array.flatten()
         if not per_row:
             break
+    if pa.types.is_decimal(array.type):
+        return torch.tensor([float(v) for v in array.to_pylist()], dtype=torch.float64).view(shape)
     if array.type == pa.bool_():
         return _numbers(array.cast(pa.uint8()), torch.uint8).bool().view(shape)
     return _numbers(array, dtype_of(_dtypes()[array.type])).view(shape)
+
+
+def _shaped(array: Any) -> Tensor:
+    """Returns tensors of one shape, `[rows, ...]`, with their dims in the logical order. Raises: BadRow."""
+    type_ = array.type
+    found = tensor_of(array.storage).view(len(array), *type_.shape)
+    return found if type_.permutation is None else found.permute(0, *(1 + k for k in type_.permutation))
 
 
 def _numbers(array: Any, dtype: torch.dtype) -> Tensor:
@@ -104,9 +144,10 @@ def _numbers(array: Any, dtype: torch.dtype) -> Tensor:
 
 def _is_list(type_: Any) -> bool:
     pa = arrow()
-    return bool(
-        pa.types.is_fixed_size_list(type_) or pa.types.is_list(type_) or pa.types.is_large_list(type_)
-    )
+    kinds = ("fixed_size_list", "list", "large_list", "list_view", "large_list_view")
+    return any(
+        getattr(pa.types, f"is_{k}", lambda t: False)(type_) for k in kinds
+    )  # older versions lack some
 
 
 def _length(array: Any, per_row: int) -> int:

@@ -21,8 +21,8 @@ from .input_columns import InputColumns, RowInput, rows_of, some
 from .table import Table
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
-_INDEX = re.compile(r"__index_level_[0-9]+__\Z")
-"""The columns in which pandas stores the index of a table."""
+_INDEX = re.compile(r"(__index_level_[0-9]+__)?\Z")
+"""The columns in which pandas stores the index of a table. In a CSV file it has no name."""
 
 
 def chosen_columns(
@@ -119,10 +119,12 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
     if len(choices) == 1:
         return choices[0]
     needs = "lists" if one.numbers is None else f"lists of its shape, or {one.numbers} columns of numbers"
+    others = [f"{n or '(no name)'} ({t.text})" for n, t in left.items() if n not in numbers]
     why = (
         f"several choices fit: {'; '.join(some(list(c)) for c in choices)}"
         if choices
         else f"it needs {needs}, and {len(numbers)} columns of numbers are left: {some(numbers)}"
+        + (f"; no numbers: {some(others, 4)}" if others else "")
     )
     raise UsageError(
         f"{table.path}: the columns of input {one.name} ({one.type}) are not clear: {why}.\n"

@@ -31,7 +31,7 @@ def kind_of(dtype: torch.dtype) -> str:
 def refusal(column: ColumnType, dtype: torch.dtype) -> str | None:
     """Returns why the values of a column cannot become values of a dtype; None if they can."""
     if column.dtype in ("", "text"):
-        return f"is {column.text}, which is not numeric"
+        return f"is {column.text}, and the input takes numbers"
     source, target = kind_of(dtype_of(column.dtype)), kind_of(dtype)
     if target in ("float", "complex"):
         allowed = source != "complex" or target == "complex"
@@ -56,31 +56,40 @@ def converted(values: Tensor, dtype: torch.dtype, where: Callable[[int], str]) -
     if values.dtype == dtype:
         return values
     if values.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        values = _signed(values, where)
+        values = _signed(values, kind_of(dtype), where)
     found = values.to(dtype)
-    source, target = kind_of(values.dtype), kind_of(dtype)
-    if source == "integer" and target == "float":
-        wrong = _inexact(values, found)
-    elif source == "integer" and target == "integer":
+    name, source, target = dtype_name(dtype), kind_of(values.dtype), kind_of(dtype)
+    if source == target == "integer":
         wrong = found.to(torch.int64) != values.to(torch.int64)
-    elif source == target == "float" and torch.finfo(dtype).max < torch.finfo(values.dtype).max:
-        wrong = torch.isinf(found) & torch.isfinite(values)
-    else:
-        return found
-    _refuse(values, wrong, f"{dtype_name(dtype)} cannot represent it", where)
+        _refuse(values, wrong, f"it is outside the range of {name}", where)
+    elif target in ("float", "complex") and source != "bool":
+        largest = torch.finfo(dtype).max
+        above = f"it is above the largest number of {name}, {largest:.3g}"
+        _refuse(values, torch.isinf(found) & torch.isfinite(values), above, where)
+        if source == "integer":
+            why = f"{name} has no such integer"
+            way = "change the value, or store the column as float64 to have it rounded"
+            _refuse(values, _inexact(values, found), why, where, way)
     return found
 
 
-def _signed(values: Tensor, where: Callable[[int], str]) -> Tensor:
+def _signed(values: Tensor, target: str, where: Callable[[int], str]) -> Tensor:
     """Returns unsigned integers as int64. torch compares only the small unsigned ones. Raises: InputError."""
     found = values.to(torch.int64)
-    if values.dtype == torch.uint64:
-        _refuse(found, found < 0, "it is above the largest number of int64", where, unsigned=True)
+    if values.dtype == torch.uint64 and bool((found < 0).any()):
+        row = int((found < 0).nonzero()[0, 0])
+        value = int(found[found < 0][0]) + 2**64
+        way = "change the value, or store the column as float64 to have it rounded"
+        raise InputError(
+            f"{where(row)}: {value}: it is above the largest number of int64; "
+            + (way if target in ("float", "complex") else "change the value")
+        )
     return found
 
 
 def _inexact(values: Tensor, found: Tensor) -> Tensor:
-    """Returns where an integer is not exactly the float that it became."""
+    """Returns where an integer is not exactly the float or complex number that it became."""
+    found = found.real if found.dtype.is_complex else found
     limit = round(2 / torch.finfo(found.dtype).eps)  # every integer up to here is a float of this dtype
     wrong = torch.zeros_like(values, dtype=torch.bool)
     wide = values.to(torch.int64)
@@ -93,14 +102,9 @@ def _inexact(values: Tensor, found: Tensor) -> Tensor:
 
 
 def _refuse(
-    values: Tensor, wrong: Tensor, why: str, where: Callable[[int], str], unsigned: bool = False
+    values: Tensor, wrong: Tensor, why: str, where: Callable[[int], str], way: str = "change the value"
 ) -> None:
-    """Raises: InputError that names the first wrong value."""
-    if not bool(wrong.any()):
-        return
-    at = wrong.nonzero()[0].tolist()
-    value = values[tuple(at)].item()
-    raise InputError(
-        f"{where(at[0])}: {value + 2**64 if unsigned else value}: {why}; change the value, or store the "
-        "column as float64 to have it rounded"
-    )
+    """Raises: InputError that names the first wrong value, what is wrong with it, and the way out."""
+    if bool(wrong.any()):
+        at = wrong.nonzero()[0].tolist()
+        raise InputError(f"{where(at[0])}: {values[tuple(at)].item()}: {why}; {way}")

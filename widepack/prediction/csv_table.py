@@ -1,7 +1,8 @@
-"""Reads CSV files block by block, with pyarrow. The first line has the names of the columns.
+"""Reads CSV files block by block, with pyarrow. The first line has the names of the columns, unless the user
+says that it is a row.
 
-A CSV file has no types. A column of an input is read as what the input takes: float64, int64 or bool. All
-other columns are texts, so that 007 stays 007.
+A CSV file has no types. A column of an input is read as what the input takes: float64, int64 or bool. Values
+of True and False are read as bool, which becomes 0 or 1. All other columns are texts, so that 007 stays 007.
 """
 
 from __future__ import annotations
@@ -18,28 +19,47 @@ from .arrow_columns import column_type
 from .arrow_package import arrow, readable
 from .arrow_table import ArrowTable
 from .conversion import kind_of
+from .csv_form import CsvForm
 from .table import TEXT, ColumnType, place
 
 _NULLS = ("", "NA", "N/A", "#N/A", "NULL", "null", "None")  # nan is not among them: it is a number
 _WRONG = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
-"""What pyarrow says of a wrong value or row. The header is row 1."""
+"""What pyarrow says of a wrong value or row. A header is row 1."""
+_COMMAS = re.compile(r"invalid value '[^',]*,[^']*'")
+_INFINITE = ("inf", "infinity")
 _TYPES = {"float": "float64", "integer": "int64", "bool": "bool_"}
 
 
 class CsvTable(ArrowTable):
-    """A CSV file with a header."""
+    """A CSV file.
+
+    Args:
+        path: The file.
+        form: How it is written.
+    """
 
     typed = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, form: CsvForm | None = None) -> None:
         self._file: Any = None
-        with readable(path), arrow().OSFile(str(path)) as file:
+        self._form = form or CsvForm()
+        self._form.check_head(path)
+        self.path = path
+        pa = arrow()
+        with readable(path), pa.OSFile(str(path)) as file:
             self._size = int(file.size())
             try:
-                reader = _reader(file, None)
-            except arrow().lib.ArrowInvalid as e:
-                raise _located(path, str(e), ()) from e
-            super().__init__(path, reader.schema, None)
+                schema = self._reader(file, None).schema
+            except pa.lib.ArrowInvalid as e:
+                raise self._located(str(e), ()) from e
+            try:
+                self._stored = list(schema.names)
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"{path}: the names of the columns are no text in UTF-8; save it as CSV in UTF-8"
+                ) from None
+        names = self._form.names(path, self._stored)
+        super().__init__(path, pa.schema([f.with_name(n) for f, n in zip(schema, names)]), None)
 
     def type_of(self, field: Any) -> ColumnType:
         """Returns what the values of the first rows look like. Other than numbers, all are texts."""
@@ -56,45 +76,94 @@ class CsvTable(ArrowTable):
         return int(self._file.tell()), self._size
 
     def batches(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Any]:
+        types = {n: self._read_as(n, dtypes.get(n)) for n in names}
+        floats = [n for n in names if types[n] == arrow().float64()]
+        with arrow().OSFile(str(self.path)) as self._file:
+            texts: Iterator[Any] | None = None
+            start = 0
+            for k, batch in enumerate(self._parsed(self._file, types)):
+                if texts is None and any(_infinite(batch.column(n)) for n in floats):
+                    texts = self._texts(floats, k)
+                if texts is not None:
+                    self._check_infinities(batch, next(texts), floats, start)
+                start += batch.num_rows
+                yield batch
+
+    def _read_as(self, name: str, dtype: torch.dtype | None) -> Any:
+        """Returns the type of Arrow that a column is read as. dtype: that it is needed in; None for texts."""
         pa = arrow()
-        types = {n: getattr(pa, _TYPES[kind_of(dtypes[n])])() if n in dtypes else pa.string() for n in names}
-        with pa.OSFile(str(self.path)) as self._file:
-            try:
-                yield from _reader(self._file, types)
-            except pa.lib.ArrowInvalid as e:
-                raise _located(self.path, str(e), list(self.columns)) from e
+        if dtype is None:
+            return pa.string()
+        if kind_of(dtype) != "bool" and self.columns[name].dtype == "bool":
+            return pa.bool_()
+        return getattr(pa, _TYPES[kind_of(dtype)])()
+
+    def _parsed(self, file: Any, types: Mapping[str, Any]) -> Iterator[Any]:
+        """Reads record batches with columns of these types, in their order."""
+        by_name = dict(zip(self.columns, self._stored))
+        try:
+            for batch in self._reader(file, {by_name[n]: t for n, t in types.items()}):
+                yield batch.rename_columns(list(types))
+        except arrow().lib.ArrowInvalid as e:
+            raise self._located(str(e), list(self.columns)) from e
+
+    def _texts(self, names: Sequence[str], skip: int) -> Iterator[Any]:
+        """Reads the batches after the first ones again, as texts."""
+        pa = arrow()
+        with pa.OSFile(str(self.path)) as file:
+            for k, batch in enumerate(self._parsed(file, dict.fromkeys(names, pa.string()))):
+                if k >= skip:
+                    yield batch
+
+    def _check_infinities(self, batch: Any, texts: Any, names: Sequence[str], start: int) -> None:
+        """Raises: InputError for a number that is too large for float64, which pyarrow reads as infinite."""
+        for name in names:
+            for row in _infinite(batch.column(name)):
+                text = texts.column(name)[row].as_py().strip()
+                if text.lower().lstrip("+-") not in _INFINITE:
+                    raise InputError(
+                        f"{place(self.path, start + row, name)}: {text[:40]}: it is above the largest number "
+                        "of float64; change the value"
+                    )
+
+    def _located(self, message: str, columns: Sequence[str]) -> InputError:
+        """Returns an error of pyarrow with the row and the column of the file."""
+        found = _WRONG.match(message)
+        if found is None:
+            return InputError(f"{self.path}: {message.splitlines()[0][:300]}")
+        column, line, what = found.groups()
+        name = None if column is None or not columns else columns[int(column)]
+        row = int(line) - (1 if self._form.header is False else 2)
+        what = what.splitlines()[0][:300]
+        if _COMMAS.search(what) and self._form.decimal == ".":
+            what += "; give decimal=',' (--decimal ,) for decimal commas, and remove separators of thousands"
+        if "invalid UTF8" in what:
+            what += "; save the file as CSV in UTF-8"
+        return InputError(f"{place(self.path, row, name)}: {what}")
+
+    def _reader(self, file: Any, types: Mapping[str, Any] | None) -> Any:
+        """Opens the file. types: of the columns to read; None for the types that the first rows have."""
+        csv, form = arrow().csv, self._form
+        single = types is not None and len(self._stored) == 1
+        return csv.open_csv(
+            file,
+            read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=form.header is False),
+            # values in quotes may have several lines; an empty line of a single column is an empty value
+            parse_options=csv.ParseOptions(
+                newlines_in_values=True, delimiter=form.separator, ignore_empty_lines=not single
+            ),
+            convert_options=csv.ConvertOptions(
+                column_types=types,
+                include_columns=None if types is None else list(types),
+                null_values=list(_NULLS),
+                strings_can_be_null=False,
+                decimal_point=form.decimal,
+            ),
+        )
 
 
-def _located(path: Path, message: str, columns: Sequence[str]) -> InputError:
-    """Returns an error of pyarrow with the row and the column of the file."""
-    found = _WRONG.match(message)
-    if found is None:
-        return InputError(f"{path}: {message.splitlines()[0][:300]}")
-    column, line, what = found.groups()
-    name = None if column is None else columns[int(column)]
-    return InputError(f"{place(path, int(line) - 2, name)}: {what.splitlines()[0][:300]}")
-
-
-def _reader(file: Any, types: Mapping[str, Any] | None) -> Any:
-    pa = arrow()
-    return pa.csv.open_csv(
-        file,
-        read_options=pa.csv.ReadOptions(use_threads=False),
-        parse_options=_parsing(),
-        convert_options=_conversion(types),
-    )
-
-
-def _parsing() -> Any:
-    """Returns the options of parsing: values in quotes may have several lines."""
-    return arrow().csv.ParseOptions(newlines_in_values=True)
-
-
-def _conversion(types: Mapping[str, Any] | None) -> Any:
-    pa = arrow()
-    return pa.csv.ConvertOptions(
-        column_types=types,
-        include_columns=None if types is None else list(types),
-        null_values=list(_NULLS),
-        strings_can_be_null=False,
-    )
+def _infinite(column: Any) -> list[int]:
+    """Returns the rows with an infinite number."""
+    pc = arrow().compute
+    found: list[int] = pc.indices_nonzero(pc.fill_null(pc.is_inf(column), False)).to_pylist()
+    return found

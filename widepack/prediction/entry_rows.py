@@ -37,7 +37,7 @@ def checked_rows(entry: WideEntry, title: str, member: str | None, allowed: bool
         )
     if member is not None and draws(entry.programs.source.member(0)[0]):
         raise UsageError(f"{title} draws random numbers, and member= needs rows that are independent")
-    rows = entry.entry.rows or _examined(entry)
+    rows = entry.tensor_calls.rows
     letter = rows.dim or entry.programs.inputs.letter
     if not letter:
         raise UsageError(
@@ -59,13 +59,6 @@ def checked_rows(entry: WideEntry, title: str, member: str | None, allowed: bool
             "(--allow-dependent-rows --batch B)."
         )
     return Rows(letter, rows.independent, rows.proved, rows.reason)
-
-
-def _examined(entry: WideEntry) -> Rows:
-    """Returns what is found out now about an artifact that says nothing about its rows."""
-    from ..inference.entry_rows import rows_of_entry  # imports the walk over rows, which few artifacts need
-
-    return rows_of_entry(entry.programs)
 
 
 def row_inputs(entry: WideEntry, title: str, letter: str) -> list[RowInput]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UsageError
+from .csv_form import CsvForm
 from .table import Table
 
 ARROW = (".parquet", ".arrow", ".feather", ".csv")
@@ -34,8 +35,8 @@ def suffix_of(path: Path, what: str) -> str:
     return found
 
 
-def open_table(path: Path) -> Table:
-    """Opens an input file. Raises: UsageError; InputError; OSError; Unavailable."""
+def open_table(path: Path, form: CsvForm | None = None) -> Table:
+    """Opens an input file. form: of a CSV file. Raises: UsageError; InputError; OSError; Unavailable."""
     suffix = suffix_of(path, "input")
     if not path.is_file():
         raise UsageError(f"input {path}: there is no such file")
@@ -46,7 +47,9 @@ def open_table(path: Path) -> Table:
     from .arrow_table import IpcTable, ParquetTable
     from .csv_table import CsvTable
 
-    return {".parquet": ParquetTable, ".csv": CsvTable}.get(suffix, IpcTable)(path)
+    if suffix == ".csv":
+        return CsvTable(path, form)
+    return ParquetTable(path) if suffix == ".parquet" else IpcTable(path)
 
 
 def open_sink(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable[[], int]) -> FileSink:

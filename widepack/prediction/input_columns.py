@@ -71,6 +71,11 @@ class InputColumns:
         UsageError.
         """
         columns = table.columns
+        if not table.typed and self.input.dtype.is_complex:
+            raise UsageError(
+                f"{self.path}: the input {self.input.name} is {self.input.type}, and CSV files have no "
+                "complex numbers; give a .npy or .safetensors file"
+            )
         for name in self.names:
             if table.typed and (why := refusal(columns[name], self.input.dtype)):
                 raise UsageError(f"{self.path}: the column {name} {why} (input {self.input.name})")

@@ -53,4 +53,5 @@ def checked_ids(table: Table, ids: Any) -> list[str] | None:
 
 def _is_tensor(table: Table, name: str) -> bool:
     type_ = table.columns[name]
-    return table.typed and type_.dtype not in ("", TEXT) and None not in type_.shape
+    exact = not type_.text.startswith("decimal")  # its digits would be rounded
+    return table.typed and exact and type_.dtype not in ("", TEXT) and None not in type_.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -13,10 +13,12 @@ from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
 from ..inference.load import load
 from ..inference.model import WideModel
+from ..inference.weights_version import weights_version
 from ..system.progress import Report
 from .answers import AnswerColumns, Collected, Figures
 from .batches import Batches
 from .column_choice import chosen_columns
+from .csv_form import CsvForm
 from .entry_rows import checked_rows, row_inputs, row_of_zeros
 from .formats import open_sink, open_table
 from .input_columns import InputColumns
@@ -46,6 +48,9 @@ def predict(
     entry: str = "",
     batch: int | None = None,
     ids: Sequence[str] | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    decimal: str = ".",
     device: str | torch.device | None = None,
     backend: str = "auto",
     threads: int | None = None,
@@ -79,6 +84,10 @@ def predict(
         entry: The entry. Default: `forward`, or the first entry if there is no forward.
         batch: The rows of a batch. Default: 256.
         ids: The columns that are passed on. Default: all that are no inputs.
+        header: Whether the first line of a CSV file has the names of the columns. False: it is a row, and the
+            columns are f0, f1, ... Default: it has names, and is refused if a name is a number.
+        delimiter: What stands between the values of a CSV file, such as `";"` or `"tab"`. Default: a comma.
+        decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
         device: Where to run. Default: the CPU.
         backend: As `load` takes it.
         threads: The number of threads of torch, for the process. Default: unchanged.
@@ -105,13 +114,13 @@ def predict(
     files = Files.of(source, output, force)
     check_batch(batch)
     figures = figures_of(reduce, of, dim, member)
-    table = open_table(files.source)
+    table = open_table(files.source, CsvForm.of(files.source, header, delimiter, decimal))
     ens = _loaded(model, device, backend, threads, progress)
     chosen = ens.entry(entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
     title = f"{fspath(model) if not isinstance(model, WideModel) else 'the model'}: entry {chosen.name}"
-    run = _Prediction(ens, chosen, title, table, figures, batch, allow_dependent_rows, member, answer, name)
+    run = Prediction(ens, chosen, title, table, figures, batch, allow_dependent_rows, member, answer, name)
     run.choose(inputs or {}, ids, files, note or (lambda sentence: None))
-    return run.report(files, *run.write(files, force, progress))
+    return run.run(files, force, progress)
 
 
 def _loaded(
@@ -134,8 +143,24 @@ def _loaded(
     return load(model, device=device, backend=backend, threads=threads, progress=progress)
 
 
-class _Prediction:
-    """One run: what is read, computed and written."""
+class Prediction:
+    """One run: what is read, computed and written.
+
+    Args:
+        ens: The model.
+        entry: Its entry that answers.
+        title: What messages call it.
+        table: The input file.
+        figures: The figures that replace the members' answers; None for the answers.
+        batch: The rows of a batch; None for the default.
+        allowed: Whether the rows may be dependent.
+        member: The column that names the member of each row; None for all members.
+        answer: The output that is wanted; None for all.
+        name: What it is called; None for its own name.
+
+    Raises:
+        UsageError: The entry has no rows, or the options exclude each other.
+    """
 
     def __init__(
         self,
@@ -169,9 +194,16 @@ class _Prediction:
         ids: Sequence[str] | None,
         files: Files,
         note: Callable[[str], None],
+        unread: Collection[str] = (),
     ) -> None:
-        """Chooses the columns. note: is called with each choice that the user did not make."""
-        others = {*(checked_ids(self.table, ids) or ()), *([self.member.name] if self.member else [])}
+        """Chooses the columns. note: is called with each choice that the user did not make. unread: columns
+        that are no inputs unless they are named for one. Raises: UsageError.
+        """
+        others = {
+            *(checked_ids(self.table, ids) or ()),
+            *([self.member.name] if self.member else []),
+            *unread,
+        }
         self.columns, notes = chosen_columns(self.table, self.inputs, named, others)
         self.passed, more = passed_columns(self.table, ids, self._read_names(), files.suffix)
         for sentence in (*notes, *more):
@@ -190,7 +222,13 @@ class _Prediction:
         rows = self.batch * max(1, min(_BLOCK_ROWS // self.batch, fitting))
         return self.table.blocks(names, dtypes, rows)
 
-    def write(self, files: Files, force: bool, progress: Report | None) -> tuple[OutputFile, int, int, float]:
+    def run(self, files: Files, force: bool, progress: Report | None) -> PredictReport:
+        """Runs all rows, and writes the output. Raises: InputError; UsageError; ArtifactExists."""
+        return self._report(files, *self._write(files, force, progress))
+
+    def _write(
+        self, files: Files, force: bool, progress: Report | None
+    ) -> tuple[OutputFile, int, int, float]:
         """Runs all rows. Returns: the file, the numbers of rows and batches, and the seconds."""
         begin = time.perf_counter()
         metadata = {
@@ -199,6 +237,7 @@ class _Prediction:
             "widepack.members": ",".join(self.entry.members)[:10_000],
         }
         rows = batches = 0
+        version = weights_version(self.ens)
         with output_file(
             files.source,
             files.output,
@@ -213,6 +252,11 @@ class _Prediction:
                 rows += block.rows
                 if progress is not None:
                     progress("predict", *self.table.position(rows))
+            if weights_version(self.ens) != version:  # the file would have rows of both members
+                raise UsageError(
+                    f"{self.table.path}: a member was replaced by `swap` while the rows were answered, and "
+                    "nothing was written; predict again, or swap when it has ended"
+                )
         return out, rows, batches, time.perf_counter() - begin
 
     def _run(self, block: RowBlock, out: OutputFile, files: Files) -> int:
@@ -242,7 +286,9 @@ class _Prediction:
         answers = {name: value[:0] for name, value in collected.columns().items()}
         out.write(0, self._passed(block, files), answers)
 
-    def report(self, files: Files, out: OutputFile, rows: int, batches: int, seconds: float) -> PredictReport:
+    def _report(
+        self, files: Files, out: OutputFile, rows: int, batches: int, seconds: float
+    ) -> PredictReport:
         """Returns the report of a run."""
         return PredictReport(
             path=str(files.output),

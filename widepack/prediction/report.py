@@ -26,7 +26,7 @@ class PredictReport:
     Example:
         >>> report = widepack.predict("ens.wide", "in.parquet", "out.parquet", reduce="mean,std")
         >>> report.rows, report.columns
-        (1000, ('id', 'output.mean', 'output.std'))
+        (1000, ('id', 'tenant', 'output.mean', 'output.std'))
     """
 
     __module__ = "widepack"  # pickles name the public place

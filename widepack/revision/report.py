@@ -31,7 +31,7 @@ class ReviseReport:
         not_finite: The members whose own answers have NaN or inf, as in `BuildReport`.
 
     Example:
-        >>> report = widepack.update("ens.wide", {"a": "new.pt"})
+        >>> report = widepack.update("ens.wide", {"fold0": "new.pt"})
         >>> report.did
         'update'
     """

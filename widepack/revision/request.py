@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.discovery import MemberPlace
+from ..checkpoints.newcomer import Newcomer, Opening
 from ..system.progress import Report
 from .slots import MemberSlot
 
 PathText = str | PathLike[str]
 Model = str | Callable[..., nn.Module] | None
-SlotsOf = Callable[[Manifest, Callable[[str | Path], Newcomer]], list[MemberSlot]]
+SlotsOf = Callable[[Manifest, Callable[[MemberPlace], Newcomer]], list[MemberSlot]]
 """Returns the members of the revised artifact, from the manifest and a function that opens a new checkpoint.
 """
 
@@ -27,7 +27,8 @@ SlotsOf = Callable[[Manifest, Callable[[str | Path], Newcomer]], list[MemberSlot
 class ReviseRequest:
     """The arguments of `update`, `append` or `drop`.
 
-    did: the name of the function. slots_of: returns the new members. base: the checkpoint that adapters
+    did: the name of the function. slots_of: returns the new members. how: how their
+    checkpoints are opened. base: the checkpoint that adapters
     change; None for the artifact's base. max_shard_size: as the user gave it, or None.
     """
 
@@ -36,11 +37,8 @@ class ReviseRequest:
     slots_of: SlotsOf
     out: PathText | None = None
     force: bool = False
-    key: str | None = None
-    trust_pickle: bool = False
+    how: Opening = field(default_factory=Opening)
     base: str | Path | None = None
-    model: Model = None
-    model_args: Mapping[str, Any] | None = None
     max_shard_size: int | str | None = None
     progress: Report | None = None
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from widepack_artifacts import manifest as form
 
-from ..checkpoints.discovery import listed, member_names
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.discovery import MemberPlace, listed, member_names, places_of
+from ..checkpoints.newcomer import Newcomer, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
@@ -27,6 +27,7 @@ def update(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
@@ -46,9 +47,10 @@ def update(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: As in `widepack.build`. What the build ignored is ignored too.
         base: The checkpoint that adapters among the new members change. Default: the artifact's base.
-        model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
-            is compared with the captured program.
+        model: The factory of one member, as in `widepack.build`. If it is given, it loads the checkpoints as
+            in a build, and each new member's own module is compared with the captured program.
         model_args: Keyword arguments of the factory.
         max_shard_size: The largest size of a weights file, in bytes or as `"5GB"`. If it is given, all
             weights files are written again. Default: the size that the artifact was built with.
@@ -66,7 +68,7 @@ def update(
         ArtifactError: The artifact is damaged or cannot be written.
 
     Example:
-        >>> report = widepack.update("ens.wide", {3: "new.pt", "best": "better.pt"})
+        >>> report = widepack.update("ens.wide", {3: "new.pt", "worst": "better.pt"})
     """
     if not isinstance(members, Mapping):
         raise UsageError(
@@ -77,11 +79,11 @@ def update(
         Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()
     ]
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         numbers = numbers_of([m.name for m in manifest.members], list(members))
         replaced = dict(zip(numbers, paths))
         return [
-            MemberSlot(m.name, None, open_new(replaced[i]), i)
+            MemberSlot(m.name, None, open_new(MemberPlace(str(replaced[i]), key)), i)
             if i in replaced
             else MemberSlot(m.name, i, place=i)
             for i, m in enumerate(manifest.members)
@@ -94,11 +96,8 @@ def update(
             slots_of=slots,
             out=out,
             force=force,
-            key=key,
-            trust_pickle=trust_pickle,
+            how=opening(key, trust_pickle, ignore, model, model_args),
             base=None if base is None else Path(checkpoint_of(base, "base")),
-            model=model,
-            model_args=model_args,
             max_shard_size=max_shard_size,
             progress=progress,
         )
@@ -114,6 +113,7 @@ def append(
     force: bool = False,
     key: str | None = None,
     trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
     base: PathText | None = None,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
@@ -134,9 +134,10 @@ def append(
         force: Whether to replace an artifact at `out`.
         key: Where the state dict is in each file, as in `widepack.build`.
         trust_pickle: Whether to run the code that pickled files name.
+        ignore: As in `widepack.build`. What the build ignored is ignored too.
         base: The checkpoint that adapters among the new members change. Default: the artifact's base.
-        model: The factory of one member, as in `widepack.build`. If it is given, each new member's own module
-            is compared with the captured program.
+        model: The factory of one member, as in `widepack.build`. If it is given, it loads the checkpoints as
+            in a build, and each new member's own module is compared with the captured program.
         model_args: Keyword arguments of the factory.
         max_shard_size: The largest size of a weights file, in bytes or as `"5GB"`. Default: the size that the
             artifact was built with.
@@ -157,9 +158,12 @@ def append(
         >>> report = widepack.append("ens.wide", ["d.pt", "e.pt"], names=["d", "e"])
     """
     paths = listed(checkpoints, "widepack append ens.wide new.pt")
-    new_names = read_names(names, len(paths)) if names is not None else member_names(paths)
+    places = places_of(paths, key, trust_pickle)
+    new_names = (
+        read_names(names, len(places)) if names is not None else member_names([p.name for p in places])
+    )
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         old_names = [m.name for m in manifest.members]
         if taken := [name for name in new_names if name in old_names]:
             raise UsageError(
@@ -168,7 +172,7 @@ def append(
                 " (names=[...], --names), or replace the member with widepack update"
             )
         kept = [MemberSlot(name, i, place=i) for i, name in enumerate(old_names)]
-        opened = [open_new(p) for p in paths]
+        opened = [open_new(p) for p in places]
         return kept + [
             MemberSlot(name, None, one, k % len(old_names))
             for k, (name, one) in enumerate(zip(new_names, opened))
@@ -181,11 +185,8 @@ def append(
             slots_of=slots,
             out=out,
             force=force,
-            key=key,
-            trust_pickle=trust_pickle,
+            how=opening(key, trust_pickle, ignore, model, model_args),
             base=None if base is None else Path(checkpoint_of(base, "base")),
-            model=model,
-            model_args=model_args,
             max_shard_size=max_shard_size,
             progress=progress,
         )
@@ -229,7 +230,7 @@ def drop(
         >>> report = widepack.drop("ens.wide", [0, "worst"])
     """
 
-    def slots(manifest: form.Manifest, open_new: Callable[[str | Path], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
         removed = set(numbers_of([m.name for m in manifest.members], members))
         if len(removed) == len(manifest.members):
             raise UsageError(

@@ -29,15 +29,18 @@ from widepack_artifacts.costs_file import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
 from ..building.costs_file import reads_masks, write_revised_costs
-from ..building.factories import find_factory
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
+from ..building.state_dicts import MemberStates, refuse_code, stored_extra
 from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.factory import Factory
+from ..checkpoints.loading import filled
+from ..checkpoints.member_state import extra_file, extra_of_member
 from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
 from ..fleet.new_members import open_newcomer
@@ -145,11 +148,10 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
         slots = request.slots_of(
             old,
             lambda p: open_newcomer(
-                old,
+                reader,
                 files,
-                p,
-                request.key,
-                request.trust_pickle,
+                p.path,
+                replace(request.how, key=p.key, part=p.part),
                 base=request.base,
                 turned=lambda: of_programs(reader.program(f) for e in old.entries.values() for f in e.member),
             ),
@@ -198,14 +200,31 @@ def _exported(
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
         _keep_costs(reader, checked, entries, written, writer)
+        state_dicts = _state_dicts(reader, checked, writer)
     return replace(
         old,
+        state_dicts=state_dicts,
         members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),
         weights=checked.table.weights,
         entries=entries,
         probe=probe_name,
         verification=join_records(_records(proved)),
     )
+
+
+def _state_dicts(reader: Reader, checked: CheckedRevision, writer: Writer) -> StateDicts:
+    """Writes the extra states of the revised members, and returns the record of the manifest."""
+    record, file = reader.manifest.state_dicts, extra_file(reader)
+    new = [s.new.checkpoint.extra_state() if s.new is not None else None for s in checked.slots]
+    extra = [
+        extra_of_member(reader, file, slot.old)
+        if slot.old is not None
+        else stored_extra(own or {}, record.ignored)
+        for slot, own in zip(checked.slots, new)
+    ]
+    for slot, state in zip(checked.slots, extra):
+        refuse_code(state, f"member {slot.name}")
+    return MemberStates(record, extra).write(writer)
 
 
 def _keep_costs(
@@ -316,34 +335,30 @@ def _modules(
     It is the factory that the user names, or the torch.export program that is the checkpoint. Raises:
     UsageError.
     """
-    model, args = request.model, request.model_args
-    if model is None and args:
-        raise UsageError("model arguments are given, but no model")
     found: dict[int, Callable[[], nn.Module]] = {}
     for i, slot in enumerate(slots):
         if slot.new is None:
             continue
-        factory: Factory | None = None
-        if model is not None:
-            factory = find_factory(model, args, [slot.new.checkpoint.path])
+        factory = request.how.factory(slot.new.checkpoint.path)
+        if factory is not None:
+            factory.dtype = slot.new.dtype
         elif slot.new.checkpoint.program is not None and entries == [FORWARD]:
             factory = ExportedProgramFactory()
         if factory is not None:
-            factory.dtype = None if model is None else slot.new.dtype
             found[i] = partial(_filled, factory, slot.new, slot.name)
     return found
 
 
 def _filled(factory: Factory, new: Newcomer, name: str) -> nn.Module:
     """Returns a new member's own module with its weights. Raises: MemberMismatch."""
-    return factory.filled(new.checkpoint, new.aligned.state_dict(0), name)
+    return filled(factory, new.aligned.checkpoints[0], name)
 
 
 def _member_row(slot: MemberSlot) -> Member:
     """Returns the manifest's row of a new member."""
     assert slot.new is not None
     checkpoint = slot.new.checkpoint
-    return Member(slot.name, checkpoint.path, checkpoint.sha256(), checkpoint.bytes)
+    return Member(slot.name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)
 
 
 def _changed(old: form.Manifest, slots: Sequence[MemberSlot]) -> list[dict[str, Any]]:

@@ -78,6 +78,18 @@ class ExaminedEntry:
             first = first or found
         return first or Rows("", False, True, "no dim of the inputs is dynamic, so there is no batch")
 
+    def proved_along(self, letter: str) -> bool:
+        """Returns whether the walk proves for all programs that rows along a dim are independent."""
+        if letter not in dims_of(self.programs[0]):
+            return False
+        for program in self.programs:
+            try:
+                if self._without_rows(program, letter) or self._walk(program, letter):
+                    return False
+            except MixesRows:
+                return False
+        return True
+
     def _along(self, letter: str) -> Rows:
         """Decides for one dim and all programs."""
         found = Rows(letter, True, True)

@@ -134,6 +134,7 @@ def graph_module(
     in_place: bool = False,
     direct: bool = False,
     streamed: tuple[str, int] | None = None,
+    input_names: Sequence[str] | None = None,
 ) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
@@ -142,7 +143,7 @@ def graph_module(
     writes overwrite values that nothing reads any more. direct: whether it calls public functions of torch in
     the place of ops, which is faster, and not for graphs that are traced or read. streamed: the name of a
     loop and the number of a result that it does not collect: the graph then takes a function before the
-    weights, see `Loop`.
+    weights, see `Loop`. input_names: what its inputs are called; no other value takes these names.
     """
     writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
     function = _FUNCTIONS[checks]
@@ -150,8 +151,12 @@ def graph_module(
     root = nn.Module()
     at: dict[str, fx.Node] = {}
     take = graph.placeholder("take") if streamed is not None else None
-    for i, slot in enumerate((*program.weights, *program.inputs)):
-        at[slot.name] = graph.placeholder(f"{'w' if i < len(program.weights) else 'x'}{i}")
+    count = len(program.weights)
+    names = [f"w{i}" for i in range(count)] + [f"x{count + i}" for i in range(len(program.inputs))]
+    if input_names is not None:
+        names = [f"_widepack_{name}" for name in names[:count]] + list(input_names)
+    for slot, name in zip((*program.weights, *program.inputs), names, strict=True):
+        at[slot.name] = graph.placeholder(name)
     for i, node in enumerate(program.nodes):
         if node.body is None:
             check_arguments(node)

@@ -17,14 +17,17 @@ from ..errors import UsageError
 from ..inference.cascade import OF, CascadeSettings
 from ..inference.load import load
 from ..inference.selection_record import record_of
+from ..prediction.csv_form import CsvForm
 from ..revision.revise import drop
+from ..spec.names import path_of
 from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
 from .greedy import Selected, select_members
 from .losses import METRICS, OF_CLASSES, means, score
 from .record import publish_record
 from .report import SelectReport
-from .validation import checked_targets, predictions_of, run_members
+from .targets import checked_classes, checked_targets
+from .validation import predictions_of, run_members
 
 ROUNDS = 100
 
@@ -40,11 +43,15 @@ def select(
     first: int | None = None,
     allowed: float = 0.0,
     rounds: int = ROUNDS,
+    classes: str | Sequence[str] | None = None,
     inputs: Mapping[str, str | Sequence[str]] | None = None,
     entry: str = "",
     answer: str | int | None = None,
     dim: int = -1,
     batch: int | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    decimal: str = ".",
     out: str | PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -59,7 +66,7 @@ def select(
         path: The artifact.
         on: The validation data: .parquet, .arrow, .feather, .csv, .npy or .safetensors, as
             `widepack.predict` reads it, with a column of targets.
-        target: The column of the targets: classes from 0, or numbers.
+        target: The column of the targets: classes from 0, names of classes with `classes`, or numbers.
         of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
         metric: `accuracy`, `log_loss` or `squared_error`. Default: `accuracy` with `of`, else
             `squared_error`.
@@ -68,11 +75,14 @@ def select(
         allowed: How much the cascade may lose against all selected members, as a mean over the rows: 0.002
             for 0.2 points of accuracy.
         rounds: How many members are added at most.
+        classes: The name of each class that the targets are given as, in the order of the members' answers:
+            `"cat,dog"` or a list. Default: targets are classes 0 to C-1.
         inputs: The columns of each input, as `widepack.predict` takes them.
         entry: The entry. Default: `forward`, or the first entry.
         answer: The output that predictions are read from. Default: `logits`, else the first.
         dim: The dim of the classes in a member's answer.
         batch: The rows of a batch. Default: 256.
+        header, delimiter, decimal: How a CSV file is written, as `widepack.predict` takes them.
         out: A folder for an artifact with the selected members alone. Default: the record is added to the
             artifact at `path`, and all members stay.
         force: Whether to replace an artifact at `out`.
@@ -89,22 +99,33 @@ def select(
 
     Example:
         >>> report = widepack.select("ens.wide", "val.safetensors", target="y", of="softmax", allowed=0.002)
+        >>> kinds = {"target": "kind", "of": "softmax", "classes": "cat,dog,bird"}
+        >>> widepack.select("ens.wide", "val.csv", inputs={"x": "f0..f63"}, **kinds)
         >>> ens = widepack.load("ens.wide")
         >>> ens.cascade(x).mean
     """
     metric = _checked(of, metric, most, allowed, rounds)
+    names = checked_classes(classes, of)
+    source = Path(path_of(on, "on", "the path of the validation data"))
+    form = CsvForm.of(source, header, delimiter, decimal)
     ens = load(path)
     found = run_members(
         ens,
-        Path(fspath(on)),
+        source,
         target,
         inputs=inputs,
+        classes=names,
+        form=form,
         entry=entry,
         answer=answer,
         batch=batch,
         progress=progress,
     )
     predictions = predictions_of(found.answers, of, dim)
+    if names is not None and len(names) != predictions.shape[2]:
+        raise UsageError(
+            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
+        )
     targets = checked_targets(found.targets, predictions, metric in OF_CLASSES)
     losses = METRICS[metric]
     selected = select_members(predictions, targets, losses, rounds, most)

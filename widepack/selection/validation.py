@@ -1,4 +1,4 @@
-"""Runs the members on a validation file, and reads the targets."""
+"""Runs the members on a validation file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from torch import Tensor
 
 from ..errors import InputError, UsageError
 from ..inference.model import WideModel
-from ..prediction.predict import predict
+from ..prediction.csv_form import CsvForm
+from ..prediction.formats import open_table, suffix_of
+from ..prediction.predict import Prediction
+from ..prediction.request import Files, check_batch
 from ..system.progress import Report
+from .targets import read_targets
 
 _ANSWER = "widepack.answer"
 
@@ -41,6 +45,8 @@ def run_members(
     target: str,
     *,
     inputs: Mapping[str, str | Sequence[str]] | None,
+    classes: Sequence[str] | None,
+    form: CsvForm,
     entry: str,
     answer: str | int | None,
     batch: int | None,
@@ -53,33 +59,35 @@ def run_members(
         source: The file, as `predict` reads it.
         target: The column of the targets.
         inputs, entry, answer, batch: As `predict` takes them.
+        classes: The names of the classes, for targets that are names; None for numbers.
+        form: How a CSV file is written.
         progress: Is called with (stage, done, total).
 
     Raises:
-        UsageError: The file has no such column, or it has no numbers.
+        UsageError: The file has no such column, or it has no targets.
         InputError: The file has no rows, or a row that the model refuses.
     """
+    check_batch(batch)
+    suffix_of(source, "input")
+    table = open_table(source, form)
+    name = entry or ("forward" if "forward" in ens.entries else ens.entries[0])
+    targets = read_targets(table, target, classes)
     with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
-        out = Path(folder, "answers.safetensors")
-        chosen = _leaf(ens, entry, answer)
-        report = predict(
-            ens,
-            source,
-            out,
-            inputs=inputs,
-            answer=chosen,
-            name=_ANSWER,
-            entry=entry,
-            batch=batch,
-            ids=[target],
-            progress=progress,
-        )
-        found = load_file(out)
+        files = Files(source, Path(folder, "answers.safetensors"), ".safetensors")
+        run = Prediction(
+            ens, ens.entry(name), f"the model: entry {name}", table, None, batch, False, None,
+            _leaf(ens, name, answer), _ANSWER,
+        )  # fmt: skip  # in the order of its arguments
+        run.choose(inputs or {}, [], files, lambda sentence: None, unread=[target])
+        report = run.run(files, False, progress)
+        found = load_file(files.output)
     if not report.rows:
         raise InputError(f"{source} has no rows")
-    if target not in found or _ANSWER not in found:
-        raise UsageError(f"{source}: the column {target} has no numbers; give the targets as numbers")
-    answers, targets = found[_ANSWER], found[target]
+    if _ANSWER not in found:
+        raise UsageError("the members' answers differ in shape, so they have no mean")
+    answers = found[_ANSWER]
+    if len(targets) != report.rows:
+        raise InputError(f"{source}: the file changed while it was read")
     if answers.ndim < 2 or answers.shape[1] != len(ens.members):
         raise UsageError("the members' answers differ in shape, so they have no mean")
     return Validation(answers.movedim(1, 0), targets, report.entry, _sha256(source))
@@ -89,8 +97,7 @@ def _leaf(ens: WideModel, entry: str, answer: str | int | None) -> str | int:
     """Returns the output that predictions are read from: `logits`, else the first."""
     if answer is not None:
         return answer
-    name = entry or ("forward" if "forward" in ens.entries else ens.entries[0])
-    outputs: list[Any] = list(ens.entry(name).entry.outputs)
+    outputs: list[Any] = list(ens.entry(entry).entry.outputs)
     names = [o.name for o in outputs]
     return "logits" if "logits" in names else 0
 
@@ -116,35 +123,6 @@ def predictions_of(answers: Tensor, of: str | None, dim: int) -> Tensor:
         raise UsageError(f"dim={dim} is no dim of classes of answers with the shape {list(wide.shape[1:])}")
     classes = wide.movedim(dim % axes + 1, 2)
     return classes.softmax(2) if of == "softmax" else classes
-
-
-def checked_targets(targets: Tensor, predictions: Tensor, classes: bool) -> Tensor:
-    """Returns the targets in the dtype that a loss takes.
-
-    Args:
-        targets: [R, ...].
-        predictions: [N, R, ...].
-        classes: Whether they are classes.
-
-    Raises:
-        UsageError: Their shape or their numbers do not fit the predictions.
-    """
-    expected = list(predictions.shape[1:])
-    if not classes:
-        if list(targets.shape) != expected and targets.numel() == predictions[0].numel():
-            targets = targets.reshape(expected)
-        if list(targets.shape) != expected:
-            raise UsageError(f"the targets have the shape {list(targets.shape)}, the answers {expected}")
-        return targets
-    count = expected.pop(1)
-    if list(targets.shape) != expected:
-        raise UsageError(
-            f"the targets have the shape {list(targets.shape)}; classes of these answers have {expected}"
-        )
-    whole = targets.long()
-    if bool((whole != targets).any()) or bool(((whole < 0) | (whole >= count)).any()):
-        raise UsageError(f"the targets are not all whole numbers from 0 to {count - 1}")
-    return whole
 
 
 def _sha256(path: Path) -> str:

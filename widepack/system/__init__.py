@@ -13,6 +13,7 @@ No module here depends on programs or weights.
 | `machine.py` | Names this machine, for measured plans, and lists the backends that it can run |
 | `memory.py` | Returns freed memory to the system |
 | `pinned_copy.py` | Copies tensors of mapped files to a GPU through one buffer of pinned memory |
+| `private_files.py` | Opens files and folders that no other user could have written |
 | `progress.py` | Reports the stages of long work to a callback: `progress(stage, done, total)` |
 | `readahead.py` | Reads ahead only the parts of weights files that some members need |
 | `threads.py` | Runs the body of a loop for several members at once, each on its own thread |

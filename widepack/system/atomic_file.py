@@ -53,9 +53,8 @@ def temporary(path: Path, suffix: str = "") -> Iterator[Path]:
     """
     for left in path.parent.iterdir():
         if _OURS.match(left.name):
-            with contextlib.suppress(OSError), open(left, "rb") as file:
-                lock_handle(file.fileno())
-                left.unlink()
+            with contextlib.suppress(OSError):
+                _remove_left(left)
     made = path.parent / f".widepack-{secrets.token_hex(8)}{suffix}"
     with open(made, "xb") as file:
         lock_handle(file.fileno())
@@ -63,6 +62,17 @@ def temporary(path: Path, suffix: str = "") -> Iterator[Path]:
             yield made
         finally:
             made.unlink(missing_ok=True)
+
+
+def _remove_left(path: Path) -> None:
+    """Removes a file that no process has locked. Raises: OSError, also for a link or a special file."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            lock_handle(handle)
+            path.unlink()
+    finally:
+        os.close(handle)
 
 
 def publish(made: Path, path: Path, force: bool) -> None:

@@ -8,8 +8,10 @@ They are native code, so no other user may be able to write into it.
 
 1. The folder is `cache=` of `load`, else `WIDEPACK_CACHE`, else `$XDG_CACHE_HOME/widepack/aot` or
    `~/.cache/widepack/aot`. It is created with mode 0700.
-2. The folder is refused if it, or a file that is read in it, belongs to a user other than this one or root,
-   or if other users may write into it: a user who can write there can run code in this process.
+2. The folder is refused if it, a folder above it, or a file that is read in it belongs to a user other than
+   this one or root, or if other users may write there (`private_files.py`): a user who can write there, or put
+   another folder in its place, can run code in this process. The path is resolved before these checks, and
+   the resolved path is used after them.
 3. An entry is written under another name and renamed, under a lock. `record.json` has the size and SHA-256 of
    the entry's other files, and the SHA-256 of the record itself. An entry that does not match counts as
    absent.
@@ -24,13 +26,13 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .private_files import make_private_folder, private_folder, read_private
 from .user_cache import cache_folder
 
 RECORD = "record.json"
@@ -44,32 +46,6 @@ def default_folder() -> Path:
     return Path(named) if named else cache_folder() / "aot"
 
 
-def private(path: Path, folder: bool = False) -> None:
-    """Checks that no other user could have written a path.
-
-    Raises: UsageError, also for a link; OSError if it does not exist.
-    """
-    status = os.stat(path) if folder else os.lstat(path)
-    if not folder and not stat.S_ISREG(status.st_mode):
-        raise UsageError(
-            f"{path}: this is a link or a special file, but the cache has regular files only. Remove it."
-        )
-    if status.st_uid not in (os.geteuid(), 0):
-        raise UsageError(
-            f"{path}: the owner is user {status.st_uid}, but this process runs as user {os.geteuid()}.\n"
-            "Compiled programs are native code, so widepack loads them only if this user or root owns them.\n"
-            "Choose another folder with load(cache=...) or WIDEPACK_CACHE."
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(
-            f"{path}: other users may write here (mode {stat.S_IMODE(status.st_mode):04o}), and compiled "
-            "programs are native code.\n"
-            f"Run `chmod go-w {path}` if no other user wrote here, or choose another folder with "
-            "load(cache=...) or "
-            "WIDEPACK_CACHE."
-        )
-
-
 class CompiledCache:
     """Compiled programs by key. folder: is created when a program is stored."""
 
@@ -81,21 +57,19 @@ class CompiledCache:
 
         Raises: UsageError if other users could have written it.
         """
-        place = self.folder / key
         try:
-            private(self.folder, folder=True)
-            private(place, folder=True)
-            private(place / RECORD)
-            with open(place / RECORD, "rb") as file:
-                stored = json.loads(file.read(_MOST_BYTES))
+            place = private_folder(self.folder) / key
+            if place.is_symlink():
+                raise UsageError(f"{place}: this is a link, but the cache has folders only. Remove it.")
+            place = private_folder(place)
+            stored = json.loads(read_private(place / RECORD, _MOST_BYTES))
             record, files = stored["record"], stored["record"]["files"]
             if stored["sha256"] != _digest(record):
                 return None
             for name, (size, digest) in files.items():
                 if os.sep in name:
                     return None
-                private(place / name)
-                data = (place / name).read_bytes()
+                data = read_private(place / name)
                 if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
                     return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -109,8 +83,7 @@ class CompiledCache:
         Raises: UsageError if the folder cannot be used; and whatever `compile_into` raises.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            private(self.folder, folder=True)
+            self.folder = make_private_folder(self.folder)
             with self._lock(key):
                 return self.find(key) or self._made(key, compile_into)
         except OSError as e:
@@ -124,23 +97,19 @@ class CompiledCache:
 
         Raises: UsageError if other users could have written it.
         """
-        place = self.folder / NOTES / key
         try:
-            private(self.folder, folder=True)
-            private(place.parent, folder=True)
-            private(place)
-            return place.read_text(encoding="ascii").strip()
+            place = private_folder(self.folder / NOTES) / key
+            return read_private(place, _MOST_BYTES).decode("ascii").strip()
         except (OSError, ValueError):
             return ""
 
     def write_note(self, key: str, text: str) -> None:
         """Writes the note of a key, or removes it if the text is empty. Raises: UsageError."""
-        place = self.folder / NOTES / key
         try:
+            place = make_private_folder(self.folder / NOTES) / key
             if not text:
                 place.unlink(missing_ok=True)
                 return
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
             temporary.write_text(text, encoding="ascii")
             temporary.chmod(0o644)

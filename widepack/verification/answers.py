@@ -19,10 +19,12 @@ import torch
 
 from ..errors import VerificationError
 from ..ir.float64 import double_by_default, raise_value
+from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
+from .unsteady import why_unsteady
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, floating, reference_of
 
@@ -42,6 +44,21 @@ class VerifiedAnswers:
     answers: list[MemberAnswers]
     captured: list[ErrorStats]
     float64: bool
+
+
+@dataclass(frozen=True)
+class ShiftedAnswers:
+    """The members' answers to calls with an offset. Their bounds are their own, as their errors are.
+
+    Attributes:
+        calls: The calls.
+        answers: For each call the members' own answers and their float64 answers.
+        stats: For each output the members' own errors in these calls.
+    """
+
+    calls: list[VerifiedCall]
+    answers: list[MemberAnswers]
+    stats: list[ErrorStats]
 
 
 def collect(
@@ -74,15 +91,38 @@ def collect(
     unsteady = next((w for s, eps in zip(stats, coarse) if float64 and (w := s.unsteady(eps))), "")
     if unsteady:
         if not _repeatable(subject, calls, found):
-            raise VerificationError(
-                f"{unsteady}, and change from run to run: such a model cannot be verified. Random "
-                "numbers or state in eval mode do this; make forward deterministic"
-            )
+            raise VerificationError(f"{unsteady}, and change from run to run: {why_unsteady(subject, 0)}")
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
         float64 = False
         _use_own_answers(found, stats)
     modules.check(stats, float64)
     return VerifiedAnswers(found, modules.captured, float64)
+
+
+def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequence[str]) -> ShiftedAnswers:
+    """Computes every member's own and float64 answers to calls that are outside of the example's range.
+
+    Returns: the answers; without calls if members are not defined there: an answer is not finite, or float64
+    is no reference.
+    """
+    found, stats = [MemberAnswers() for _ in calls], [ErrorStats(name) for name in names]
+    nothing = ShiftedAnswers([], [], stats)
+    for i in range(len(subject.members)):
+        try:
+            if not _run_program(subject, i, calls, found, stats):
+                return nothing
+        except VerificationError:  # another member than the first refuses such numbers
+            return nothing
+        if not all(torch.isfinite(o).all() for answer in found for o in answer.own[i] if floating(o)):
+            return nothing
+        give_back()
+    coarse = coarsest(subject.program(0))
+    if any(s.unsteady(eps) for s, eps in zip(stats, coarse)):
+        return nothing
+    in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
+    if in_double and calls:
+        add_rounding(subject, calls, found, stats, in_double)
+    return ShiftedAnswers(list(calls), found, stats)
 
 
 def _use_own_answers(found: Sequence[MemberAnswers], stats: Sequence[ErrorStats]) -> None:
@@ -167,7 +207,8 @@ def _own_answer(
 ) -> list[Any]:
     """Returns member i's own answer. Raises: VerificationError if its program fails."""
     try:
-        return list(subject.run(i)(*weights, *inputs))
+        with as_torch_computes():
+            return list(subject.run(i)(*weights, *inputs))
     except (RuntimeError, IndexError, ValueError) as e:
         # Member 0 has answered. Something in this member's weights fails, for example NaN in an eigenvalue
         # problem.
@@ -183,7 +224,7 @@ def _repeatable(subject: Subject, calls: Sequence[VerifiedCall], found: Sequence
         run, weights = subject.run(i), subject.arguments(i)
         for call, answer in zip(calls, found):
             before = found[call.after].own[i] if call.after is not None else ()
-            with torch.inference_mode():
+            with torch.inference_mode(), as_torch_computes():
                 again = run(*weights, *subject.with_states(call.inputs[i], before))
             if not all(torch.equal(a.nan_to_num(), o.nan_to_num()) for a, o in zip(again, answer.own[i])):
                 return False

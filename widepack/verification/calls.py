@@ -9,13 +9,19 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..spec.draws import draw_all, rows
+from ..spec.draws import NOISES, InputSource, draw_all, rows
 from .subject import CallCase, Subject, VerifiedCall
 from .tolerance import floating
 
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 MORE = 32  # at most so many calls are added to reach them, if an output has few numbers at any batch
 BATCHES = (1, 2, 5)  # that are cut out of the large batch
+OFFSET = 10.0
+"""How many times the example's spread is added to the floats of a shifted call.
+
+Formulas that lose digits where the mean is larger than the deviation, such as `mean(x^2) - mean(x)^2`, are as
+exact as others on numbers around 0.
+"""
 LEAST = 6  # rows of the large batch, at least
 FLOPS = 1e12
 """Floating point operations of all members' calls. Beyond them the large batch has fewer rows than `SAMPLES`
@@ -43,6 +49,46 @@ def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
         if not any(c.user for c in found if c.pattern == pattern):
             found.append(_example(subject, pattern))
     return found
+
+
+def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[VerifiedCall]:
+    """Returns the calls of the large batch with an offset of `OFFSET` times the spread in all floats.
+
+    Nothing is shifted if no input has floats that members take with noise. States are not shifted.
+
+    subject: The members. made: what `calls` returned.
+    """
+    offsets = {
+        k: OFFSET * spread
+        for k, s in enumerate(subject.sources)
+        if k not in _carried(subject) and (spread := _spread(s)) > 0
+    }
+    found = []
+    for pattern in dict.fromkeys(c.pattern for c in made) if offsets else ():
+        first = [c for c in made if c.pattern == pattern and c.after is None]
+        for call in [c for c in first if c.case.sizes == first[0].case.sizes]:
+            inputs = [
+                [v + offsets[k] if k in offsets else v for k, v in enumerate(leaves)]
+                for leaves in call.inputs
+            ]
+            name = f"{call.label}, inputs + {OFFSET:g} x their spread"
+            case = replace(call.case, name=name, repeat=0)
+            shifted_call = replace(call, case=case, inputs=inputs, user=False)
+            if _accepted(subject, shifted_call):
+                found.append(shifted_call)
+    return found
+
+
+def _spread(source: InputSource) -> float:
+    """Returns the spread of an input's floats; 0 if they may not change, or there is none."""
+    if source.noise == NOISES[-1]:
+        return 0.0
+    if source.example is None:
+        return 1.0 if source.type.startswith(("float", "bfloat")) else 0.0
+    numbers = source.example
+    if not numbers.is_floating_point() or numbers.numel() < 2 or not bool(torch.isfinite(numbers).all()):
+        return 0.0
+    return float(numbers.float().std(correction=0))
 
 
 def _carried(subject: Subject) -> frozenset[int]:

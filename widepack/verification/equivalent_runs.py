@@ -1,20 +1,19 @@
-"""Estimates a member's own rounding error from several equivalent evaluations, after a first check failed.
+"""Evaluates members again after a first comparison failed, before an answer is called wrong.
 
-One evaluation of a member is a small sample of its rounding error, and float32 may decide a near-tie (the
-nearest code of a quantiser, the winner of a topk) otherwise than float64. So before an answer is called
-wrong, each member is evaluated again:
+One evaluation of a member is a small sample of its rounding error. So the member's own program runs again, on
+the same numbers in contiguous memory:
 
-| evaluation | what it changes | counts for |
-|---|---|---|
-| oneDNN off | the kernels of convolutions and linear layers | the own error, near-ties |
-| channels last | the memory format of images and of weights of convolutions | the own error, near-ties |
-| `COPIES` copies at once, by vmap | the kernels of single numbers | the own error, near-ties |
-| the batch in two halves | the blocks of sums; only if rows are independent | the own error, near-ties |
-| `NUDGES` times each number nudged by at most `ULPS` ulp | every rounding | near-ties |
+| evaluation | what it changes |
+|---|---|
+| oneDNN off | the kernels of convolutions and linear layers |
+| the batch in two halves | the blocks of sums; only if rows are independent in float64 |
 
-1. The own error is the largest of these evaluations. The factors of the bound do not change.
-2. Where an evaluation is out of bounds itself, a near-tie was decided otherwise. A wide answer is right there
-   if it is within the bound of that evaluation or of float64.
+1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured first.
+   The factors of the bound do not change.
+2. Where rounding decides a near-tie otherwise than float64 (the nearest code of a quantiser, the winner of a
+   topk), a wide answer is right if it is within the bound of the answer with the other decision
+   (`near_ties.py`). That answer is computed in float64, and only decisions with a margin below the bound of
+   the compared numbers differ in it.
 """
 
 from __future__ import annotations
@@ -26,41 +25,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from ..ir.float64 import double_by_default, raise_value
-from ..ir.torch_internals import without_fallback_warnings
+from ..kernels.exact_norms import as_torch_computes
+from . import near_ties
 from .subject import MemberAnswers, Subject, VerifiedCall
-from .tolerance import ErrorStats, floating
+from .tolerance import ErrorStats, floating, measure
 
-COPIES = 16
-NUDGES = 16
-ULPS = 4
+MOST = 2.0
+"""How many times the member's own error of the first evaluation its error may count, at most."""
 
 Run = Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]
 
 
 @dataclass
 class Evaluations:
-    """The outputs of equivalent evaluations of one member in one call.
+    """The outputs of further evaluations of one member in one call.
 
     Attributes:
-        equal: Those of the same numbers: for each evaluation its outputs.
-        nudged: Those of nudged numbers.
+        equal: Those of the same numbers in the member's dtype: for each evaluation its outputs.
+        decided: Those in float64 with near-ties that are decided otherwise.
     """
 
     equal: list[list[torch.Tensor]] = field(default_factory=list)
-    nudged: list[list[torch.Tensor]] = field(default_factory=list)
+    decided: list[list[torch.Tensor]] = field(default_factory=list)
 
     def of(self, output: int) -> list[torch.Tensor]:
-        """Returns the answers of all evaluations for an output."""
-        return [answers[output] for answers in (*self.equal, *self.nudged)]
+        """Returns the answers with other decisions for an output."""
+        return [answers[output] for answers in self.decided]
 
 
 def evaluate(
     subject: Subject, i: int, call: VerifiedCall, before: Sequence[Any], answers: MemberAnswers
 ) -> Evaluations:
-    """Evaluates member i again in equivalent ways. Ways that fail are left out.
+    """Evaluates member i again. Ways that fail are left out.
 
     before: the outputs of the call that this one follows. answers: the call's answers, for its shapes.
     """
@@ -68,36 +66,36 @@ def evaluate(
     own, found = answers.own[i], Evaluations()
 
     def run(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        return list(subject.run(i)(*weights, *inputs))
+        with as_torch_computes():
+            return list(subject.run(i)(*weights, *inputs))
 
-    ways: list[tuple[list[list[torch.Tensor]], Callable[[], list[Any]]]] = [
-        (found.equal, lambda: _without_onednn(run, weights, inputs)),
-        (found.equal, lambda: run(_channels_last(weights), _channels_last(inputs))),
-        (found.equal, lambda: _copies_at_once(run, weights, inputs)),
+    ways: list[tuple[list[list[torch.Tensor]], Callable[[], list[list[Any]]]]] = [
+        (found.equal, lambda: [_without_onednn(run, weights, inputs)]),
+        (found.decided, lambda: near_ties.answers(subject.program(i), weights, inputs)),
     ]
     if _halves_are_equal(subject, i, weights, inputs, answers):
-        ways.append((found.equal, lambda: _in_halves(run, weights, inputs)))
-    for seed in range(NUDGES):
-        ways.append((found.nudged, lambda s=seed: run(*_nudged(weights, inputs, s))))  # type: ignore[misc]
+        ways.append((found.equal, lambda: [_in_halves(run, weights, inputs)]))
     for into, way in ways:
         try:
             with torch.inference_mode():
-                outputs = way()
+                several = way()
         except (RuntimeError, IndexError, ValueError):
             continue
-        if all(isinstance(a, torch.Tensor) and a.shape == o.shape for a, o in zip(outputs, own)):
-            into.append(outputs)
+        for outputs in several:
+            if all(isinstance(a, torch.Tensor) and a.shape == o.shape for a, o in zip(outputs, own)):
+                into.append(outputs)
     return found
 
 
 def raise_errors(
     stats: ErrorStats, output: int, rows: Sequence[tuple[Evaluations, torch.Tensor]], bound: float
 ) -> None:
-    """Raises the members' own errors of an output to those of the equivalent evaluations.
+    """Raises the members' own errors of an output to those of the equal evaluations, within `MOST`.
 
     rows: for each member and call its evaluations and its float64 answer. bound: a number that is further off
     is a near-tie that was decided otherwise, and does not count.
     """
+    most_rms, most = MOST * stats.own_rms, MOST * stats.own_max
     for number in range(max((len(e.equal) for e, _ in rows), default=0)):
         square, count, largest = 0.0, 0, 0.0
         for evaluations, truth in rows:
@@ -108,13 +106,19 @@ def raise_errors(
                     count += error.numel()
                     largest = max(largest, float(error.max()))
         if count:
-            stats.raise_own(math.sqrt(square / count), largest)
+            stats.raise_own(min(math.sqrt(square / count), most_rms), min(largest, most))
 
 
-def own_rms(evaluations: Evaluations, output: int, truth: torch.Tensor, bound: float) -> float:
-    """Returns the largest rms error of one member's equivalent evaluations in one call."""
+def own_rms(
+    evaluations: Evaluations, output: int, own: torch.Tensor, truth: torch.Tensor, bound: float
+) -> float:
+    """Returns the largest rms error of one member's equal evaluations in one call, within `MOST`.
+
+    own: the answer of the first evaluation.
+    """
     found = [_errors(answers[output], truth, bound) for answers in evaluations.equal]
-    return max((float(e.square().mean().sqrt()) for e in found if e.numel()), default=0.0)
+    largest = max((float(e.square().mean().sqrt()) for e in found if e.numel()), default=0.0)
+    return min(largest, MOST * measure("", "", own, own, truth).own)
 
 
 def nearest(
@@ -126,14 +130,14 @@ def nearest(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the own and the float64 answer that a wide answer is compared with.
 
-    Where an evaluation is further than `bound` from float64 and the wide answer is nearer to it, the
-    evaluation replaces them. Whole numbers are replaced where the wide answer equals an evaluation.
+    Where an answer with other decisions is further than `bound` from float64 and the wide answer is nearer to
+    it, it replaces them. Whole numbers are replaced where the wide answer equals one of these answers.
     """
     if wide.shape != own.shape or wide.dtype != own.dtype:
         return own, truth
     if not floating(own):
-        for other in (*others, *([truth.to(own.dtype)] if truth.shape == own.shape else [])):
-            own = torch.where(wide == other, other, own)
+        for other in (*others, *([truth] if truth.shape == own.shape else [])):
+            own = torch.where(wide == other.to(own.dtype), other.to(own.dtype), own)
         return own, truth
     if truth.shape != own.shape:
         return own, truth
@@ -141,7 +145,7 @@ def nearest(
     for other in others:
         value = other.to(truth.dtype)
         nearer = ((value - truth).abs() > bound) & ((found - value).abs() < (found - best).abs())
-        own, best = torch.where(nearer, other, own), torch.where(nearer, value, best)
+        own, best = torch.where(nearer, other.to(own.dtype), own), torch.where(nearer, value, best)
     return own, best
 
 
@@ -158,27 +162,6 @@ def _without_onednn(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Ten
         warnings.simplefilter("ignore")  # torch warns of settings of Intel GPUs
         with torch.backends.mkldnn.flags(enabled=False):
             return run(weights, inputs)
-
-
-def _channels_last(values: Sequence[Any]) -> list[Any]:
-    def other(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() == 4:
-            return value.contiguous(memory_format=torch.channels_last)
-        return value
-
-    return [pytree.tree_map(other, v) for v in values]
-
-
-def _copies_at_once(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-    """Returns the outputs of the first of several equal copies, which vmap evaluates at once."""
-    values = [*weights, *inputs]
-    if not all(isinstance(v, torch.Tensor) for v in values):
-        raise ValueError("only tensors have copies")
-    copies = [v.expand(COPIES, *v.shape).clone() for v in values]
-    count = len(weights)
-    with torch.inference_mode(False), torch.no_grad(), without_fallback_warnings():
-        outputs = torch.func.vmap(lambda *v: tuple(run(v[:count], v[count:])))(*map(torch.clone, copies))
-    return [y[0] for y in outputs]
 
 
 def _in_halves(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
@@ -213,19 +196,6 @@ def _halves_are_equal(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
         for a, b in zip(whole, halves)
     )
-
-
-def _nudged(weights: Sequence[Any], inputs: Sequence[torch.Tensor], seed: int) -> tuple[list[Any], list[Any]]:
-    """Returns the numbers with each floating one changed by at most `ULPS` ulp."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def other(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        draw = torch.rand(value.shape, generator=generator, dtype=torch.float32) * 2 - 1
-        return value * (1 + ULPS * torch.finfo(value.dtype).eps * draw.to(value.dtype))
-
-    return pytree.tree_map(other, list(weights)), pytree.tree_map(other, list(inputs))
 
 
 def evaluations_of(

@@ -16,6 +16,7 @@ from ..capture.results import known_forms
 from ..capture.state import owner_of
 from ..spec.entries import FORWARD, method_of
 from ..spec.state import BUFFER, CHANGED
+from .rest_mode import without_draws
 from .subject import Subject
 
 
@@ -44,7 +45,7 @@ def run_module(
                 assert buffer is not None  # a state is a tensor from the beginning
                 buffer.copy_(values[s.input])
         call = module if subject.method == FORWARD else method_of(module, subject.method)
-        with mode or nullcontext():
+        with mode or nullcontext(), without_draws() if subject.rests else nullcontext():
             result = call(*args, **kwargs)
         found = pytree.tree_leaves(known_forms(result))
         for s in sorted(subject.states, key=lambda s: s.output):

@@ -10,11 +10,15 @@ from torch import nn
 
 from ..capture.module_tensors import tensors_of
 from ..errors import VerificationError, WidepackError
+from ..kernels.exact_norms import as_torch_computes
+from .capture_causes import cause, cause_of_failure
 from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
 from .tolerance import ErrorStats, reference_of
+from .unsteady import why_unsteady
 
+_NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's code"
 _REPEATS = 8  # of one call: a coin may fall the same way a few times
 
 
@@ -23,10 +27,13 @@ class OwnModules:
 
     Attributes:
         captured: For each output the errors of the modules' answers against the programs' answers.
+        ordered: For each output the own errors of the members whose modules have weights in another memory
+            order than the files, with the weights in that order.
     """
 
     def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
         self.subject, self.calls, self.captured = subject, calls, captured
+        self.ordered = [ErrorStats(output.name) for output in captured]
         # Plain attributes that hold another tensor after a call: state that an export cannot see.
         self._replaced: list[str] = []
 
@@ -43,6 +50,7 @@ class OwnModules:
             del module
             module = subject.module(i)
         record = True  # the first call
+        ordered = _in_order_of(module, subject, i)
         left: list[list[Any]] = []  # for each call what the module returned
         for call, into in zip(self.calls, found):
             theirs: list[torch.Tensor] = []
@@ -59,15 +67,24 @@ class OwnModules:
                 ]
                 for output, y, o in zip(self.captured, theirs, into.own[i]):
                     output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
+                if ordered and call.after is None:
+                    with torch.inference_mode(), as_torch_computes():
+                        own = subject.run(i)(*ordered, *call.inputs[i])
+                    for output, o, t in zip(self.ordered, own, into.truth[i]):
+                        output.add_own(o, t)
             left.append(theirs if subject.states else [])
 
     def check(self, own: Sequence[ErrorStats], float64: bool) -> None:
         """Checks the answers against the bounds. own: the members' own errors. float64: whether they are
         against float64.
 
+        They are raised to those of weights in the modules' own memory order.
+
         Raises: VerificationError for a wrong capture; MemberMismatch for a member with another program.
         """
         subject = self.subject
+        for output, errors in zip(self.ordered, own):
+            errors.raise_own(output.own_rms, output.own_max)
         for output, errors in zip(self.captured, own):
             output.take_own(errors)
             output.accept_float64(subject.float64_ulps)
@@ -83,19 +100,31 @@ class OwnModules:
         subject, replaced = self.subject, self._replaced
         if not replaced and not _repeatable(subject, self.calls):
             raise VerificationError(
-                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
-                "verified. It draws random numbers (of Python or NumPy, which torch.export does not "
-                "capture), or stores something between calls; make it deterministic, or make what it "
-                "draws an input"
+                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
+                f"{why_unsteady(subject, subject.members.index(member))}"
             )
-        why = _difference(subject, subject.members.index(member))
-        if replaced:
-            why += (
-                f". {subject.method} leaves another tensor in {', '.join(replaced[:5])}, a plain attribute: "
-                "to carry that from call to call, make it a buffer with register_buffer "
-                f"and build with --state {replaced[0]}"
-            )
-        raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
+        why = cause(subject, subject.members.index(member), self.calls)
+        raise VerificationError(
+            f"the captured program gives other answers than the members: {wrong}. {why or _NOT_SHOWN}"
+        )
+
+
+def _in_order_of(module: nn.Module, subject: Subject, i: int) -> list[Any]:
+    """Returns the weights of member i in the memory order of its module; none if that is the files' order.
+
+    A module in channels-last memory runs other kernels than one with the same numbers in contiguous memory.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    sources = [s.source for s in subject.program(i).weights]
+    if all(name not in own or own[name].is_contiguous() for name in sources):
+        return []
+    found = []
+    for name, value in zip(sources, subject.arguments(i)):
+        like = own.get(name)
+        if like is not None and isinstance(value, torch.Tensor) and like.shape == value.shape:
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        found.append(value)
+    return found
 
 
 def _explanation(subject: Subject, i: int) -> str:
@@ -104,24 +133,6 @@ def _explanation(subject: Subject, i: int) -> str:
     """
     why = subject.same_program.explain(i) if subject.same_program is not None else ""
     return f". {why}" if why else ""
-
-
-def _difference(subject: Subject, i: int) -> str:
-    """Returns why member i's own answers may differ from its program's, and the way out."""
-    why = _explanation(subject, i)
-    if why:
-        what = f": {why[2].lower()}{why[3:]}"
-    elif subject.same_program is None:
-        what = " (a Python number or list drawn in __init__), or the export is wrong"
-    else:
-        what = (
-            " (for example a global number: the plain attributes of the modules are equal), or the export "
-            "is wrong"
-        )
-    return (
-        f"The members differ in something that is not a weight{what}; make it a buffer or an argument "
-        "of the factory"
-    )
 
 
 def _module_answer(
@@ -149,7 +160,7 @@ def _module_answer(
         raise VerificationError(
             f"member {subject.members[i]}: its own module fails at {label}, where the captured program "
             "answers: "
-            f"{type(e).__name__}: {' '.join(str(e).split())[:300]}. {_difference(subject, i)}"
+            f"{type(e).__name__}: {' '.join(str(e).split())[:300]}. {cause_of_failure(subject, i, inputs)}"
         ) from e
 
 

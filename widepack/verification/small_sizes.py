@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from .tolerance import floating, same_places
 
 _LARGER = 64  # so many sizes of a dim are tried if no small one breaks a guard
 _MOST_TRIED = 1000  # combinations of small sizes
+
+_MOST_CUT = 27  # combinations of cut integer inputs
+_INDICES = (torch.int64, torch.int32)
 
 _Tried = dict[frozenset[int], list[dict[str, int]]]
 """For each set of guards the sizes that break these guards and no others."""
@@ -149,39 +152,92 @@ def _judge(subject: Subject, tried: _Tried, guards: Sequence[Any]) -> set[int]:
     return gone - kept
 
 
+def _valid_inputs(subject: Subject, sizes: Mapping[str, int]) -> Iterator[list[torch.Tensor]]:
+    """Yields inputs of member 0 at these sizes, of which some may be valid for it.
+
+    Integers are drawn as rows of the example. Where they are positions in a dim (the node of an edge, the
+    structure of an atom) or lengths of it, they may be too large for a smaller size of that dim. So each
+    integer input is also cut to the positions and to the lengths of the smallest dim that changes.
+    """
+    (drawn,) = subject.draw(sizes, 3, "shared", 1)
+    yield drawn
+    size = min((n for d, n in sizes.items() if n != subject.sizes.get(d)), default=0)
+    carried = {s.input for s in subject.states}
+    whole = [i for i, x in enumerate(drawn) if x.dtype in _INDICES and i not in carried]
+    if not whole or not size or not any(int(drawn[i].max()) >= size for i in whole if drawn[i].numel()):
+        return
+    for most in itertools.islice(itertools.product((size - 1, size, None), repeat=len(whole)), _MOST_CUT):
+        cut = dict(zip(whole, most))
+        if any(m is not None for m in most):
+            yield [_cut(x, subject.sources[i].low, cut.get(i)) for i, x in enumerate(drawn)]
+
+
+def _cut(x: torch.Tensor, least: int | None, most: int | None) -> torch.Tensor:
+    """Returns integers that are at most `most`, within the user's lower bound."""
+    return x if most is None else x.clamp(max=max(most, least or 0))
+
+
 def _accepts(subject: Subject, sizes: Mapping[str, int]) -> bool:
     """Returns whether member 0 answers at these sizes. If it does not, its program need not either."""
     if subject.module is None:
         return False
-    (inputs,) = subject.draw(sizes, 3, "shared", 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run_module(subject.module(0), subject, inputs)
-    except Exception:  # noqa: BLE001  # the user's code may raise anything
-        return False
-    return True
+    return any(not _failure(lambda: _of_module(subject, x)) for x in _valid_inputs(subject, sizes))
 
 
-def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
-    """Returns how member 0 and its program differ at these sizes; "" if they do not."""
-    if subject.module is None:
-        return ""
-    module, weights = subject.module(0), subject.arguments(0)
-    (inputs,) = subject.draw(sizes, 3, "shared", 1)
-    failed = "the captured program"
+def _failure(run: Callable[[], object]) -> str:
+    """Returns the error of a run, in one line; "" if it has none."""
     try:
         with warnings.catch_warnings():
             # Warnings of members at trial sizes do not concern the user of this build.
             warnings.simplefilter("ignore")
-            with torch.inference_mode():
-                answers = subject.run(0)(*weights, *inputs)
-            truths = _float64_answers(subject, weights, inputs, len(answers))
-            failed = "the member itself"
-            theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-    except (RuntimeError, ValueError, IndexError, AssertionError, ZeroDivisionError) as e:
+            run()
+    except Exception as e:  # noqa: BLE001  # the user's code may raise anything
         line = (str(e).splitlines() or [""])[0][:200]
-        return f"{failed} fails there: {type(e).__name__}: {line}".rstrip(": ")
+        return f"{type(e).__name__}: {line}".rstrip(": ")
+    return ""
+
+
+def _of_module(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors that member 0 itself answers."""
+    assert subject.module is not None
+    return [x for x in run_module(subject.module(0), subject, inputs) if isinstance(x, torch.Tensor)]
+
+
+def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
+    """Returns how member 0 and its program differ at these sizes; "" if they do not.
+
+    Inputs that neither of the two takes show no difference.
+    """
+    if subject.module is None:
+        return ""
+    refusal = ""
+    for inputs in _valid_inputs(subject, sizes):
+        found: list[list[torch.Tensor]] = []
+        of_member = _failure(lambda: found.append(_of_module(subject, inputs)))
+        of_program = _failure(lambda: found.append(_of_program(subject, inputs)))
+        if not of_member and not of_program:
+            return _difference_of(subject, inputs, *found)
+        if of_program and not of_member:
+            return f"the captured program fails there: {of_program}"
+        if of_member and not of_program:
+            refusal = refusal or f"the member itself fails there: {of_member}"
+    return refusal
+
+
+def _of_program(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns what the captured program of member 0 answers."""
+    with torch.inference_mode():
+        return list(subject.run(0)(*subject.arguments(0), *inputs))
+
+
+def _difference_of(
+    subject: Subject,
+    inputs: Sequence[torch.Tensor],
+    theirs: Sequence[torch.Tensor],
+    answers: Sequence[torch.Tensor],
+) -> str:
+    """Returns how the answers of member 0 and of its program differ; "" if by rounding only."""
+    truths = _float64_answers(subject, subject.arguments(0), inputs, len(answers))
     for o, t, truth in zip(answers, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 
+from ..capture.named_fields import Make
 from ..ir.fake_values import CPU
 from ..ir.float64 import raise_program
 from ..lowering.lowering_entry import LoweringEntry
@@ -106,6 +108,7 @@ class Subject:
         signatures: For each member the number of its program.
         method: The method of the user's module that the programs were captured from.
         states: The states that the caller carries.
+        rests: Whether the programs and the modules run without their random draws.
 
     Attributes, the inputs and outputs of a call:
         sources: How each input is drawn.
@@ -148,6 +151,7 @@ class Subject:
     numbers: Sequence[Any] = ()
     method: str = FORWARD
     states: Sequence[CarriedState] = ()
+    rests: bool = False
     initial: Callable[[int, CarriedState], torch.Tensor | None] = lambda i, state: None
     float64_ulps: int = 0
     same_program: SameProgram | None = None
@@ -275,11 +279,13 @@ def subject_of(
     initial: Callable[[int, CarriedState], torch.Tensor | None],
     module: Callable[[int], nn.Module] | None = None,
     before: Callable[[Subject], None] = lambda subject: None,
+    makes: Mapping[str, Make] = MappingProxyType({}),
 ) -> Subject:
     """Returns the subject of the comparisons of an entry.
 
     members: their names. files: their weights. initial, module: as `Subject` has them. before: is called
-    before a member's program runs for the first time.
+    before a member's program runs for the first time. makes: what makes the objects of a call that are of a
+    class with named fields; without it, modules get dicts.
     """
     made = Subject(
         members=tuple(members),
@@ -294,7 +300,7 @@ def subject_of(
         method=entry.entry,
         states=entry.states,
         initial=initial,
-        bind=lambda leaves: caller_arguments(entry.signature, leaves, entry.buffer_inputs),
+        bind=lambda leaves: caller_arguments(entry.signature, leaves, entry.buffer_inputs, makes),
         numbers=tree.numbers(entry.returned),
         fits=fitting(entry.bounds, entry.conditions),
     )
@@ -303,13 +309,20 @@ def subject_of(
 
 
 def caller_arguments(
-    signature: Sequence[Parameter], leaves: Sequence[torch.Tensor], carried: Collection[int] = ()
+    signature: Sequence[Parameter],
+    leaves: Sequence[torch.Tensor],
+    carried: Collection[int] = (),
+    makes: Mapping[str, Make] = MappingProxyType({}),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the positional and the keyword arguments that a caller of the module writes for these leaves.
 
     signature: the parameters of the method. carried: the numbers of the leaves that are buffers of the
-    module; a parameter of these alone is left out.
+    module; a parameter of these alone is left out. makes: as `subject_of` takes it.
     """
+
+    def made(name: str, rows: list[tuple[str, Any]]) -> Any:
+        return makes[name]([v for _, v in rows]) if name in makes else dict(rows)
+
     arguments = []
     for parameter in signature:
         numbers = set(tree.leaves(parameter.tree))
@@ -318,9 +331,7 @@ def caller_arguments(
     # A wrapper may pass a trailing default by name, so an argument that the caller left out stays out.
     while arguments and arguments[-1].default and "const" in arguments[-1].tree:
         arguments.pop()
-    values = [
-        (p.name, p.kind, tree.build(p.tree, list(leaves), lambda name, rows: dict(rows))) for p in arguments
-    ]
+    values = [(p.name, p.kind, tree.build(p.tree, list(leaves), made)) for p in arguments]
     return tuple(v for _, kind, v in values if kind == "positional"), {
         name: v for name, kind, v in values if kind == "keyword"
     }

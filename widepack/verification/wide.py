@@ -61,10 +61,10 @@ def check_again(
     members: Sequence[int],
     anywhere: Container[tuple[int, int]] = (),
 ) -> None:
-    """As `check_wide`, after it found an answer out of bounds: with several evaluations of each member.
+    """As `check_wide`, after it found an answer out of bounds: with further evaluations of each member.
 
-    It raises the members' own errors in `stats`, and compares near-ties with the evaluation that decides them
-    as the wide program does (`equivalent_runs.py`).
+    It raises the members' own errors in `stats` to at most `equivalent_runs.MOST` times as much, and compares
+    near-ties with the float64 answer that decides them as the wide program does (`equivalent_runs.py`).
     """
     evaluations = {
         (c, i): e for c, i, e in equivalent_runs.evaluations_of(subject, pattern, calls, found, members)
@@ -77,7 +77,7 @@ def check_again(
         several = evaluations[call, i]
         for k, output in enumerate(stats):
             own, truth = found[call].own[i][k], found[call].truth[i][k]
-            least = equivalent_runs.own_rms(several, k, truth, bounds[k])
+            least = equivalent_runs.own_rms(several, k, own, truth, bounds[k])
             own, truth = equivalent_runs.nearest(wide[k], own, truth, several.of(k), bounds[k])
             if (i, k) in anywhere:
                 wide[k], own = with_same_places(wide[k], own)

@@ -36,7 +36,7 @@ def own_module(
     Raises: BenchError where its parameters are not the member's.
     """
     module = factory(state).eval()
-    expected = module.state_dict()
+    expected = {k: v for k, v in module.state_dict().items() if hasattr(v, "shape")}
     missing = sorted(set(expected) - set(state))
     unequal = sorted(k for k in set(expected) & set(state) if expected[k].shape != state[k].shape)
     if missing or unequal:
@@ -52,7 +52,10 @@ def own_module(
         w.is_floating_point() and w.dtype not in floating for w in expected.values()
     ):
         module = module.to(*floating)  # The build used another dtype than the factory.
-    module.load_state_dict({k: state[k] for k in expected})
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as e:
+        raise BenchError(f"member {member}: {' '.join(str(e).split())[:300]}") from e
     return module
 
 

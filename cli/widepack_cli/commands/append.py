@@ -42,6 +42,7 @@ def command(
     model_args: tuple[str, ...],
     key: str | None,
     trust_pickle: bool,
+    ignore: tuple[str, ...],
     base: str | None,
     as_json: bool,
 ) -> None:
@@ -65,6 +66,7 @@ def command(
             max_shard_size=max_shard_size,
             key=key,
             trust_pickle=trust_pickle,
+            ignore=ignore,
             base=base,
             model=model,
             model_args=parse_model_args(model_args) or None,

@@ -12,7 +12,15 @@ import click
 from ..shared.build_report import build_lines
 from ..shared.failures import Refusal
 from ..shared.member_paths import in_order, members_of
-from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
+from ..shared.options import (
+    emit,
+    example,
+    ignore_option,
+    json_option,
+    model_options,
+    sort_option,
+    stdout_kept,
+)
 from ..shared.progress_bar import Progress
 
 EPILOG = example(
@@ -42,7 +50,8 @@ TOML = "widepack.toml"
 @click.option(
     "--key",
     help="The key of the state dict (such as ema.model or model_ema.module) in a checkpoint that contains "
-    "other values, too.",
+    "other values, too. '*' in it names several members of a file: 'model_*', 'models.*', '*', or '[*]' for "
+    "weights that are stacked to [N, ...].",
 )
 @click.option(
     "--dtype",
@@ -82,6 +91,7 @@ TOML = "widepack.toml"
     "differ from the checkpoints' by at most this part of what the fine-tunes change, such as 0.05. Needs "
     "--unmerge and --base.",
 )
+@ignore_option
 @click.option(
     "--skip-bad",
     is_flag=True,
@@ -199,6 +209,7 @@ def command(
     key: str | None,
     dtype: str | None,
     trust_pickle: bool,
+    ignore: tuple[str, ...],
     base: str | None,
     adapters: tuple[str, ...],
     unmerge: bool,
@@ -258,6 +269,7 @@ def command(
             key=key or settings.get("key"),
             dtype=dtype,
             trust_pickle=trust_pickle,
+            ignore=ignore,
             skip_bad=skip_bad,
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
             share=share,

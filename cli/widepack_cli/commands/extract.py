@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -11,6 +11,9 @@ from widepack_bench.text import plural
 
 from ..shared.failures import Failure
 from ..shared.options import ARTIFACT, example
+
+if TYPE_CHECKING:
+    from widepack_artifacts.state_dicts import StateDicts
 
 
 @click.command(
@@ -26,35 +29,38 @@ from ..shared.options import ARTIFACT, example
     "-o",
     "--out",
     type=click.Path(path_type=Path),
-    help="A .pt, .pth or .safetensors file. Default: MEMBER.safetensors in the current folder.",
+    help="A .pt, .pth or .safetensors file. Default: MEMBER.safetensors in the current folder, or MEMBER.pt "
+    "for a model whose load_state_dict reads versions or extra state, which safetensors does not have.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     """Write the weights of MEMBER (a name, or a number from 0) of ARTIFACT to a state dict.
 
-    The weights are bit for bit those of the checkpoint that the artifact was built from, under the same
-    names. If the artifact was built with `--dtype`, they have that dtype. The hashes of the artifact's files
-    are checked first.
+    The state dict is that of the member after the checkpoint was loaded, bit for bit, under the model's
+    names, with the versions and the extra state of its modules. If the artifact was built with `--dtype`,
+    the weights have that dtype. The hashes of the artifact's files are checked first.
     """
     from widepack.spec.names import number_in
     from widepack_artifacts.reader import Reader
 
-    names = [m.name for m in Reader(artifact).manifest.members]
+    manifest = Reader(artifact).manifest
+    names = [m.name for m in manifest.members]
     name = names[number_in(names, member)]
-    out = out or Path(f"{name.replace('/', '-')}.safetensors")
+    needs = _needs_pt(manifest.state_dicts)
+    out = out or Path(f"{name.replace('/', '-')}{'.pt' if needs else '.safetensors'}")
     if out.suffix not in (".pt", ".pth", ".safetensors"):
         raise click.BadParameter(f"{out} must end in .pt, .pth or .safetensors", param_hint="--out")
+    if needs and out.suffix == ".safetensors":
+        raise Failure(f"{out}: a safetensors file has no {needs}, which the model reads; write a .pt file")
     import widepack
     from widepack.system.atomic_file import admit, whole
 
     admit(out, force)
-    # Clones: the file must not share memory with the artifact, nor two names with each other.
-    state = {
-        k: v.detach().clone()
-        for k, v in widepack.load(artifact, verify="hashes", prologue=False, warmup=False)
-        .state_dict(name)
-        .items()
-    }
+    state = widepack.load(artifact, verify="hashes", prologue=False, warmup=False).state_dict(name)
+    if refused := _changed_at_load(manifest.state_dicts):
+        raise Failure(f"member {name}: {refused}")
+    for k in state:  # clones: the file must not share memory with the artifact, nor two names with each other
+        state[k] = state[k].detach().clone() if hasattr(state[k], "detach") else state[k]
     try:
         with whole(out, force, out.suffix) as path:
             save(state, path)
@@ -63,7 +69,32 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
             f"{out}: cannot be written: {e.strerror or e}. No part of it remains; an earlier "
             "file is unchanged"
         ) from e
-    click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
+    click.echo(
+        f"wrote {out}: {plural(sum(hasattr(v, 'detach') for v in state.values()), 'tensor')} of member {name}"
+    )
+
+
+def _needs_pt(record: StateDicts) -> str:
+    """Returns what a state dict has that a safetensors file does not, if a load of the model reads it."""
+    if record.extra:
+        return "extra state"
+    return "versions (_metadata)" if record.verbatim and not record.verbatim_bare else ""
+
+
+def _changed_at_load(record: StateDicts) -> str:
+    """Returns why no state dict of the member can be written; "" if one can."""
+    if not record.verbatim:
+        return (
+            "load_state_dict of the model changes the model's own state dict (a hook or"
+            " _load_from_state_dict),"
+            " so the model would load other weights from a file of this member; keep its checkpoint"
+        )
+    if record.left_out:
+        return (
+            f"its extra state {', '.join(record.left_out[:5])}, which the model reads, is not in the artifact"
+            " (--ignore); keep its checkpoint"
+        )
+    return ""
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -73,7 +104,7 @@ def save(state: dict[str, Any], path: Path) -> None:
         from safetensors.torch import save_file
 
         try:
-            save_file({k: v.contiguous() for k, v in state.items()}, path)
+            save_file({k: v.contiguous() for k, v in state.items()}, path, {"format": "pt"})
         except SafetensorError as e:  # the system's message is only in its text
             raise OSError(str(e)) from e
     else:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     epilog=example(
         "widepack select ens.wide --on val.safetensors --target y --of softmax",
         "widepack select ens.wide --on val.csv --target price --input x=f0..f63 -o best.wide",
+        "widepack select ens.wide --on val.csv --target kind --of softmax --classes cat,dog,bird "
+        "--input x=f0..f63",
         "widepack select ens.wide --on val.parquet --target y --of softmax --allowed 0.002 --dry-run",
     )
 )
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
     help="The validation data: .parquet, .arrow, .feather, .csv or .safetensors.",
 )
 @click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")
+@click.option(
+    "--classes",
+    metavar="A,B,...",
+    help="Targets are names of classes: their names in the order of the members' answers. Default: numbers, "
+    "for classes 0 to C-1.",
+)
 @click.option(
     "--of",
     type=click.Choice(["softmax", "probabilities"]),
@@ -73,6 +81,7 @@ def command(
     artifact: Path,
     source: Path,
     target: str,
+    classes: str | None,
     of: str | None,
     metric: str | None,
     most: int | None,
@@ -83,6 +92,9 @@ def command(
     dim: int,
     entry: str,
     batch: int | None,
+    header: bool | None,
+    delimiter: str | None,
+    decimal: str,
     out: Path | None,
     force: bool,
     dry_run: bool,
@@ -103,6 +115,7 @@ def command(
             artifact,
             source,
             target=target,
+            classes=classes,
             of=of,
             metric=metric,
             most=most,
@@ -113,6 +126,9 @@ def command(
             answer=int(answer) if answer is not None and answer.isdecimal() else answer,
             dim=dim,
             batch=batch,
+            header=header,
+            delimiter=delimiter,
+            decimal=decimal,
             out=out,
             force=force,
             dry_run=dry_run,

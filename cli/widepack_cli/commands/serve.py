@@ -115,7 +115,45 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="The most rows that wait. Requests beyond get 503.",
+    help="The most rows that wait. Requests beyond get 503, except for clients that have less than their share "
+    "waiting. A request of more rows than a batch counts as one batch.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    default=65536,
+    show_default=True,
+    help="The most rows of a request. Larger ones get 413.",
+)
+@click.option(
+    "--max-values",
+    type=click.IntRange(min=1),
+    default=16777216,
+    show_default=True,
+    help="The most numbers of all inputs of a request. Larger ones get 413.",
+)
+@click.option(
+    "--max-answer",
+    type=size,
+    metavar="SIZE",
+    default="64MB",
+    show_default=True,
+    help="The most bytes of an answer. A request with a larger one gets 413.",
+)
+@click.option(
+    "--max-sending",
+    type=size,
+    metavar="SIZE",
+    help="The most bytes of all large answers that clients have not read. Beyond, the client that has most of "
+    "them loses a connection. Default: four times --max-answer.",
+)
+@click.option(
+    "--send-timeout",
+    type=seconds,
+    metavar="TIME",
+    default="30s",
+    show_default=True,
+    help="In which time a client must read some of its answer. Then its connection is closed.",
 )
 @click.option(
     "--max-body",
@@ -129,8 +167,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     "--max-receiving",
     type=size,
     metavar="SIZE",
-    help="The most bytes of all requests that have arrived in part. Beyond, those that go on get 503. "
-    "Default: four times --max-body.",
+    help="The most bytes of all requests that have arrived and are not read. Beyond, those that go on get 503, "
+    "except for clients that have less than their share. Default: four times --max-body.",
 )
 @click.option(
     "--receive-timeout",
@@ -154,7 +192,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     metavar="TIME",
     default="30s",
     show_default=True,
-    help="For how long a request waits for its batch. Then it gets 504.",
+    help="For how long a request waits for its batches. Then it gets 504.",
 )
 @click.option(
     "--inline",

@@ -43,6 +43,7 @@ def command(
     model_args: tuple[str, ...],
     key: str | None,
     trust_pickle: bool,
+    ignore: tuple[str, ...],
     base: str | None,
     as_json: bool,
 ) -> None:
@@ -77,6 +78,7 @@ def command(
             max_shard_size=max_shard_size,
             key=key,
             trust_pickle=trust_pickle,
+            ignore=ignore,
             base=base,
             model=model,
             model_args=parse_model_args(model_args) or None,

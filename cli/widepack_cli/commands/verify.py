@@ -49,7 +49,8 @@ BATCHES = (1, 2, 5)
 @entry_option
 @click.option(
     "--key",
-    help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
+    help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too. "
+    "'*' in it names several members of a file: 'model_*', '*', '[*]'.",
 )
 @click.option(
     "--trust-pickle",
@@ -196,17 +197,19 @@ def checks(
         if dtype is None:
             yield from _parts(artifact, ens.manifest, entries, device)
     yield from _factors(ens)
-    if checkpoints or base is not None:
-        from ..shared.given_members import given_members, same_weights
-
-        given = given_members(artifact, ens, checkpoints, base, key, trust)
-        yield "checkpoints", same_weights(ens, given)
+    factory = None
     if model is not None:
         from widepack.building.factories import find_factory
         from widepack.spec.config import parse_model_args
 
         beside = _with_configs(checkpoints or [m.source for m in manifest.members], base, manifest)
         factory = find_factory(model, parse_model_args(model_args), beside)
+    if checkpoints or base is not None:
+        from ..shared.given_members import given_members, same_weights
+
+        given = given_members(artifact, ens, checkpoints, base, key, trust, factory)
+        yield "checkpoints", same_weights(ens, given)
+    if factory is not None:
         modules = _own_modules(ens, factory, device)
         for name in entries:
             yield (

@@ -33,7 +33,13 @@ class GivenMembers:
 
 
 def given_members(
-    artifact: Path, ens: Any, paths: Sequence[str], base: str | None, key: str | None, trust: bool
+    artifact: Path,
+    ens: Any,
+    paths: Sequence[str],
+    base: str | None,
+    key: str | None,
+    trust: bool,
+    factory: Any = None,
 ) -> GivenMembers:
     """Opens checkpoints and folders of adapters.
 
@@ -43,13 +49,14 @@ def given_members(
         paths: The checkpoints and adapters.
         base: The checkpoint of the adapters' base; None for the artifact's base.
         key, trust: As `widepack.build` takes them.
+        factory: The factory of a member, which loads the checkpoints as a build does; None without one.
 
     Raises:
         UsageError: A base is given without an adapter, or is needed.
         VerificationError: There are more or fewer checkpoints than members.
         CheckpointError: A checkpoint or an adapter cannot be read.
     """
-    from widepack.checkpoints.discovery import open_all
+    from widepack.checkpoints.discovery import open_all, places_of
     from widepack.errors import UsageError, VerificationError
     from widepack.fleet.adapter_files import is_adapter
     from widepack_artifacts.reader import Reader
@@ -61,18 +68,40 @@ def given_members(
     adapters = [path for path in found if is_adapter(path)]
     if base is not None and not adapters:
         raise UsageError(f"--base {base} is given, but no adapter among CKPT; leave --base out")
-    if len(found) != len(ens):
+    places = places_of([path for path in found if path not in adapters], key, trust)
+    if len(places) + len(adapters) != len(ens):
         raise VerificationError(
-            f"checkpoints: {len(found)} were given, the artifact has {len(ens)} members: "
+            f"checkpoints: {len(places) + len(adapters)} were given, the artifact has {len(ens)} members: "
             f"{', '.join(ens.members[:20])}"
         )
     reader = Reader(artifact, expect=ens.manifest.digest)
     files = Weights(reader.weights_files())
-    whole = [path for path in found if path not in adapters]
-    opened = dict(zip(whole, open_all(whole, key, trust), strict=True)) if whole else {}
+    whole = _loaded(ens, open_all(places, None, trust), factory) if places else []
     if adapters:
+        opened = {place.path: checkpoint for place, checkpoint in zip(places, whole)}
         opened |= _adapters(ens, reader, files, adapters, base, key, trust)
-    return GivenMembers([opened[path] for path in found], len(adapters), base or "the artifact's base", files)
+        whole = [opened[path] for path in found]
+    return GivenMembers(whole, len(adapters), base or "the artifact's base", files)
+
+
+def _loaded(ens: Any, checkpoints: Sequence[Checkpoint], factory: Any) -> list[Checkpoint]:
+    """Returns the states of members after their checkpoints were loaded, as far as the model's code is known.
+
+    Raises: VerificationError.
+    """
+    from widepack.checkpoints.loading import MemberLoader, without_ignored
+    from widepack.checkpoints.stored_states import with_counters
+    from widepack.errors import MemberMismatch, VerificationError
+
+    ignore = ens.manifest.state_dicts.ignored
+    if factory is None:
+        states = [ens.state_dict(name) for name in ens.members]
+        return [with_counters(without_ignored(c, s, ignore), s) for c, s in zip(checkpoints, states)]
+    loader = MemberLoader(factory, ignore)
+    try:
+        return [loader.load(checkpoint) for checkpoint in checkpoints]
+    except MemberMismatch as e:
+        raise VerificationError(f"checkpoints: {e}") from None
 
 
 def _adapters(
@@ -117,7 +146,8 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
     Raises:
         VerificationError: A weight differs; the message lists up to eight.
     """
-    from widepack.checkpoints.differences import bit_equal, under_model_names
+    from widepack.checkpoints.differences import bit_equal
+    from widepack.checkpoints.state_dict import is_extra_state
     from widepack.errors import VerificationError
 
     near = _Approximate(ens, given.files)
@@ -126,8 +156,8 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
     converted: set[str] = set()
     count = 0
     for name, checkpoint in zip(ens.members, given.checkpoints, strict=True):
-        state = ens.state_dict(name)
-        weights = under_model_names(checkpoint, state).state_dict()
+        state = {k: v for k, v in ens.state_dict(name).items() if not is_extra_state(k)}
+        weights = {k: checkpoint.get(k) for k in checkpoint.tensors()}
         count += len(weights)
         missing = sorted(
             k
@@ -151,7 +181,8 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
         base = f", and the base of the adapters with --base (here: {given.base})" if given.adapters else ""
         raise VerificationError(
             f"checkpoints: {'; '.join(wrong[:_SHOWN])}{more}."
-            f" Give the checkpoints in the order of the members{base}"
+            f" Give the checkpoints in the order of the members{base}; and --model, if the model changes"
+            " checkpoints when it loads them"
         )
     to = f", converted to {', '.join(sorted(converted))}" if converted else ""
     over = f" ({plural(given.adapters, 'adapter')} over {given.base})" if given.adapters else ""

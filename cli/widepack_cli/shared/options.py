@@ -61,6 +61,17 @@ def weights_options(f: F) -> F:
     )(f)
 
 
+def ignore_option(f: F) -> F:
+    """`--ignore`: names in the checkpoints that are not the model's."""
+    return click.option(
+        "--ignore",
+        metavar="PATTERN",
+        multiple=True,
+        help="Leave out names in the checkpoints that the model does not have, such as 'criterion.*'. "
+        "Repeatable; kept in the artifact.",
+    )(f)
+
+
 def sort_option(f: F) -> F:
     """`--sort`: the order of the checkpoints."""
     return click.option(

@@ -10,7 +10,7 @@ import click
 
 from widepack_bench.text import duration, plural, size
 
-from .options import emit
+from .options import emit, ignore_option
 from .report_lines import damaged, some
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ def out_options(f: F) -> F:
 
 
 def checkpoint_options(f: F) -> F:
-    """`--key`, `--trust-pickle` and `--base`."""
+    """`--key`, `--trust-pickle`, `--ignore` and `--base`."""
     f = click.option(
         "--base",
         metavar="CKPT",
         help="The checkpoint that LoRA adapters among the new members change. Default: the artifact's base.",
     )(f)
+    f = ignore_option(f)
     f = click.option(
         "--trust-pickle",
         is_flag=True,
@@ -58,7 +59,8 @@ def checkpoint_options(f: F) -> F:
     )(f)
     return click.option(
         "--key",
-        help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
+        help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too. "
+        "'*' in it names several members of a file: 'model_*', '*', '[*]'.",
     )(f)
 
 

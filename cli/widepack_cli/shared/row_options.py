@@ -11,7 +11,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def row_options(f: F) -> F:
-    """`--input`, `--answer`, `--dim` and `--batch`."""
+    """`--input`, `--answer`, `--dim`, `--batch`, and how a CSV file is written."""
+    f = click.option(
+        "--decimal",
+        type=click.Choice([".", ","]),
+        default=".",
+        show_default=True,
+        help="CSV: what stands before the decimals of a number.",
+    )(f)
+    f = click.option(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="CSV: what stands between values: ';', tab, ... Default: a comma.",
+    )(f)
+    f = click.option(
+        "--header/--no-header",
+        default=None,
+        help="CSV: the first line has the names of the columns, or it is a row and the columns are f0, f1, "
+        "... Default: it has names, and is refused if a name is a number.",
+    )(f)
     f = click.option(
         "--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch. Default: 256."
     )(f)

@@ -4,6 +4,11 @@
     python scripts/stress/fence/fuzz_operands.py --ops aten.lstm.input --cases 2000 --seed 7
     python scripts/stress/fence/fuzz_operands.py --ops aten.take.default --case 123
 
+A run that was stopped goes on with the same command. Operands are drawn with NaN, infinities, denormals, the
+largest numbers of their type, empty dims, other strides and other sizes. The fence sees accesses outside of
+the memory that torch allocates: operands, results, and LAPACK's workspaces, which torch allocates too. It does
+not see memory that MKL allocates for itself.
+
 An operand set goes two ways, like the operands of a node of an untrusted artifact: through the check before a
 load (`Walk`), and to the function that a bound program calls. A call may have other sizes than the load, so
 the second way does not depend on the first. A Python exception may refuse a set. A set must not end the
@@ -46,6 +51,8 @@ VARY = frozenset({"aten.linalg_lstsq.default"})
 """Ops that are not called twice. LAPACK's `gelsy` begins with pivots that torch does not set: they determine
 the order of the columns, so that the solution of a matrix without full rank varies.
 """
+AT_ONCE = 40
+"""The number of ops after which the result is written."""
 BYTES = 6 * 2**30
 """Memory of a worker. An operand set that asks for more is refused."""
 
@@ -252,7 +259,7 @@ class Monitor:
         at: tuple[str, int] | None = None
         buffer = b""
         while True:
-            ready, _, _ = select.select([worker.stdout], [], [], SECONDS if at else 120.0)
+            ready, _, _ = select.select([worker.stdout], [], [], SECONDS if at else 600.0)
             chunk = os.read(worker.stdout.fileno(), 1 << 16) if ready else b""
             if not chunk:
                 break
@@ -315,25 +322,10 @@ def main() -> None:
     if given.case is not None:
         show(names[0], given.seed, given.case)
         return
-    begin = time.time()
     with tempfile.TemporaryDirectory(prefix="widepack-fence-") as folder:
         monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)), given.unchecked)
         with contextlib.suppress(KeyboardInterrupt):
-            monitor.run([[op, 0, given.cases] for op in names])
-    from widepack_bench.report.environment import environment
-
-    document = {
-        "environment": environment("cpu", 1),
-        "command": f"scripts/stress/fence/fuzz_operands.py --cases {given.cases} --seed {given.seed}",
-        "seed": given.seed,
-        "ops": len(names),
-        "cases": sum(sum(c.values()) for c in monitor.outcomes.values()) + monitor.crashes,
-        "seconds": round(time.time() - begin, 1),
-        "ended": monitor.ended,
-        "outcomes": {op: dict(sorted(c.items())) for op, c in sorted(monitor.outcomes.items())},
-    }
-    if given.out:
-        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            document = _run(monitor, names, given.cases, given.out)
     crashes = Counter(f"{e['op']} {e['how']}" for e in monitor.ended)
     print(
         f"{document['cases']:,} operand sets of {len(names)} ops in {document['seconds']:.0f} s: "
@@ -342,6 +334,38 @@ def main() -> None:
     for what, count in sorted(crashes.items()):
         print(f"  {what}: {count}")
     sys.exit(1 if monitor.ended else 0)
+
+
+def _run(monitor: Monitor, names: list[str], cases: int, out: Path | None) -> dict[str, Any]:
+    """Runs the cases of all ops, and writes the result after every `AT_ONCE` ops.
+
+    If the file has a part of this run, the ops that it lacks run.
+    """
+    from widepack_bench.report.environment import environment
+
+    document: dict[str, Any] = {
+        "environment": environment("cpu", 1),
+        "command": f"scripts/stress/fence/fuzz_operands.py --cases {cases} --seed {monitor.seed}",
+        "seed": monitor.seed,
+        "ops": len(names),
+    }
+    begin = time.time()
+    if out is not None and out.is_file():
+        before = json.loads(out.read_text(encoding="utf-8"))
+        if before["command"] == document["command"] and before["ops"] == len(names):
+            monitor.ended, monitor.crashes = before["ended"], before["crashes"]
+            monitor.outcomes = {op: Counter(c) for op, c in before["outcomes"].items()}
+            begin -= before["seconds"]
+    left = [op for op in names if op not in monitor.outcomes]
+    for chunk in (left[i : i + AT_ONCE] for i in range(0, len(left) or 1, AT_ONCE)):
+        monitor.run([[op, 0, cases] for op in chunk])
+        document["cases"] = sum(sum(c.values()) for c in monitor.outcomes.values()) + monitor.crashes
+        document["seconds"] = round(time.time() - begin, 1)
+        document |= {"ended": monitor.ended, "crashes": monitor.crashes}
+        document["outcomes"] = {op: dict(sorted(c.items())) for op, c in sorted(monitor.outcomes.items())}
+        if out is not None:
+            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
 
 
 def fuzzed() -> list[str]:

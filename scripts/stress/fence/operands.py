@@ -222,6 +222,7 @@ class Drawn:
             self._cast,
             *((self._strided,) * 2),
             *((self._other_values,) * 4),
+            *((self._extreme,) * 3),
             self._opaque,
         )
         return self.random.choice(changes)(x)
@@ -281,6 +282,31 @@ class Drawn:
                 bounds = torch.iinfo(x.dtype)
                 flat[place] = max(bounds.min, min(bounds.max, number))
         return flat.view(x.shape)
+
+    def _extreme(self, x: Tensor) -> Tensor:
+        """Returns the tensor with NaN, an infinity, a denormal or the largest number in many places."""
+        if not (x.dtype.is_floating_point or x.dtype.is_complex):
+            return self._other_values(x)
+        bounds = torch.finfo(x.dtype)
+        denormal = bounds.smallest_normal / 4
+        several = (*FLOATS[:3], denormal, -denormal, bounds.max, -bounds.max, bounds.max / 2)
+        if x.dtype.is_complex:
+            value: Any = complex(self.random.choice(several), self.random.choice((0.0, *several)))
+        else:
+            value = self.random.choice(several)
+        fresh = x.clone()
+        kind = self.random.randrange(4)
+        if kind == 0 or not x.dim():
+            return torch.full_like(fresh, value)
+        if kind == 1:
+            place = self.random.randrange(max(x.shape[0], 1))
+            fresh[place : place + 1] = value  # one matrix of a batch, or one row
+        elif kind == 2 and x.dim() > 1:
+            torch.diagonal(fresh, dim1=-2, dim2=-1).fill_(value)
+        else:
+            chosen = torch.rand(x.shape, generator=self.generator) < self.random.choice((0.1, 0.5))
+            fresh[chosen] = value
+        return fresh
 
     def _opaque(self, x: Tensor) -> Any:
         """Returns a weight in oneDNN's order, as a pack op makes it."""

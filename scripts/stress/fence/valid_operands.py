@@ -361,6 +361,37 @@ def _lstsq(draw: Draw) -> list[Sample]:
     ]
 
 
+_MATRICES = ((2, 2), (4, 4), (3, 7, 7), (2, 5, 5), (13, 13), (40, 40))
+
+
+def _matrix(draw: Draw, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Returns matrices of this shape in the dtypes that LAPACK has."""
+    x = draw.normal(*shape)
+    return [x, x.double(), draw.complex(*shape), draw.complex(*shape).to(torch.complex128)]
+
+
+@_valid(
+    "aten.linalg_eig.default",
+    "aten.linalg_eigvals.default",
+    "aten._linalg_det.default",
+    "aten._linalg_slogdet.default",
+    "aten.nuclear_norm.default",
+)
+def _square_matrices(draw: Draw) -> list[Sample]:
+    return [call(x) for shape in _MATRICES for x in _matrix(draw, shape)]
+
+
+@_valid("aten._linalg_eigh.default")
+def _hermitian_matrices(draw: Draw) -> list[Sample]:
+    return [call(x + x.mH) for shape in _MATRICES for x in _matrix(draw, shape)]
+
+
+@_valid("aten._linalg_svd.default")
+def _singular_values(draw: Draw) -> list[Sample]:
+    shapes = ((4, 4), (3, 7, 5), (5, 13), (40, 40))
+    return [call(x, full) for shape in shapes for full in (False, True) for x in _matrix(draw, shape)]
+
+
 @_valid("aten.unique_dim.default")
 def _unique_dim(draw: Draw) -> list[Sample]:
     return [call(draw.ints(0, 2, 6, 2), 0, True, True, True)]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 
 import torch
 
@@ -41,7 +41,7 @@ class Batcher:
 
     def __init__(self, options: BatchOptions, observer: Observer | None = None) -> None:
         self._options, self._observer = options, observer
-        self._queue = FairQueue(options.max_batch)
+        self._queue = FairQueue(options.max_batch, options.max_queue, options.max_queue_bytes)
         self._timings = Timings()
         self._lock = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,14 +62,19 @@ class Batcher:
     # ---------------------------------------------------------------- calls
 
     async def outputs(
-        self, call: Call, timeout: float | None = None, delayed: Callable[[Job], None] | None = None
+        self,
+        call: Call,
+        timeout: float | None = None,
+        delayed: Callable[[Job], None] | None = None,
+        client: Hashable = "",
     ) -> Outputs:
         """Runs a call in a batch with others.
 
         Args:
             call: A checked call.
-            timeout: Seconds for which it may wait for its start.
+            timeout: Seconds after which no rows of it start.
             delayed: Is called with the job if it waits for long. The caller may cancel it.
+            client: Who sent it. Clients take turns, and share the limits of the queue.
 
         Returns:
             The outputs, in the order of `call.wanted`.
@@ -90,7 +95,8 @@ class Batcher:
             else:
                 self._results.append((future, outputs, error))
 
-        job = Job(call, None if timeout is None else time.monotonic() + timeout, done, delayed)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        job = Job(call, deadline, done, delayed, client, self._options.max_answer)
         with self._lock:
             self._put(job)
             if self._delayed is not None and self._queue.rows >= self._options.max_batch:
@@ -116,16 +122,19 @@ class Batcher:
         if not self._accepting:
             self._reject("draining")
             raise Busy("the server is shutting down; send the request to another one")
-        rows, options = self._queue.rows, self._options
-        if not rows:  # a request larger than the limit of the queue runs if nothing else waits
+        queue = self._queue
+        if not queue.rows:  # a request larger than the limit of the queue runs if nothing else waits
             if not self._busy:
                 self.progressed_at = time.monotonic()
-        elif rows + job.left > options.max_queue:
+        elif not queue.counted.admits(job.client, queue.weight(job)):
             self._reject("queue_full")
-            raise Busy(f"{rows} rows wait, and the limit of the queue is {options.max_queue}; try again")
-        elif self._queue.bytes + job.bytes > options.max_queue_bytes:
+            raise Busy(
+                f"{queue.counted.total} rows wait, and the limit of the queue is {queue.counted.most}; "
+                "try again"
+            )
+        elif not queue.bytes.admits(job.client, job.bytes):
             self._reject("queue_full")
-            raise Busy(f"requests of {self._queue.bytes} bytes wait, which is near the limit; try again")
+            raise Busy(f"requests of {queue.bytes.total} bytes wait, which is near the limit; try again")
         self._queue.put(job)
 
     def _reject(self, reason: str) -> None:
@@ -140,9 +149,9 @@ class Batcher:
             self._reject("disconnected")
             job.fail(DeadlinePassed("the client closed the connection"))
             return True
-        if job.deadline is not None and not job.taken and job.deadline < time.monotonic():
+        if job.deadline is not None and job.deadline < time.monotonic():
             self._reject("deadline")
-            job.fail(DeadlinePassed("the request waited longer than its timeout, and did not run"))
+            job.fail(DeadlinePassed(_late(job)))
             return True
         return False
 
@@ -152,8 +161,8 @@ class Batcher:
         """
         late = time.monotonic() - _LONG_S
         with self._lock:
-            self._queue.discard(lambda j: j.taken == 0 and self._dropped(j))
-            jobs = [j for j in self._queue if j.taken == 0 and j.queued < late]
+            self._queue.discard(self._dropped)
+            jobs = [j for j in self._queue if j.queued < late]
         for job in jobs:
             if (delayed := job.delayed) is not None:
                 job.delayed = None
@@ -258,6 +267,7 @@ class Batcher:
                 self._deliver(results, parts if short else None)
                 if short:
                     break
+            parts = []  # no artifact is kept by its last batch
 
     def _taken_results(self) -> list[Result]:
         found, self._results = self._results, []
@@ -306,6 +316,7 @@ class Batcher:
             part.job.started = part.job.started or start
         self._running = parts
         self._run_or_halve(parts)
+        self._restart(parts)
         self.progressed_at = time.monotonic()
         call = parts[0].job.call
         if call.group is not None:
@@ -329,6 +340,14 @@ class Batcher:
             elif parts:
                 self._run_or_halve(parts[: len(parts) // 2])
                 self._run_or_halve(parts[len(parts) // 2 :])
+
+    def _restart(self, parts: list[Part]) -> None:
+        """Makes the divided calls wait again whose rows were answered by several versions of a member."""
+        jobs = {id(p.job): p.job for p in parts if p.job.again}
+        if jobs:
+            with self._lock:
+                for job in jobs.values():
+                    self._queue.restart(job)
 
     # ---------------------------------------------------------------- life
 
@@ -370,3 +389,13 @@ class Batcher:
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
+
+
+def _late(job: Job) -> str:
+    """Returns what happened to a job whose deadline has passed."""
+    text = "the request waited longer than its timeout, and did not run"
+    if job.taken or job.restarts:
+        text = f"the request did not end within its timeout: {job.taken} of its {job.call.rows} rows ran"
+    if job.restarts:
+        text += f"; it started again {job.restarts} times, since members were replaced meanwhile"
+    return text

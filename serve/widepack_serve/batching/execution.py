@@ -10,6 +10,7 @@ import torch
 
 from widepack.errors import InputError
 from widepack.inference.reduced_answer import Reduction
+from widepack.inference.weights_version import weights_version
 
 from ..catalog.call import Call
 from ..catalog.layout import EntryLayout
@@ -34,7 +35,10 @@ def run_batch(parts: Sequence[Part]) -> None:
         if i.rows is not None  # calls that have an input without rows run alone
     ]
     numbers = None if first.numbers is None else [n for p in parts for n in _numbers_of(p)]
+    model = first.model.artifact.model
+    before = weights_version(model)
     outputs = _outputs(first, tensors, numbers)
+    version = before if weights_version(model) == before else None
     front = numbers is None
     dims = [rows_dim(layout, one, front) for one in first.wanted]
     sizes = [p.rows for p in parts]
@@ -42,7 +46,7 @@ def run_batch(parts: Sequence[Part]) -> None:
         if part.whole:
             part.job.finish(found)
         else:
-            part.job.add_part(part.start, found, dims)
+            part.job.add_part(part.start, found, dims, version)
 
 
 def _rows_of(part: Part, k: int, dim: int) -> torch.Tensor:

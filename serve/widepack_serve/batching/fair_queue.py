@@ -8,27 +8,35 @@ from itertools import islice
 
 from ..catalog.call import Group
 from .job import Job, Part
+from .shared_limit import SharedLimit
 
 Lane = OrderedDict[Group | None, deque[Job]]
-"""The waiting calls of one member, by their groups."""
+"""The waiting calls of one client and one member, by their groups."""
 
 
 class FairQueue:
-    """Waiting calls in lanes, one for each member. It is not safe for several threads.
+    """Waiting calls in lanes, one for each client and member. It is not safe for several threads.
+
+    A call with more rows than a batch counts as one batch for the limit of rows, since it takes turns with
+    the others: it delays them by a batch, not by all its rows.
 
     Args:
         max_batch: The most rows of a batch.
+        max_rows: The most rows that wait.
+        max_bytes: The most bytes of tensors that wait.
 
     Attributes:
         rows: How many rows wait.
-        bytes: How many bytes of tensors wait.
+        counted: How many rows each client has waiting, as they count for the limit.
+        bytes: How many bytes of tensors each client has waiting.
     """
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, max_batch: int, max_rows: int, max_bytes: int) -> None:
         self._max_batch = max_batch
         self._lanes: OrderedDict[Hashable, Lane] = OrderedDict()
         self.rows = 0
-        self.bytes = 0
+        self.counted = SharedLimit(max_rows)
+        self.bytes = SharedLimit(max_bytes)
 
     def __len__(self) -> int:
         return sum(len(line) for lane in self._lanes.values() for line in lane.values())
@@ -38,8 +46,15 @@ class FairQueue:
             for line in lane.values():
                 yield from line
 
+    def weight(self, job: Job) -> int:
+        """Returns how many rows of a call count for the limit."""
+        return min(job.left, self._most(job))
+
     def put(self, job: Job) -> None:
         """Adds a call at the end of the calls of its group in its lane."""
+        job.weight = self.weight(job)
+        self.counted.add(job.client, job.weight)
+        self.bytes.add(job.client, job.bytes)
         lane = self._lanes.get(job.lane)
         if lane is None:
             lane = self._lanes[job.lane] = OrderedDict()
@@ -48,7 +63,16 @@ class FairQueue:
             line = lane[job.call.group] = deque()
         line.append(job)
         self.rows += job.left
-        self.bytes += job.bytes
+
+    def restart(self, job: Job) -> None:
+        """Makes all rows of a call wait again."""
+        waits = job.left > 0
+        if waits:
+            self.rows += job.taken
+        job.taken, job.again = 0, False
+        job.restarts += 1
+        if not waits:
+            self.put(job)
 
     def take(self, dropped: Callable[[Job], bool]) -> list[Part]:
         """Takes the calls of the next batch: those that can run together, a turn for each lane.
@@ -125,8 +149,7 @@ class FairQueue:
             line = lane[job.call.group]
             line.remove(job)
             self.rows -= job.left
-            self.bytes -= job.bytes
-            self._forget_empty(job, lane, line)
+            self._forget(job, lane, line)
 
     def _most(self, job: Job) -> int:
         """Returns the most rows of a batch of the entry of a call."""
@@ -153,6 +176,10 @@ class FairQueue:
             part = self._take_part(job, rows)
             taken += part.rows
             parts.append(part)
+            if line and line[0] is job:
+                line.rotate(-1)  # the others of the line have their turn before its next part
+                if len(line) == 1:
+                    break
         return taken
 
     def _share(self, job: Job, room: int) -> int:
@@ -185,11 +212,12 @@ class FairQueue:
         lane = self._lanes[job.lane]
         line = lane[job.call.group]
         line.popleft()
-        self.bytes -= job.bytes
-        self._forget_empty(job, lane, line)
+        self._forget(job, lane, line)
 
-    def _forget_empty(self, job: Job, lane: Lane, line: deque[Job]) -> None:
-        """Removes the line and the lane of a call that was removed, if they are empty."""
+    def _forget(self, job: Job, lane: Lane, line: deque[Job]) -> None:
+        """Counts a call that was removed no longer, and removes its line and its lane if they are empty."""
+        self.counted.remove(job.client, job.weight)
+        self.bytes.remove(job.client, job.bytes)
         if not line:
             del lane[job.call.group]
             if not lane:

@@ -16,6 +16,7 @@ class BatchOptions:
         max_batch: The most rows of a batch.
         max_queue: The most rows that wait.
         max_queue_bytes: The most bytes of tensors that wait.
+        max_answer: The most bytes of the outputs of a call; None for any number.
         max_delay: Seconds for which a batch that is not full waits for more calls.
         inline: Seconds of a batch up to which it runs on the thread of the event loop; 0 for never.
         threads: Threads inside an op; None leaves torch's number.
@@ -24,6 +25,7 @@ class BatchOptions:
     max_batch: int = 64
     max_queue: int = 1024
     max_queue_bytes: int = 1 << 28
+    max_answer: int | None = None
     max_delay: float = 0.0
     inline: float = 0.5e-3
     threads: int | None = None

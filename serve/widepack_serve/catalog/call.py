@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -12,8 +13,10 @@ import torch
 from widepack.errors import WidepackError
 from widepack.inference.member_numbers import member_numbers
 
-from ..errors import RequestError
-from ..protocol.request import InferRequest, Value
+from ..errors import RequestError, TooLarge
+from ..protocol.datatypes import BYTES
+from ..protocol.request import InferRequest, InputHead, Value
+from ..protocol.tensors import datatype_of
 from .outputs import Defaults, Wanted, wanted_output
 from .served import EACH, ONE, ServedModel
 
@@ -48,15 +51,30 @@ class Call:
     group: Group | None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How large a request may be, however its dims are chosen.
+
+    Attributes:
+        rows: The most rows.
+        values: The most numbers of all inputs.
+    """
+
+    rows: int = 1 << 16
+    values: int = 1 << 24
+
+
 class CallChecker:
     """Makes calls of requests.
 
     Args:
         defaults: What the server was started with.
+        limits: How large a request may be.
     """
 
-    def __init__(self, defaults: Defaults) -> None:
+    def __init__(self, defaults: Defaults, limits: RequestLimits | None = None) -> None:
         self._defaults = defaults
+        self._limits = limits or RequestLimits()
         self._seen: dict[Hashable, tuple[int, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._next = count()
@@ -71,10 +89,11 @@ class CallChecker:
         Raises:
             RequestError: The request does not match the model.
         """
-        tensors, member = self._inputs(model, request)
+        tensors, member = self._inputs(model, request.inputs)
         wanted = self._wanted(model, request, routed=member is not None)
         if model.layout.only_binary:
             _check_binary(model, request, wanted)
+        self._check_amount(model, tensors)
         try:
             rows, sizes = self._sizes(model, tensors)
             numbers = self._members(model, member, request, rows)
@@ -85,6 +104,52 @@ class CallChecker:
         group = None if sizes is None else (sizes, numbers is not None, self._number(wanted))
         return Call(model, tensors, numbers, rows, wanted, group)
 
+    def check_heads(self, model: ServedModel, heads: Sequence[InputHead]) -> None:
+        """Compares what a large request says of its inputs with the model, before their values are read.
+
+        Raises:
+            RequestError: They do not match.
+            TooLarge: They have too many rows or numbers.
+        """
+        values: dict[str, Value] = {}
+        for one in heads:
+            if one.datatype == BYTES:
+                values[one.name] = []
+            else:
+                datatype = datatype_of(one.title, one.datatype)
+                values[one.name] = torch.zeros((), dtype=datatype.dtype).expand(one.shape)
+            if one.name == MEMBER and math.prod(one.shape) > self._limits.rows:
+                raise self._too_many_rows(math.prod(one.shape))
+        tensors, _ = self._inputs(model, values)
+        self._check_amount(model, tensors)
+        try:
+            self._sizes(model, tensors)
+        except WidepackError as e:
+            raise e if isinstance(e, RequestError) else RequestError(str(e)) from None
+
+    def _check_amount(self, model: ServedModel, tensors: Sequence[torch.Tensor]) -> None:
+        """Checks how many rows and numbers inputs have. Raises: TooLarge."""
+        values = sum(t.numel() for t in tensors)
+        if values > self._limits.values:
+            raise TooLarge(
+                f"the inputs have {values} numbers, and the limit of a request is {self._limits.values} "
+                "(--max-values); send them in several requests"
+            )
+        stacked = model.kind == EACH
+        for described, tensor in zip(model.layout.inputs, tensors):
+            axis = described.rows
+            if axis is None or tensor.dim() <= axis.dim + stacked:
+                continue
+            rows = tensor.shape[axis.dim + stacked] // (axis.before * axis.after)
+            if rows > self._limits.rows:
+                raise self._too_many_rows(rows)
+
+    def _too_many_rows(self, rows: int) -> TooLarge:
+        return TooLarge(
+            f"the request has {rows} rows, and the limit of a request is {self._limits.rows} (--max-rows); "
+            "send them in several requests"
+        )
+
     def _number(self, key: Hashable) -> int:
         """Returns the number of a key. A number is never used again, so that forgotten keys stay apart."""
         found = self._numbers.get(key)
@@ -94,9 +159,11 @@ class CallChecker:
             found = self._numbers[key] = next(self._next)
         return found
 
-    def _inputs(self, model: ServedModel, request: InferRequest) -> tuple[list[torch.Tensor], Value | None]:
+    def _inputs(
+        self, model: ServedModel, inputs: Mapping[str, Value]
+    ) -> tuple[list[torch.Tensor], Value | None]:
         """Returns the tensors of the entry, and the input `member`. Raises: RequestError."""
-        given: dict[str, Value] = dict(request.inputs)
+        given = dict(inputs)
         known = {i.name for i in model.layout.inputs}
         member = given.pop(MEMBER, None) if model.routes else None
         if unknown := [n for n in given if n not in known]:
@@ -145,7 +212,7 @@ class CallChecker:
             WidepackError: They do not match.
         """
         layout = model.layout
-        key = (layout, model.kind, *(t.shape for t in tensors))
+        key = (layout.number, model.kind, *(t.shape for t in tensors))
         if (seen := self._seen.get(key)) is not None:
             return seen
         stacked = model.kind == EACH
@@ -155,7 +222,7 @@ class CallChecker:
         if layout.batch:
             rows = sizes.pop(layout.batch)
             alone = not rows or any(i.rows is None for i in layout.inputs)
-            found = (rows, None if alone else self._number((layout, stacked, *sizes.items())))
+            found = (rows, None if alone else self._number((layout.number, stacked, *sizes.items())))
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen[key] = found

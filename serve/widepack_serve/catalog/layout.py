@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -19,6 +20,7 @@ from widepack_artifacts.entry import Entry
 
 from ..protocol.datatypes import BY_DTYPE, Datatype
 
+_NUMBERS = count()
 ANY = -1
 """A size on the wire that may change."""
 
@@ -60,6 +62,8 @@ class EntryLayout:
         least_rows, most_rows: The fewest and the most rows of a call; None if any larger number is allowed.
         divisible: Whether the rows of a call may run in several calls, as far as these limits allow.
         on_one_thread: Whether the calling thread does the work of a call, and no other thread or device.
+        number: Differs from that of every other layout of the process. Caches remember it, not the layout,
+            which would keep a replaced artifact in memory.
 
     Raises:
         UsageError: The protocol has no datatype for an input or an output.
@@ -67,6 +71,7 @@ class EntryLayout:
 
     def __init__(self, entry: WideEntry) -> None:
         self.entry = entry
+        self.number = next(_NUMBERS)
         spec = entry.entry
         self.batch, self.reason = _batch(entry)
         try:
@@ -130,7 +135,7 @@ def _batch(entry: WideEntry) -> tuple[str, str]:
     """Returns along which dim requests can share a batch, and why they cannot."""
     if entry.entry.state:
         return "", "it has states"
-    found = entry.tensor_calls.rows
+    found = entry.tensor_calls.rows_of_callers
     if not found.independent:
         return "", f"its rows are not known to be independent: {found.reason}"
     return found.dim, ""

@@ -13,6 +13,7 @@ from widepack.reduction.figures import FIGURES
 from widepack.reduction.request import requested
 
 from ..errors import RequestError
+from ..protocol.shown import shown
 from .layout import EntryLayout
 
 _FIGURE = re.compile(r"(?P<leaf>.+)\.(?P<figure>[a-z_]+(?:\([^()]*\))?)", re.DOTALL)
@@ -106,11 +107,11 @@ def wanted_output(
     of, dim = options.get("of", defaults.of), options.get("dim", defaults.dim)
     if of is not None and not isinstance(of, str):
         raise RequestError(
-            f"output {name[:80]}: of is {str(of)[:40]}; it is softmax, sigmoid or probabilities"
+            f"output {name[:80]}: of is {shown(of, quoted=False)}; it is softmax, sigmoid or probabilities"
         )
     if type(dim) is not int or not -len(leaf.sizes) <= dim < max(len(leaf.sizes), 1):
         raise RequestError(
-            f"output {name[:80]}: dim is {str(dim)[:40]}; {leaf.name} has {len(leaf.sizes)} dims"
+            f"output {name[:80]}: dim is {shown(dim, quoted=False)}; {leaf.name} has {len(leaf.sizes)} dims"
         )
     figure = found["figure"]
     if figure == MIXTURE:

@@ -11,8 +11,10 @@ from ..metrics import Statistics
 from .service import Service
 
 
-def repository_index(service: Service) -> list[dict[str, str]]:
-    """Returns a row for each model, with its state."""
+def repository_index(service: Service, *, ready: bool = False) -> list[dict[str, str]]:
+    """Returns a row for each model, with its state. ready: whether only those that are ready."""
+    if ready and not service.ready:
+        return []
     state = "READY" if service.ready else "UNAVAILABLE"
     return [
         {"name": m.name, "version": m.artifact.version, "state": state, "reason": ""} for m in service.catalog

@@ -1,49 +1,56 @@
-"""Limits the bytes of all bodies that have arrived in part."""
+"""Limits the bytes of all bodies that have arrived and are not read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
+from ..batching.shared_limit import SharedLimit
 from ..errors import Busy
 
 
 class Receiving:
-    """The bodies that are being received, over all requests of a process.
+    """The bodies that are being received, unpacked and read, over all requests of a process.
 
     Bytes count when they arrive, not when a client announces them: clients that announce large bodies and
-    send nothing keep nobody out.
+    send nothing keep nobody out. Clients share the limit.
 
     Args:
         most: The most bytes.
         rejected: Is called for each body that is refused.
-
-    Attributes:
-        bytes: How many bytes have arrived.
     """
 
     def __init__(self, most: int, rejected: Callable[[], None]) -> None:
-        self._most, self._rejected = most, rejected
-        self.bytes = 0
+        self._limit, self._rejected = SharedLimit(most), rejected
 
-    def body(self) -> PartialBody:
-        """Returns the bytes of one more body. They count until its block ends."""
-        return PartialBody(self)
+    @property
+    def bytes(self) -> int:
+        """How many bytes have arrived."""
+        return self._limit.total
 
-    def add(self, count: int) -> None:
+    def body(self, client: Hashable = "") -> PartialBody:
+        """Returns the bytes of one more body of a client. They count until its block ends."""
+        return PartialBody(self, client)
+
+    def add(self, client: Hashable, count: int) -> None:
         """Adds bytes that arrived. Raises: Busy if they are too many."""
-        if self.bytes + count > self._most:
+        if not self._limit.admits(client, count):
             self._rejected()
             raise Busy(
-                f"bodies of {self.bytes} bytes are being received, and the limit is {self._most}; try again"
+                f"bodies of {self.bytes} bytes are being received, and the limit is {self._limit.most}; "
+                "try again"
             )
-        self.bytes += count
+        self._limit.add(client, count)
+
+    def remove(self, client: Hashable, count: int) -> None:
+        """Removes bytes of a body that was read."""
+        self._limit.remove(client, count)
 
 
 class PartialBody:
     """The bytes of one body that is being received, for a `with` block."""
 
-    def __init__(self, receiving: Receiving) -> None:
-        self._receiving = receiving
+    def __init__(self, receiving: Receiving, client: Hashable) -> None:
+        self._receiving, self._client = receiving, client
         self._bytes = 0
 
     def __enter__(self) -> PartialBody:
@@ -51,8 +58,9 @@ class PartialBody:
 
     def add(self, count: int) -> None:
         """Adds bytes that arrived. Raises: Busy if all bodies have too many."""
-        self._receiving.add(count)
+        self._receiving.add(self._client, count)
         self._bytes += count
 
     def __exit__(self, *_: object) -> None:
-        self._receiving.bytes -= self._bytes
+        if self._bytes:
+            self._receiving.remove(self._client, self._bytes)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from widepack.inference.model import WideModel
 from ..batching.batcher import Batcher
 from ..batching.job import Job, Outputs
 from ..batching.options import BatchOptions
-from ..catalog.call import CallChecker
+from ..catalog.call import CallChecker, RequestLimits
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults
 from ..catalog.served import ONE, ServedArtifact, ServedModel
@@ -24,8 +24,10 @@ from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
+from .desk import Desk
 from .loading import digest_of, loaded, ready_artifact
 from .receiving import Receiving
+from .sending import Sending
 from .swaps import checkpoint_in
 from .threads import Threads
 
@@ -47,7 +49,10 @@ class Service:
         settings: As given.
         catalog: The models on the wire.
         metrics: What happened.
-        receiving: The bodies that have arrived in part.
+        receiving: The bodies that have arrived and are not read.
+        sending: The large answers that clients have not read.
+        checker: Compares requests with models.
+        desk: Reads and writes large bodies beside the event loop.
         draining: Whether it takes no new requests.
         token: The token that every request needs; None for none.
         admin_token: The token for swaps; None: they are forbidden.
@@ -85,9 +90,15 @@ class Service:
             max_delay=settings.max_delay,
             inline=settings.inline,
             threads=settings.threads,
+            max_answer=settings.max_answer,
         )
         self.batcher = Batcher(options, self.metrics)
-        self._checker = CallChecker(Defaults(settings.outputs, settings.of, settings.dim))
+        self.checker = CallChecker(
+            Defaults(settings.outputs, settings.of, settings.dim),
+            RequestLimits(settings.max_rows, settings.max_values),
+        )
+        self.sending = Sending(settings.most_sending, lambda: self.metrics.rejected("sending_full"))
+        self.desk = Desk()
         self.draining = False
         self._changing = asyncio.Lock()
         self._threads = Threads()
@@ -102,6 +113,7 @@ class Service:
         model: ServedModel,
         request: InferRequest,
         delayed: Callable[[Job], None] | None = None,
+        client: Hashable = "",
     ) -> tuple[list[str], Outputs]:
         """Runs a request.
 
@@ -109,6 +121,7 @@ class Service:
             model: The model that it names.
             request: The request.
             delayed: Is called with the job if it waits for long. The caller may cancel it.
+            client: Who sent it.
 
         Returns:
             The names of the outputs, and the outputs.
@@ -119,13 +132,13 @@ class Service:
         start = time.monotonic()
         code = 500
         try:
-            call = self._checker.call(model, request)
+            call = self.checker.call(model, request)
             timeout = (
                 self.settings.timeout
                 if request.timeout is None
                 else min(request.timeout, self.settings.timeout)
             )
-            outputs = await self.batcher.outputs(call, timeout, delayed)
+            outputs = await self.batcher.outputs(call, timeout, delayed, client)
             code = 200
             return [w.name for w in call.wanted], outputs
         except RequestError as e:

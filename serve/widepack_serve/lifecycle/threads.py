@@ -16,9 +16,13 @@ class Threads:
 
     Neither the end of the event loop nor that of the process waits for them, as they do for the threads of
     `asyncio.to_thread`.
+
+    Args:
+        name: Of the threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "widepack-reload") -> None:
+        self._name = name
         self._running: set[threading.Thread] = set()
 
     @property
@@ -43,7 +47,7 @@ class Threads:
             finally:
                 self._running.discard(thread)
 
-        thread = threading.Thread(target=work, name="widepack-reload", daemon=True)
+        thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._running.add(thread)
         thread.start()
         return await asyncio.wrap_future(found)

@@ -9,7 +9,12 @@
 |---|---|
 | `body.py` | Unpacks the body of a request: gzip and deflate within a limit |
 | `datatypes.py` | The datatypes of the protocol, and torch's dtypes |
+| `json_data.py` | Finds the lists of numbers in a large JSON text, without reading them |
+| `json_numbers.py` | Reads and writes long lists of numbers in pieces |
+| `parameters.py` | Reads parameters, and refuses those that would have no effect |
 | `request.py` | Reads a request for an inference: JSON, and binary tensors after it |
 | `response.py` | Writes the answer to an inference |
+| `shown.py` | Shows values of a client in messages |
 | `tensors.py` | Converts tensors from and to the forms of the protocol |
+| `work.py` | Work in steps, which can be ended |
 """

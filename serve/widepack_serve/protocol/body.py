@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 
 from ..errors import RequestError, TooLarge, UnknownEncoding
+from .work import NoSteps, Work
 
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The content encodings, and their windows for zlib."""
 LEVEL = 1
 """The compression of answers: the fastest."""
+MOST_RATIO = 200
+"""The most bytes of an unpacked body for each packed byte. Texts of different numbers have up to 10."""
+_FREE = 1 << 20
+"""Up to this size an unpacked body may have any ratio."""
+_PIECE, _STEP = 1 << 16, 1 << 20
+"""How many bytes are given to zlib at a time, and how many it returns."""
+_NO_STEPS = NoSteps()
 _REFUSED = re.compile(r"q=0(\.0*)?")
 """The quality of an encoding that a client does not accept."""
 
 
-def unpacked(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
+def _ignored(_: int) -> None:
+    pass
+
+
+def unpacked(
+    body: bytes | bytearray,
+    encoding: str,
+    most: int,
+    work: Work = _NO_STEPS,
+    grown: Callable[[int], None] = _ignored,
+) -> bytes | bytearray:
     """Returns a body without its encoding.
 
     Args:
         body: As it came.
         encoding: The header Content-Encoding; "" or `identity` for none.
         most: The most bytes that it may have once unpacked.
+        work: Is told of each step.
+        grown: Is called with the number of bytes of each piece that was unpacked.
 
     Raises:
         UnknownEncoding: The encoding is not gzip or deflate.
         RequestError: The body is damaged.
-        TooLarge: It has more bytes than `most`.
+        TooLarge: It has more bytes than `most`, or than `MOST_RATIO` for each of its packed bytes.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -34,17 +55,40 @@ def unpacked(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytea
     if name not in ENCODINGS:
         raise UnknownEncoding(f"content-encoding {encoding[:40]!r} is unknown; known: {', '.join(ENCODINGS)}")
     reader = zlib.decompressobj(ENCODINGS[name])
+    found = bytearray()
+    view = memoryview(body)
+    limit = min(most, max(_FREE, MOST_RATIO * len(body)))
+    step = min(_STEP, limit + 1)
     try:
-        found = reader.decompress(body, most + 1)
+        for start in range(0, len(body), _PIECE):
+            rest: bytes | memoryview = view[start : start + _PIECE]
+            while True:
+                piece = reader.decompress(rest, step)
+                if len(found) + len(piece) > limit:
+                    raise _too_large(len(body), limit, most)
+                grown(len(piece))
+                found += piece
+                work.step()
+                rest = reader.unconsumed_tail
+                if reader.eof or (not rest and len(piece) < step):
+                    break
+            if reader.eof:
+                more = len(reader.unused_data) + max(len(body) - start - _PIECE, 0)
+                if more:
+                    raise RequestError(f"the body has {more} bytes after its {name} data")
+                return found
     except zlib.error as e:
         raise RequestError(f"the body is not {name}: {e}") from None
-    if len(found) > most:
-        raise TooLarge(f"the body has more than {most} bytes once unpacked; the limit is --max-body")
-    if not reader.eof:
-        raise RequestError(f"the body ends before its {name} data is complete")
-    if reader.unused_data:
-        raise RequestError(f"the body has {len(reader.unused_data)} bytes after its {name} data")
-    return found
+    raise RequestError(f"the body ends before its {name} data is complete")
+
+
+def _too_large(size: int, limit: int, most: int) -> TooLarge:
+    if limit == most:
+        return TooLarge(f"the body has more than {most} bytes once unpacked; the limit is --max-body")
+    return TooLarge(
+        f"the body of {size} bytes has more than {limit} bytes once unpacked, over {MOST_RATIO} for each; "
+        "send it without the encoding"
+    )
 
 
 def packed(body: bytes, accepted: str) -> tuple[bytes, str]:

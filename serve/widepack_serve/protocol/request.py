@@ -11,9 +11,15 @@ import torch
 
 from ..errors import RequestError
 from .datatypes import BYTES
+from .json_data import read_large
+from .parameters import INPUT, OUTPUT, REQUEST, parameters_of
+from .shown import shown
 from .tensors import datatype_of, from_bytes, from_json, read_shape, texts_from_bytes, texts_from_json
+from .work import NoSteps, Work
 
 MAX_NAME = 1_000
+SMALL = 1 << 16
+"""The most bytes of a body that is read at once, on the thread of the event loop."""
 _MICROSECONDS = 1e6
 _MAX_TIMEOUT = 10**12
 
@@ -57,87 +63,136 @@ class InferRequest:
     timeout: float | None
 
 
-Reader = Callable[[int, str, Mapping[str, Any], Sequence[int]], Value]
-"""Returns the value of an input. Takes its number, its title in messages, its description, and its shape."""
+@dataclass(frozen=True, slots=True)
+class InputHead:
+    """What a request says of an input besides its numbers.
+
+    Attributes:
+        number: Its place in the request.
+        name: Its name.
+        datatype: The name of its datatype; not checked.
+        shape: Its shape, checked.
+        given: All that the request says of it.
+    """
+
+    number: int
+    name: str
+    datatype: Any
+    shape: list[int]
+    given: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The input in messages."""
+        return f"input {self.name}"
 
 
-def read_request(body: bytes | bytearray, length: int) -> InferRequest:
+Reader = Callable[[InputHead], Value]
+"""Returns the value of an input."""
+Check = Callable[[Sequence[InputHead]], None]
+"""Compares names, datatypes and shapes with a model before values are read. Raises: RequestError."""
+_NO_STEPS = NoSteps()
+
+
+def read_request(
+    body: bytes | bytearray,
+    length: int,
+    check: Check | None = None,
+    work: Work = _NO_STEPS,
+    most_texts: int = SMALL,
+) -> InferRequest:
     """Reads the body of a request.
 
     Args:
         body: The bytes, unpacked.
         length: How many of them are JSON. Binary tensors follow, in the order of the inputs.
+        check: Compares the inputs with the model before their values are read; None for a small body.
+        work: Is told of each step.
+        most_texts: The most texts of a list of a large body.
 
     Raises:
         RequestError: The body is not a request of the protocol.
     """
-    view = memoryview(body)
-    try:
-        document = orjson.loads(view[:length])
-    except orjson.JSONDecodeError as e:
-        raise RequestError(f"the request is not JSON: {e}") from None
+    document = _document(body, length, work, most_texts)
     if not isinstance(document, dict):
         raise RequestError("the request is not a JSON object with the list inputs")
+    view = memoryview(body)
     at = length
 
-    def value(_: int, title: str, one: Mapping[str, Any], shape: Sequence[int]) -> Value:
+    def value(one: InputHead) -> Value:
         nonlocal at
-        size = _parameters(one, title).get("binary_data_size")
+        size = parameters_of(one.given, one.title, INPUT).get("binary_data_size")
         if size is None:
-            if "data" not in one:
-                raise RequestError(f"{title} has no data")
-            return _of_json(title, one, shape)
+            if "data" not in one.given:
+                raise RequestError(f"{one.title} has no data")
+            return _of_json(one, work)
         if type(size) is not int or size < 0 or at + size > len(view):
             raise RequestError(
-                f"{title}: binary_data_size is {str(size)[:40]}; {len(view) - at} bytes are left in the body"
+                f"{one.title}: binary_data_size is {shown(size, quoted=False)}; {len(view) - at} bytes "
+                "are left in the body"
             )
-        if "data" in one:
-            raise RequestError(f"{title} has data and binary_data_size; give one of them")
+        if "data" in one.given:
+            raise RequestError(f"{one.title} has data and binary_data_size; give one of them")
         at += size
-        return value_of_bytes(title, one["datatype"], shape, view[at - size : at])
+        return value_of_bytes(one.title, one.datatype, one.shape, view[at - size : at])
 
-    request = request_of(document, value)
+    request = request_of(document, value, check)
     if at != len(view):
         raise RequestError(f"the body has {len(view) - at} bytes after the last input")
     return request
 
 
-def request_of(document: Mapping[str, Any], read: Reader) -> InferRequest:
+def _document(body: bytes | bytearray, length: int, work: Work, most_texts: int) -> Any:
+    """Returns the JSON part of a body. Raises: RequestError."""
+    if length > SMALL:
+        return read_large(body, length, most_texts, work)
+    try:
+        return orjson.loads(memoryview(body)[:length])
+    except orjson.JSONDecodeError as e:
+        raise RequestError(f"the request is not JSON: {e}") from None
+
+
+def request_of(document: Mapping[str, Any], read: Reader, check: Check | None = None) -> InferRequest:
     """Reads a request in the form of JSON. What a request may say is checked here, for REST and gRPC.
 
     Args:
         document: The request.
         read: Returns the value of each input. It is called in their order.
+        check: Compares the inputs with the model before that; None for a small request.
 
     Raises:
         RequestError: It is not a request of the protocol.
     """
+    heads = _heads(document)
+    parameters = parameters_of(document, "the request", REQUEST)
+    binary_output = _flag(parameters, "binary_data_output", "the request", False)
+    outputs = _outputs(document, binary_output)
+    identity, timeout = _id(document), _timeout(parameters)
+    if check is not None:
+        check(heads)
+    inputs = {one.name: read(one) for one in heads}
+    return InferRequest(
+        identity, inputs, {one.name: one.shape for one in heads}, outputs, binary_output, timeout
+    )
+
+
+def _heads(document: Mapping[str, Any]) -> list[InputHead]:
+    """Returns what a request says of its inputs besides their numbers. Raises: RequestError."""
     given = document.get("inputs")
     if not isinstance(given, list) or not given:
         raise RequestError("the request has no list inputs with at least one input")
-    inputs: dict[str, Value] = {}
-    shapes: dict[str, list[int]] = {}
+    heads: dict[str, InputHead] = {}
     for number, one in enumerate(given):
         if not isinstance(one, dict):
             raise RequestError(f"input {number} is not a JSON object with name, datatype, shape and data")
         name = _name(one, f"input {number}")
         title = f"input {name}"
-        if name in inputs:
+        if name in heads:
             raise RequestError(f"{title} is given twice")
         if "datatype" not in one or "shape" not in one:
             raise RequestError(f"{title} has no {'datatype' if 'datatype' not in one else 'shape'}")
-        shapes[name] = read_shape(title, one["shape"])
-        inputs[name] = read(number, title, one, shapes[name])
-    parameters = _parameters(document, "the request")
-    binary_output = _flag(parameters, "binary_data_output", "the request", False)
-    return InferRequest(
-        _id(document),
-        inputs,
-        shapes,
-        _outputs(document, binary_output),
-        binary_output,
-        _timeout(parameters),
-    )
+        heads[name] = InputHead(number, name, one["datatype"], read_shape(title, one["shape"]), one)
+    return list(heads.values())
 
 
 def value_of_bytes(title: str, datatype: Any, shape: Sequence[int], data: memoryview) -> Value:
@@ -157,11 +212,12 @@ def value_of_bytes(title: str, datatype: Any, shape: Sequence[int], data: memory
     return from_bytes(title, datatype_of(title, datatype), shape, data)
 
 
-def _of_json(title: str, one: Mapping[str, Any], shape: Sequence[int]) -> Value:
+def _of_json(one: InputHead, work: Work) -> Value:
     """Returns an input that is carried as JSON. Raises: RequestError."""
-    if one["datatype"] == BYTES:
-        return texts_from_json(title, shape, one["data"])
-    return from_json(title, datatype_of(title, one["datatype"]), shape, one["data"])
+    if one.datatype == BYTES:
+        return texts_from_json(one.title, one.shape, one.given["data"])
+    datatype = datatype_of(one.title, one.datatype)
+    return from_json(one.title, datatype, one.shape, one.given["data"], work)
 
 
 def _name(one: Mapping[str, Any], title: str) -> str:
@@ -171,19 +227,10 @@ def _name(one: Mapping[str, Any], title: str) -> str:
     return name
 
 
-def _parameters(one: Mapping[str, Any], title: str) -> Mapping[str, Any]:
-    found = one.get("parameters")
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise RequestError(f"{title}: parameters is not a JSON object")
-    return found
-
-
 def _flag(parameters: Mapping[str, Any], key: str, title: str, default: bool) -> bool:
     found = parameters.get(key, default)
     if not isinstance(found, bool):
-        raise RequestError(f"{title}: {key} is {str(found)[:40]}; it is true or false")
+        raise RequestError(f"{title}: {key} is {shown(found, quoted=False)}; it is true or false")
     return found
 
 
@@ -196,16 +243,11 @@ def _id(document: Mapping[str, Any]) -> str | None:
 
 def _timeout(parameters: Mapping[str, Any]) -> float | None:
     """Returns the seconds that a request may wait; None without the parameter. Raises: RequestError."""
-    if "member" in parameters:
-        raise RequestError(
-            'member is a parameter of the request; it is an input: {"name": "member", "datatype": "BYTES", '
-            '"shape": [1], "data": ["NAME"]}'
-        )
     found = parameters.get("timeout")
     if found is None:
         return None
     if type(found) is not int or not 0 <= found <= _MAX_TIMEOUT:
-        raise RequestError(f"timeout is {str(found)[:40]}; it is a whole number of microseconds")
+        raise RequestError(f"timeout is {shown(found, quoted=False)}; it is a whole number of microseconds")
     return found / _MICROSECONDS if found else None
 
 
@@ -223,9 +265,7 @@ def _outputs(document: Mapping[str, Any], binary: bool) -> list[RequestedOutput]
         name = _name(one, f"output {number}")
         if name in found:
             raise RequestError(f"output {name} is requested twice")
-        parameters = _parameters(one, f"output {name}")
-        if parameters.get("classification"):
-            raise RequestError(f"output {name}: the extension classification is not supported")
+        parameters = parameters_of(one, f"output {name}", OUTPUT)
         options = {k: parameters[k] for k in ("of", "dim") if k in parameters}
         found[name] = RequestedOutput(
             name, _flag(parameters, "binary_data", f"output {name}", binary), options

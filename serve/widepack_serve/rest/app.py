@@ -15,9 +15,10 @@ from ..catalog.metadata import server_metadata
 from ..errors import Failed, Forbidden, NotFound, RequestError
 from ..lifecycle.documents import all_statistics, repository_index
 from ..lifecycle.service import Service
+from ..protocol.shown import shown
 from .access import check_token
 from .models import Models, WrongMethod, path_parts
-from .receive import Disconnected, read_body
+from .receive import Disconnected, client_of_scope, read_body
 from .send import CLOSE, TEXT, send_body, send_document, send_error
 
 log = logging.getLogger("widepack.serve")
@@ -36,7 +37,6 @@ class Rest:
             ("v2", "health", "live"): ("GET", self._live),
             ("v2", "health", "ready"): ("GET", self._ready),
             ("v2", "models", "stats"): ("GET", self._statistics),
-            ("v2", "repository", "index"): ("POST", self._index),
             ("metrics",): ("GET", self._metrics),
         }
 
@@ -71,7 +71,9 @@ class Rest:
             return
         if parts[:2] != ["v2", "health"]:
             check_token(scope, self._service.token)
-        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
+        if parts == ["v2", "repository", "index"]:
+            await self._index(scope, receive, send)
+        elif parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
             await self._models(parts[2:], scope, receive, send)
         else:
             await self._answer_fixed(parts, scope, send)
@@ -101,8 +103,21 @@ class Rest:
     async def _metrics(self, send: Send) -> None:
         await send_body(send, self._service.metrics_text(), TEXT)
 
-    async def _index(self, send: Send) -> None:
-        await send_document(send, repository_index(self._service))
+    async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers `POST /v2/repository/index`. A body `{"ready": true}` leaves out models that are not ready."""
+        if scope["method"] != "POST":
+            raise WrongMethod(f"{scope['method']} is not the method of this path; it takes POST")
+        body = await self._small_body(scope, receive)
+        document = _object(body) if body.strip() else {}
+        ready = False if document is None else document.get("ready", False)
+        if document is None or set(document) - {"ready"} or not isinstance(ready, bool):
+            raise RequestError('the body is empty, or the JSON object {"ready": true} or {"ready": false}')
+        await send_document(send, repository_index(self._service, ready=ready))
+
+    async def _small_body(self, scope: Scope, receive: Receive) -> bytes | bytearray:
+        """Returns a body that is not an inference's. Raises: RequestError; Disconnected."""
+        with self._service.receiving.body(client_of_scope(scope)) as held:
+            return await read_body(scope, receive, _SMALL, self._service.settings.receive_timeout, held)
 
     async def _statistics(self, send: Send) -> None:
         await send_document(send, {"model_stats": all_statistics(self._service)})
@@ -122,19 +137,27 @@ class Rest:
         if admin_token is None:
             raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
         self._service.catalog.find(name)
-        seconds = self._service.settings.receive_timeout
-        body = await read_body(scope, receive, _SMALL, seconds, self._service.receiving)
+        body = await self._small_body(scope, receive)
         await send_document(send, {"message": await self._service.swap(name, _checkpoint(body))})
+
+
+def _object(body: bytes | bytearray) -> dict[str, Any] | None:
+    """Returns a body as a JSON object; None for anything else."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _checkpoint(body: bytes | bytearray) -> str:
     """Returns the parameter `checkpoint` of the body of a swap. Raises: RequestError."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        document = None
-    parameters = document.get("parameters") if isinstance(document, dict) else None
+    parameters = (_object(body) or {}).get("parameters")
     found = parameters.get("checkpoint") if isinstance(parameters, dict) else None
+    if isinstance(parameters, dict) and (more := [k for k in parameters if k != "checkpoint"]):
+        raise RequestError(
+            f"there is no parameter {shown(more[0], quoted=False)} of a swap; known: checkpoint"
+        )
     if not isinstance(found, str):
         raise RequestError('the body is a JSON object {"parameters": {"checkpoint": "FILE"}}')
     return found

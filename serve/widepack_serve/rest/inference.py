@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import Future
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
 from ..batching.job import Job, Outputs
 from ..catalog.served import ServedModel
-from ..errors import RequestError
+from ..errors import Busy, RequestError
+from ..lifecycle.receiving import PartialBody
 from ..lifecycle.service import Service
 from ..protocol.body import header_length, packed, unpacked
-from ..protocol.request import InferRequest, read_request
+from ..protocol.request import SMALL, InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
-from .receive import header, read_body
-from .send import BINARY, JSON, Headers, send_body
+from ..protocol.work import Abandoned, NoSteps, Work
+from .receive import Disconnected, client_of_scope, header, read_body
+from .send import BINARY, JSON, Headers, Large, closer, send_body
 
 _COMPRESSED = 1 << 10
 """The fewest bytes of an answer that are compressed."""
@@ -37,73 +41,147 @@ async def answer_inference(
         Disconnected: The client closed the connection.
     """
     model = service.catalog.find(name, version)  # an unknown model is refused before its body is read
+    client = client_of_scope(scope)
     start = time.monotonic()
-    try:
-        request = await _received(service, scope, receive)
-    except RequestError as e:
-        service.metrics.answered(model, e.status, time.monotonic() - start)
-        raise
-    model = service.catalog.find(name, version)  # as it is now: another artifact may have come meanwhile
     watch = _Watch(receive)
     try:
-        names, outputs = await service.infer(model, request, watch.begin)
+        try:
+            request = await _received(service, model, scope, receive, watch, client)
+        except RequestError as e:
+            service.metrics.answered(model, e.status, time.monotonic() - start)
+            raise
+        model = service.catalog.find(name, version)  # as it is now: another artifact may have come meanwhile
+        names, outputs = await service.infer(model, request, watch.begin_job, client)
+        body, kind, headers = await _written(service, model, name, request, names, outputs, scope, watch)
+    except Abandoned:
+        raise Disconnected from None
     finally:
-        if watch.task is not None:
-            watch.task.cancel()
-    await _send_outputs(model, name, request, names, outputs, scope, send)
+        watch.end()
+    await send_body(send, body, kind, 200, headers, Large(service.sending, client, closer(scope)))
 
 
-async def _received(service: Service, scope: Scope, receive: Receive) -> InferRequest:
-    """Reads a request. Raises: RequestError; Disconnected."""
+async def _received(
+    service: Service, model: ServedModel, scope: Scope, receive: Receive, watch: _Watch, client: str
+) -> InferRequest:
+    """Reads a request: a small one here, a large one on a thread. Raises: RequestError; Disconnected."""
     settings = service.settings
-    body = await read_body(scope, receive, settings.max_body, settings.receive_timeout, service.receiving)
-    if (encoding := header(scope, b"content-encoding")) is not None:
-        body = unpacked(body, encoding, settings.max_body)
-    length = header_length(header(scope, b"inference-header-content-length"), len(body))
-    return read_request(body, length)
+    with service.receiving.body(client) as held:
+        body = await read_body(scope, receive, settings.max_body, settings.receive_timeout, held)
+        encoding = header(scope, b"content-encoding")
+        text = header(scope, b"inference-header-content-length")
+        if len(body) <= SMALL and encoding is None:
+            return read_request(body, header_length(text, len(body)))
+        watch.begin()
+
+        def read() -> InferRequest:
+            work = watch.work
+            whole = (
+                body if encoding is None else unpacked(body, encoding, settings.max_body, work, sizes.append)
+            )
+            length = header_length(text, len(whole))
+            if len(whole) <= SMALL:
+                return read_request(whole, length)
+            check = partial(service.checker.check_heads, model)
+            return read_request(whole, length, check, work, settings.max_rows)
+
+        sizes = _Sizes(held)
+        return await service.desk.run(watch.work, read)
 
 
-async def _send_outputs(
+class _Sizes:
+    """Counts the bytes of pieces on another thread than that of the event loop."""
+
+    def __init__(self, held: PartialBody) -> None:
+        self._held, self._loop = held, asyncio.get_running_loop()
+
+    def append(self, count: int) -> None:
+        """Counts bytes. Raises: Busy."""
+        found: Future[None] = Future()
+
+        def add() -> None:
+            try:
+                self._held.add(count)
+            except Busy as e:
+                found.set_exception(e)
+            else:
+                found.set_result(None)
+
+        self._loop.call_soon_threadsafe(add)
+        found.result()
+
+
+async def _written(
+    service: Service,
     model: ServedModel,
     name: str,
     request: InferRequest,
     names: list[str],
     outputs: Outputs,
     scope: Scope,
-    send: Send,
-) -> None:
+    watch: _Watch,
+) -> tuple[bytes, bytes, Headers]:
+    """Writes an answer: a small one here, a large one on a thread. Returns: its body, media type and headers.
+
+    Raises: RequestError; Abandoned.
+    """
     binary = {o.name: o.binary for o in request.outputs}
     answered = [AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)]
-    body, length = answer_body(name, model.artifact.version, request.id, answered)
-    headers: Headers = () if length is None else ((b"inference-header-content-length", b"%d" % length),)
     accepted = header(scope, b"accept-encoding")
-    if accepted is not None and len(body) >= _COMPRESSED:
-        body, encoding = packed(body, accepted)
-        if encoding:
-            headers = (*headers, (b"content-encoding", encoding.encode()))
-    await send_body(send, body, JSON if length is None else BINARY, 200, headers)
+
+    def write(work: Work) -> tuple[bytes, bytes, Headers]:
+        most = service.settings.max_answer
+        body, length = answer_body(name, model.artifact.version, request.id, answered, most, work)
+        headers: Headers = ()
+        if length is not None:
+            headers = ((b"inference-header-content-length", b"%d" % length),)
+        if accepted is not None and len(body) >= _COMPRESSED:
+            body, encoding = packed(body, accepted)
+            if encoding:
+                headers = (*headers, (b"content-encoding", encoding.encode()))
+        return body, JSON if length is None else BINARY, headers
+
+    if sum(o.value.nbytes for o in answered) <= SMALL:
+        return write(NoSteps())
+    watch.begin()
+    return await service.desk.run(watch.work, lambda: write(watch.work))
 
 
 class _Watch:
-    """Cancels a job if its client closes the connection.
+    """Notes that a client closes the connection, and ends the work on its request then.
 
-    It begins only when the job has waited for some time, since most requests are answered before.
+    It begins only when a request takes some time, since most are answered before.
 
     Attributes:
-        task: Waits for the end of the connection; None before `begin`.
+        work: The work on the request beside the event loop.
     """
 
-    __slots__ = ("_receive", "task")
+    __slots__ = ("_job", "_receive", "_task", "work")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._job: Job | None = None
+        self.work = Work()
 
-    def begin(self, job: Job) -> None:
+    def begin(self) -> None:
         """Begins to wait for the end of the connection."""
-        self.task = asyncio.get_running_loop().create_task(self._look(job))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
 
-    async def _look(self, job: Job) -> None:
+    def begin_job(self, job: Job) -> None:
+        """Begins to wait, and cancels a job at the end of the connection."""
+        self._job = job
+        job.cancelled = job.cancelled or self.work.abandoned
+        self.begin()
+
+    def end(self) -> None:
+        """Waits no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        job.cancelled = True
+        self.work.abandoned = True
+        if self._job is not None:
+            self._job.cancelled = True

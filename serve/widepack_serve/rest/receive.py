@@ -6,9 +6,11 @@ from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope
 
+from ..batching.shared_limit import client_of
 from ..errors import RequestError, TooLarge
-from ..lifecycle.receiving import PartialBody, Receiving
+from ..lifecycle.receiving import PartialBody
 from ..lifecycle.time_limit import TimeLimit
+from ..protocol.request import SMALL
 
 _MAX_DIGITS = 15
 Body = TypeVar("Body", bytes, bytearray)
@@ -26,20 +28,26 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def client_of_scope(scope: Scope) -> str:
+    """Returns who sent a request: its address, as the server gives it."""
+    found = scope.get("client")
+    return client_of(str(found[0])) if found else ""
+
+
 async def read_body(
-    scope: Scope, receive: Receive, most: int, seconds: float, receiving: Receiving
+    scope: Scope, receive: Receive, most: int, seconds: float, held: PartialBody
 ) -> bytes | bytearray:
     """Returns the body of a request.
 
-    A body that arrives whole holds no memory while others arrive, and does not count for the limit of all
-    bodies.
+    A small body that arrives whole holds no memory while others arrive, and does not count for the limit of
+    all bodies.
 
     Args:
         scope: Of the request.
         receive: Of the request.
         most: The most bytes.
         seconds: In which the body must arrive.
-        receiving: All bodies that are being received.
+        held: What counts the bytes of the body, until its block ends.
 
     Raises:
         TooLarge: The body has more bytes. The rest is not read.
@@ -58,9 +66,10 @@ async def read_body(
         _check_connected(message)
         body: bytes = message.get("body", b"")
         if not message.get("more_body"):
+            if len(body) > SMALL:
+                held.add(len(body))
             return _within(body, most)
-        with receiving.body() as arrived:
-            return await _rest(receive, bytearray(body), most, arrived)
+        return await _rest(receive, bytearray(body), most, held)
 
 
 def _check_connected(message: Message) -> None:

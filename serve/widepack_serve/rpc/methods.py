@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
+from ..batching.shared_limit import client_of
 from ..catalog.metadata import model_metadata, server_metadata
-from ..errors import Busy, Failed, RequestError
+from ..catalog.served import ServedModel
+from ..errors import Busy, Failed, RequestError, TooLarge, TooSlow
 from ..lifecycle.documents import all_statistics, model_statistics, repository_index
+from ..lifecycle.receiving import PartialBody
 from ..lifecycle.service import Service
 from ..lifecycle.time_limit import TimeLimit
 from ..lifecycle.tokens import check_bearer
+from ..protocol.request import SMALL, InferRequest
 from ..protocol.response import AnsweredOutput
+from ..protocol.work import NoSteps, Work
 from .answer import answer_message
 from .messages import CLASSES, parsed
 from .receive import all_binary, read_message
 from .schema import METHODS, SERVICE
 from .status import status_of
+from .wire import Broken, FieldCount, of_inference
 
 log = logging.getLogger("widepack.serve")
 _OPEN = ("ServerLive", "ServerReady")
 """The methods that need no token."""
 _INFER = "ModelInfer"
 _AUTHORIZATION = "authorization"
+_FEW = 1 << 10
+"""The most fields of a message that is read on the event loop, and of one besides the members of its rows."""
+_SLOWEST = 1e6
+"""Bytes in a second. A client that reads its answer more slowly may lose it."""
 
 
 class Methods:
@@ -55,54 +68,75 @@ class Methods:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
             "RepositoryIndex": self._repository_index,
             "ModelStatistics": self._model_statistics,
         }
         return grpc.method_handlers_generic_handler(
-            SERVICE, {name: self._handler(name, answers[name]) for name in METHODS}
+            SERVICE, {name: self._handler(name, answers.get(name)) for name in METHODS}
         )
 
-    def _handler(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+    def _handler(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]] | None) -> Any:
         """Returns the handler of a method.
 
-        It takes a stream of bytes with one message: a call is checked before its message is read, a message
-        that does not arrive is an error, and so is a broken one. Clients see no difference.
+        It takes and sends streams of bytes with one message each: a call is checked before its message is
+        read, a message that does not arrive is an error, so is a broken one, and the handler knows when its
+        answer was taken. Clients see no difference.
+
+        answer: returns the answer of the method; None for inferences.
         """
 
-        async def handled(messages: AsyncIterator[bytes], context: Any) -> bytes | None:
+        async def handled(messages: AsyncIterator[bytes], context: Any) -> None:
             self.last_call = time.monotonic()
+            client = _client(context)
             try:
                 if name not in _OPEN:
                     self._check_call(context)
-                found = await answer(await self._message(name, messages), context)
-                if isinstance(found, dict):
-                    found = CLASSES[f"{name}Response"](**found)
-                return bytes(found.SerializeToString())
+                if answer is None:
+                    found = await self._infer(messages, context, client)
+                else:
+                    found = await answer(parsed(f"{name}Request", await self._small(messages)), context)
+                    if isinstance(found, dict):
+                        found = CLASSES[f"{name}Response"](**found)
+                    found = bytes(found.SerializeToString())
+                await self._send(found, context, client)
+                return
             except RequestError as e:
                 error = e
             except Exception:
                 log.exception("a request failed")
                 error = Failed("the server failed; its log has the reason")
             await context.abort(*status_of(error))
-            return None
 
-        return grpc.stream_unary_rpc_method_handler(handled)
+        return grpc.stream_stream_rpc_method_handler(handled)
 
-    async def _message(self, name: str, messages: AsyncIterator[bytes]) -> Any:
-        """Returns the message of a call of a method. Raises: RequestError if there is none, or none that can
-        be read.
-        """
-        try:
-            with TimeLimit(self._service.settings.receive_timeout, "message"):
-                data = await anext(messages, None)
-            if data is None:
-                raise RequestError("the call has no message")
-            return parsed(f"{name}Request", data)
-        except RequestError as e:
-            if name == _INFER:
-                self._service.metrics.unreadable(e.status)
-            raise
+    async def _send(self, data: bytes, context: Any, client: str) -> None:
+        """Sends an answer. A client that does not take it in time, or that holds too many, loses the call."""
+        if len(data) <= SMALL:
+            await context.write(data)
+            return
+        sending = asyncio.ensure_future(context.write(data))
+        seconds = self._service.settings.send_timeout + len(data) / _SLOWEST
+        with self._service.sending.answer(client, len(data), sending.cancel):
+            await asyncio.wait([sending], timeout=seconds)
+        if not sending.done() or sending.cancelled():
+            sending.cancel()
+            raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
+        sending.result()
+
+    async def _bytes(self, messages: AsyncIterator[bytes]) -> bytes:
+        """Returns the message of a call. Raises: RequestError if there is none."""
+        with TimeLimit(self._service.settings.receive_timeout, "message"):
+            data = await anext(messages, None)
+        if data is None:
+            raise RequestError("the call has no message")
+        return data
+
+    async def _small(self, messages: AsyncIterator[bytes]) -> bytes:
+        """Returns the message of a call that is no inference. Raises: RequestError."""
+        data = await self._bytes(messages)
+        if len(data) > SMALL:
+            raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
+        return data
 
     def _check_call(self, context: Any) -> None:
         """Checks the token of a call. Raises: RequestError."""
@@ -128,26 +162,84 @@ class Methods:
     async def _model_metadata(self, message: Any, _: Any) -> dict[str, Any]:
         return model_metadata(self._service.catalog.find(message.name, message.version))
 
-    async def _model_infer(self, message: Any, context: Any) -> Any:
-        model = self._service.catalog.find(message.model_name, message.model_version)
-        start = time.monotonic()
+    async def _infer(self, messages: AsyncIterator[bytes], context: Any, client: str) -> bytes:
+        """Answers a request for an inference. Large messages are read and written on a thread.
+
+        Raises: RequestError.
+        """
+        work = Work()
         try:
-            request = all_binary(read_message(message, context.time_remaining()))
+            with self._service.receiving.body(client) as held:
+                model, name, request = await self._received(messages, context, work, held)
+            return await self._answered(model, name, all_binary(request), work, client)
+        finally:
+            work.abandoned = True
+
+    async def _received(
+        self, messages: AsyncIterator[bytes], context: Any, work: Work, held: PartialBody
+    ) -> tuple[ServedModel, str, InferRequest]:
+        """Reads a request. Returns: its model, the name of it, and the request. Raises: RequestError."""
+        service = self._service
+        try:
+            data = await self._bytes(messages)
+            if large := len(data) > SMALL:
+                held.add(len(data))
+            message = await self._message(data, work)
         except RequestError as e:
-            self._service.metrics.answered(model, e.status, time.monotonic() - start)
+            service.metrics.unreadable(e.status)
             raise
-        names, outputs = await self._service.infer(model, request)
+        model = service.catalog.find(message.model_name, message.model_version)
+        start, remaining = time.monotonic(), context.time_remaining()
+        check = partial(service.checker.check_heads, model) if large else None
+        read = partial(read_message, message, remaining, check, work if large else NoSteps())
+        try:
+            request = await service.desk.run(work, read) if large else read()
+        except RequestError as e:
+            service.metrics.answered(model, e.status, time.monotonic() - start)
+            raise
+        return model, message.model_name, request
+
+    async def _message(self, data: bytes, work: Work) -> Any:
+        """Returns a `ModelInferRequest` of its bytes, if it has not too many fields. Raises: RequestError."""
+        settings = self._service.settings
+        inside = of_inference(settings.max_values)
+
+        def read(most: int, steps: Work) -> Any:
+            try:
+                FieldCount(most, steps).check(data, inside)
+            except Broken:
+                raise RequestError(f"the message is not a {_INFER}Request of the protocol") from None
+            return parsed(f"{_INFER}Request", data)
+
+        if len(data) <= SMALL:
+            try:
+                return read(_FEW, NoSteps())
+            except TooLarge:
+                pass
+        return await self._service.desk.run(work, lambda: read(settings.max_rows + _FEW, work))
+
+    async def _answered(
+        self, model: ServedModel, name: str, request: InferRequest, work: Work, client: str
+    ) -> bytes:
+        """Runs a request. Returns: the bytes of its answer. Raises: RequestError."""
+        names, outputs = await self._service.infer(model, request, None, client)
         binary = {o.name: o.binary for o in request.outputs}
-        return answer_message(
-            message.model_name,
-            model.artifact.version,
-            request.id,
-            [AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)],
-        )
+        answered = [
+            AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)
+        ]
+
+        def write(steps: Work) -> bytes:
+            found = answer_message(name, model.artifact.version, request.id, answered, steps)
+            return bytes(found.SerializeToString())
+
+        if sum(o.value.nbytes for o in answered) <= SMALL:
+            return write(NoSteps())
+        return await self._service.desk.run(work, lambda: write(work))
 
     async def _repository_index(self, message: Any, _: Any) -> dict[str, Any]:
-        rows = repository_index(self._service)
-        return {"models": [] if message.ready and not self._service.ready else rows}
+        if message.repository_name:
+            raise RequestError("repository_name: there is one repository, which has no name")
+        return {"models": repository_index(self._service, ready=message.ready)}
 
     async def _model_statistics(self, message: Any, _: Any) -> dict[str, Any]:
         service = self._service
@@ -156,6 +248,14 @@ class Methods:
         return {
             "model_stats": [model_statistics(service, service.catalog.find(message.name, message.version))]
         }
+
+
+def _client(context: Any) -> str:
+    """Returns who called: the address without the port, such as `127.0.0.1` of `ipv4:127.0.0.1:5000`."""
+    kind, _, rest = unquote(str(context.peer())).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return kind
+    return client_of(rest.rpartition(":")[0].strip("[]"))
 
 
 def _given_token(context: Any) -> str | None:

@@ -8,9 +8,12 @@ from typing import Any
 
 from ..errors import RequestError
 from ..protocol.datatypes import BYTES
-from ..protocol.request import InferRequest, Value, request_of, value_of_bytes
-from ..protocol.tensors import datatype_of, from_numbers, texts_from_parts
+from ..protocol.parameters import parameters_of
+from ..protocol.request import Check, InferRequest, InputHead, Value, request_of, value_of_bytes
+from ..protocol.tensors import MAX_RANK, datatype_of, from_numbers, texts_from_parts
+from ..protocol.work import NoSteps, Work
 
+_NO_STEPS = NoSteps()
 FIELDS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -28,25 +31,30 @@ FIELDS = {
 """The field of `InferTensorContents` for each datatype. FP16 and BF16 have none."""
 
 
-def read_message(message: Any, remaining: float | None) -> InferRequest:
+def read_message(
+    message: Any, remaining: float | None, check: Check | None = None, work: Work = _NO_STEPS
+) -> InferRequest:
     """Reads a request.
 
     Args:
         message: A `ModelInferRequest`.
         remaining: Seconds until the client's deadline; None without one.
+        check: Compares the inputs with the model before their values are read; None for a small message.
+        work: Is told of each step.
 
     Raises:
         RequestError: It is not a request of the protocol.
     """
     _check_contents(message)
 
-    def value(number: int, title: str, one: Mapping[str, Any], shape: Sequence[int]) -> Value:
+    def value(one: InputHead) -> Value:
+        parameters_of(one.given, one.title, ())
         if message.raw_input_contents:
-            raw = memoryview(message.raw_input_contents[number])
-            return value_of_bytes(title, one["datatype"], shape, raw)
-        return _of_contents(title, one["datatype"], shape, message.inputs[number])
+            raw = memoryview(message.raw_input_contents[one.number])
+            return value_of_bytes(one.title, one.datatype, one.shape, raw)
+        return _of_contents(one.title, one.datatype, one.shape, message.inputs[one.number], work)
 
-    request = request_of(_document(message), value)
+    request = request_of(_document(message), value, check)
     if remaining is None:
         return request
     waits = max(remaining, 0.0)
@@ -67,7 +75,15 @@ def _document(message: Any) -> dict[str, Any]:
     return {
         "id": message.id or None,
         "parameters": {"binary_data_output": True, **_values(message.parameters)},
-        "inputs": [{"name": i.name, "datatype": i.datatype, "shape": list(i.shape)} for i in message.inputs],
+        "inputs": [
+            {
+                "name": i.name,
+                "datatype": i.datatype,
+                "shape": list(i.shape[: MAX_RANK + 1]),
+                "parameters": _values(i.parameters),
+            }
+            for i in message.inputs
+        ],
         "outputs": [{"name": o.name, "parameters": _values(o.parameters)} for o in message.outputs],
     }
 
@@ -97,7 +113,7 @@ def _check_contents(message: Any) -> None:
             )
 
 
-def _of_contents(title: str, datatype: str, shape: Sequence[int], given: Any) -> Value:
+def _of_contents(title: str, datatype: str, shape: Sequence[int], given: Any, work: Work) -> Value:
     """Returns an input that is carried in the field of its datatype. Raises: RequestError."""
     if datatype not in FIELDS:
         datatype_of(title, datatype)
@@ -109,4 +125,4 @@ def _of_contents(title: str, datatype: str, shape: Sequence[int], given: Any) ->
     data = getattr(given.contents, field)
     if datatype == BYTES:
         return texts_from_parts(title, shape, data)
-    return from_numbers(title, datatype_of(title, datatype), shape, data)
+    return from_numbers(title, datatype_of(title, datatype), shape, data, work)

@@ -55,7 +55,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 ServeApp(service),
-                http=protocol_class(settings.receive_timeout),
+                http=protocol_class(settings.receive_timeout, settings.send_timeout),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",

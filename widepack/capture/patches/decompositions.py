@@ -12,6 +12,7 @@ verified. `backward_passes.py` has those of backward passes.
 | `aten.triangular_solve` | `linalg.solve_triangular`, and a copy of the matrix |
 | `aten.margin_ranking_loss`, `aten.hinge_embedding_loss` | the same; torch's expect a text as reduction |
 | `aten.std_mean.dim` | the overload with a correction; torch's own decomposition expects other arguments |
+| `aten.normal_functional` (`torch.empty(...).normal_()`) | mean + std times a draw of `randn_like` |
 | `aten.lu_unpack` of one half | that of both halves |
 | `aten.new_empty_strided` (of a backward pass) | `new_empty`, and a permutation for another memory order |
 """
@@ -122,6 +123,11 @@ def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, reducti
     return reduced(of_others + of_ones, reduction)
 
 
+def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    """A draw of a normal distribution, in the shape and dtype of x."""
+    return torch.randn_like(x) * std + mean
+
+
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Returns op -> decomposition, for the ops that exist in this process."""
     table: dict[Any, Callable[..., Any]] = {
@@ -136,6 +142,7 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.hinge_embedding_loss.default: hinge_embedding_loss,
         torch.ops.aten.triangular_solve.default: triangular_solve,
         torch.ops.aten.lu_unpack.default: lu_unpack,
+        aten_packet("normal_functional").default: normal,
     }
     of_transformers = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if of_transformers is not None:

@@ -1,7 +1,8 @@
-"""Separates the results of dropouts from their inputs during an export in eval mode."""
+"""Keeps dropouts whole, and apart from their inputs, during an export with dropout on."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,22 +18,26 @@ NAMES = {
     "alpha_dropout",
     "alpha_dropout_",
     "feature_alpha_dropout",
+    "feature_alpha_dropout_",
 }
 """The ops that take `(input, p, train)`. A name that ends in `_` writes into its input."""
 
 _FUNCTIONS = {
-    getattr(functional, name)
+    getattr(functional, name): inspect.signature(getattr(functional, name))
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 }
 """The functions that take `(input, p, training, inplace)`."""
+_OF_OPS = inspect.signature(lambda input, p, train: None)
 
 
 class DropoutCopies(TorchFunctionMode):
-    """Calls every dropout that does not write into its input with a copy of the input.
+    """Calls every dropout in eval mode, with a copy of its input.
 
-    In eval mode a dropout returns its input itself. An export then takes the input for the result of the
-    dropout: in a graph in which dropout is turned on later, other places would read dropped values. The
-    copies are removed when the captured program is simplified.
+    The captured program turns it on again. Torch writes a dropout in train mode (`training=True` in the code
+    of a member) as several ops, of which nobody can tell any more that they are a dropout. In eval mode a
+    dropout returns its input itself. An export then takes the input for the result of the dropout: in a graph
+    in which dropout is turned on later, other places would read dropped values. The copies are removed when
+    the captured program is simplified.
     """
 
     def __torch_function__(
@@ -42,14 +47,16 @@ class DropoutCopies(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func in _FUNCTIONS:
-            copies = not (given.get("inplace") or any(args[3:]))
-        else:
-            copies = name in NAMES and not name.endswith("_")
-        if copies and args and isinstance(args[0], torch.Tensor):
-            args = (args[0].clone(), *args[1:])
-        elif copies and isinstance(given.get("input"), torch.Tensor):
-            given["input"] = given["input"].clone()
-        return func(*args, **given)
+        signature = _FUNCTIONS.get(func) or (_OF_OPS if name in NAMES else None)
+        if signature is None:
+            return func(*args, **(kwargs or {}))
+        try:
+            given = signature.bind(*args, **(kwargs or {})).arguments
+        except TypeError:  # the op raises its own error
+            return func(*args, **(kwargs or {}))
+        x, writes = given["input"], name.endswith("_") or given.get("inplace", False)
+        op = getattr(torch, name.rstrip("_")) if signature is _OF_OPS else func
+        rest = [given["p"]] if "p" in given else []
+        y = op(x.clone(), *rest, **{"train" if signature is _OF_OPS else "training": False})
+        return x.copy_(y) if writes else y

@@ -42,6 +42,8 @@ def unreadable(checkpoint: Checkpoint) -> str:
 class ExportedProgramFactory(Factory):
     """The factory for checkpoints that are `.pt2` files. Each of them can be read."""
 
+    brings_weights = True
+
     def __init__(self) -> None:
         super().__init__("the exported programs", _no_factory, {})
         self.takes_state_dict = True  # each program has the sizes of its own weights

@@ -1,0 +1,93 @@
+"""Reads the named fields of an input: of a named tuple, or of a class that torch's pytrees know.
+
+An artifact has the names of the fields and none of these classes. A build keeps the classes of its example
+call, so that the members' own modules get objects of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import nn
+
+from ..ir.torch_tuples import torch_fields
+from ..spec.entries import method_of
+
+Make = Callable[[Sequence[Any]], Any]
+
+
+def named_fields(value: Any) -> tuple[list[tuple[str, Any]], Make] | None:
+    """Returns the fields of an object, and what makes such an object of other values of its fields.
+
+    None for a tensor, a literal, a list, a plain tuple, a dict, and for a class that pytrees do not know.
+    """
+    if isinstance(value, tuple):
+        names = tuple_fields(type(value))
+        make = getattr(type(value), "_make", type(value))
+        return None if names is None else (list(zip(names, value)), make)
+    if isinstance(value, (list, dict)) or type(value) not in pytree.SUPPORTED_NODES:
+        return None
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
+    try:
+        keys = [path[0] for path, _ in pytree.tree_flatten_with_path(value, lambda v: v is not value)[0]]
+    except ValueError:  # the class was registered without names of its parts
+        keys = list(range(len(children)))
+    rows = [(_name(key), child) for key, child in zip(keys, children)]
+    return rows, lambda parts: pytree.tree_unflatten(list(parts), spec)
+
+
+def tuple_fields(kind: type) -> tuple[str, ...] | None:
+    """Returns the fields of a class of named tuples; None for any other class."""
+    names = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    return tuple(names) if names is not None else torch_fields(kind)
+
+
+def _name(key: Any) -> str:
+    """Returns the name of a part of an object, as a key of pytrees has it."""
+    found = (getattr(key, attribute) for attribute in ("name", "key", "idx") if hasattr(key, attribute))
+    return str(next(found, key))
+
+
+def as_annotated(
+    module: nn.Module, entry: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the inputs of a call, with dicts and tuples as the named tuples that the method declares.
+
+    A file of a sample has no classes, so it holds the fields of a named tuple as a dict or a plain tuple.
+    """
+    method = method_of(module, entry)
+    try:
+        hints = typing.get_type_hints(method)
+    except Exception:  # noqa: BLE001  # an annotation may name what does not exist at run time
+        return tuple(args), dict(kwargs)
+    names = list(inspect.signature(method).parameters)
+    converted = [_converted(hints.get(name), value) for name, value in zip(names, args)]
+    return (
+        (*converted, *args[len(converted) :]),
+        {name: _converted(hints.get(name), value) for name, value in kwargs.items()},
+    )
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    """Returns a dict or a plain tuple as a named tuple of this class, if it has its fields."""
+    names = tuple_fields(kind) if isinstance(kind, type) else None
+    if names is None:
+        return value
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception:  # noqa: BLE001  # as above
+        hints = {}
+    if type(value) is dict and set(value) <= set(names):
+        given = value
+    elif type(value) is tuple and len(value) <= len(names):
+        given = dict(zip(names, value))
+    else:
+        return value
+    try:
+        return kind(**{name: _converted(hints.get(name), v) for name, v in given.items()})
+    except TypeError:  # a field without a default is missing, which the member reports
+        return value

@@ -1,0 +1,423 @@
+"""Loads checkpoints into members of a factory, as `nn.Module.load_state_dict` does.
+
+What a build compares and stores is the state of a member after its checkpoint was loaded: modules may convert
+older weights (hooks, versions), set the sizes of buffers, or keep extra state.
+
+| the module | what happens |
+|---|---|
+| its load only copies (`copies`); equal names and shapes | nothing is loaded; the weights stay mapped |
+| the same, with other floating dtypes | the weights stay mapped and are converted when they are read |
+| any other | one member at a time is loaded, and what differs from the file is kept (`kept.py`) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from ..errors import MemberMismatch, UsageError
+from ..ir.torch_internals import memory_id
+from ..spec.dtypes import dtype_of
+from .checkpoint import Checkpoint, is_floating, unwrapped
+from .differences import Compared, bit_equal, differences, key_hints, mismatch, tied_names
+from .factory import Factory
+from .kept import kept
+from .model_names import known_names, prefix_of, under_model_names
+from .state_dict import TensorInfo, info_of, is_extra_state
+from .stored_states import with_counters
+
+_LOAD = "_load_from_state_dict"
+_COPIES: tuple[object, ...] = (
+    getattr(nn.Module, _LOAD),
+    getattr(_NormBase, _LOAD),  # adds a counter that an older file lacks
+    getattr(_InstanceNorm, _LOAD),  # refuses statistics of older files
+)
+_OF_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
+_HOOKS = (
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Whether a module takes its own state dict as it is: versions, with the versions of its submodules;
+    bare, without them.
+    """
+
+    versions: bool = True
+    bare: bool = True
+
+
+class MemberLoader:
+    """Loads the checkpoints of members of one factory.
+
+    ignore: patterns of names that are not the model's and are left out. state: the state of the first member
+    after it was loaded, or of a fresh member. versions: of its submodules. copies: whether every load has
+    only copied.
+    """
+
+    def __init__(self, factory: Factory, ignore: Sequence[str] = ()) -> None:
+        self.factory, self.ignore = factory, tuple(ignore)
+        self.state: dict[str, Tensor] = {}
+        self.versions: dict[str, Any] = {}
+        self.copies = True
+        self._fresh: dict[object, nn.Module] = {}
+        self._first: Checkpoint | None = None
+
+    def load(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Returns a member's state, with the versions and the extra state of its submodules.
+
+        Raises: MemberMismatch, without the name of the checkpoint, if the module does not take it;
+        UsageError.
+        """
+        module, given = self._module(checkpoint)
+        if self.factory.brings_weights:
+            names = set(given.tensors()) == set(state_of(module)) or given.program is not None
+            loaded = given if names else _after(module, given)
+        elif not copies(module) or (found := _copied(given, state_of(module))) is None:
+            loaded = self._loaded(module, given)
+            self._fresh.clear()  # this module is used up
+        else:
+            loaded = found
+        if not self.state:
+            self.state = state_of(module)
+            self.versions = dict(getattr(module_state(module), "_metadata", None) or {})
+        self._first = self._first or loaded
+        return loaded
+
+    def given(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Returns a checkpoint under the model's names, as it is given to `load_state_dict`."""
+        return self._module(checkpoint)[1]
+
+    def verbatim(self) -> Verbatim:
+        """Returns whether the module takes the state of the first member as it is."""
+        if self.copies or self._first is None or self.factory.brings_weights:
+            return Verbatim()
+        return Verbatim(self._round_trip(self._first, True), self._round_trip(self._first, False))
+
+    def _round_trip(self, member: Checkpoint, versions: bool) -> bool:
+        state = member.state_dict()
+        if not versions:
+            vars(state).pop("_metadata", None)
+        try:
+            module = self.factory.of(member, state)
+            load(module, member, state)
+        except (MemberMismatch, UsageError):
+            return False
+        after = state_of(module)
+        return list(after) == list(member.tensors()) and all(
+            bit_equal(after[name], member.get(name)) for name in after
+        )
+
+    def _loaded(self, module: nn.Module, given: Checkpoint) -> Checkpoint:
+        """Loads a member for real, and returns its state."""
+        plain = copies(module)
+        try:
+            load(module, given)
+        except MemberMismatch as e:
+            fresh = state_of(module)
+            if any(map(is_lazy, fresh.values())):
+                raise
+            if not plain:
+                raise MemberMismatch(f"{e} {key_hints(given, fresh)}".strip()) from None
+            if why := mismatch(_comparable(given, fresh), fresh, self.factory.takes_state_dict):
+                raise MemberMismatch(why) from None
+            raise
+        self.copies = False
+        return _after(module, given)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether members may have other shapes."""
+        return self.factory.takes_state_dict or not self.copies
+
+    def mismatch(self, checkpoints: Sequence[Checkpoint], reasons: Sequence[str]) -> MemberMismatch:
+        """Returns one error for all checkpoints that the model does not take.
+
+        reasons: for each checkpoint why it is not taken; "" if it is.
+        """
+        labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
+        modules = [] if self.factory.brings_weights else [self._module(c) for c in checkpoints]
+        if modules and all(copies(module) for module, _ in modules):
+            states = [state_of(module) for module, _ in modules]
+            given = [_comparable(c, state) for (_, c), state in zip(modules, states)]
+            infos = [c.tensors() for c in given]
+            model = {name: info_of(tensor) for name, tensor in states[0].items()}
+            canonical, _ = tied_names(states[0], infos)
+            takes = self.factory.takes_state_dict
+            found = differences(Compared(given, infos, labels, model, canonical, takes))
+            if found.lines:
+                return MemberMismatch(found.describe())
+        texts = [f"{label}: {why}" for label, why in zip(labels, reasons) if why]
+        head = "" if len(texts) == 1 else f"{len(texts)} of {len(checkpoints)} checkpoints do not fit:\n- "
+        return MemberMismatch(head + "\n- ".join(texts))
+
+    def _module(self, checkpoint: Checkpoint) -> tuple[nn.Module, Checkpoint]:
+        """Returns a fresh member for a checkpoint, and the checkpoint under its names."""
+        if self.factory.brings_weights:
+            module = self.factory.of(checkpoint, checkpoint.state_dict())
+            return module, under_model_names(checkpoint, module_state(module))
+        if not self.factory.takes_state_dict:
+            module = self._fresh.get(()) or self.factory.of(checkpoint, {})
+            self._fresh = {(): module}
+            return module, self._named(checkpoint, module_state(module))
+        module = self._sized(checkpoint)
+        given = self._named(checkpoint, module_state(module))
+        if given.names != checkpoint.names:  # the factory reads sizes by the model's names
+            module = self._made(given)
+        return module, given
+
+    def _made(self, checkpoint: Checkpoint) -> nn.Module:
+        """Returns a fresh member of a factory that reads sizes; one that only copies serves several times."""
+        key = tuple(sorted(checkpoint.tensors().items()))
+        module = self._fresh.get(key)
+        if module is None:
+            module = self.factory.of(checkpoint, checkpoint.state_dict())
+            self._fresh = {key: module}
+        return module
+
+    def _sized(self, checkpoint: Checkpoint) -> nn.Module:
+        """Returns a fresh member of a factory that reads sizes from a checkpoint under its own names, or
+        under those without a prefix if the factory fails with these.
+        """
+        try:
+            return self._made(checkpoint)
+        except UsageError:
+            prefixes: dict[str, None] = {}
+            for name in checkpoint.names:
+                parts = name.split(".")
+                prefixes.update((".".join(parts[:i]) + ".", None) for i in range(1, len(parts)))
+            for prefix in list(prefixes)[:50]:
+                inner = checkpoint.under(prefix)
+                try:
+                    module = self._made(inner)
+                except UsageError:
+                    continue
+                if all(name in inner.names for name in module_state(module)):
+                    return module
+            raise
+
+    def _named(self, checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
+        """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
+        return without_ignored(checkpoint, model, self.ignore)
+
+
+def without_ignored(checkpoint: Checkpoint, model: Mapping[str, object], ignore: Sequence[str]) -> Checkpoint:
+    """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
+    named = _under(checkpoint, model)
+    beside = {}
+    for name, stored in named.names.items():
+        pattern = next((p for p in ignore if fnmatchcase(name, p) or fnmatchcase(stored, p)), None)
+        if pattern is None or (name in model and is_extra_state(name)):
+            continue  # extra state is loaded, and only not stored
+        if name in model:
+            raise UsageError(
+                f"ignore: the pattern {pattern!r} matches {name}, a weight of the model, which would keep"
+                " the values of its constructor; give a pattern that matches only what the model does not"
+                " have"
+            )
+        beside[stored] = name
+    if not beside:
+        return named
+    whole = checkpoint.names
+    return _under(unwrapped(checkpoint.renamed({n: s for n, s in whole.items() if s not in beside})), model)
+
+
+def patterns_of(ignore: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the patterns of names to ignore, each once. Raises: UsageError for other values."""
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern or not pattern.isprintable() or len(pattern) > 1000:
+            raise UsageError(f"ignore: {pattern!r:.60} is no pattern of names, such as 'criterion.*'")
+    return tuple(dict.fromkeys(patterns))
+
+
+def ignored(name: str, ignore: Sequence[str]) -> bool:
+    """Returns whether a name is one that a user ignores."""
+    return any(fnmatchcase(name, pattern) for pattern in ignore)
+
+
+def load(module: nn.Module, given: Checkpoint, state: dict[str, Any] | None = None) -> None:
+    """Loads a checkpoint, under the model's names, into a fresh module.
+
+    state: the checkpoint's state dict, if it is known. Names of a tied weight that the file lacks are added:
+    safetensors stores one of them. Raises: MemberMismatch with torch's reason.
+    """
+    state = given.state_dict() if state is None else state
+    sized = {name: t for name, t in state_of(module).items() if not is_lazy(t)}
+    canonical, _ = tied_names(sized, [given.tensors()])
+    for name, first in canonical.items():
+        if name not in state:
+            state[name] = state[first]
+    try:
+        module.load_state_dict(state)
+    except Exception as e:
+        lines = str(e).split("\n\t", 1)
+        reason = " ".join((lines[1] if isinstance(e, RuntimeError) and lines[1:] else f"{e}").split())[:600]
+        kind = "" if isinstance(e, RuntimeError) else f"{type(e).__name__}: "
+        way_out = ""
+        if "Unexpected key(s)" in reason:
+            way_out = (
+                "; leave out names that are not the model's by a pattern, such as --ignore 'criterion.*'"
+            )
+        raise MemberMismatch(f"the model's load_state_dict does not take it: {kind}{reason}{way_out}") from e
+
+
+def filled(factory: Factory, checkpoint: Checkpoint, member: str) -> nn.Module:
+    """Returns the member of a checkpoint that `MemberLoader` has read, in eval mode.
+
+    The checkpoint is loaded as it was given: a hook must not see its own result. Then values that the build
+    has replaced (approximate factors) are written. member: its name, for messages.
+    Raises: UsageError; MemberMismatch if the module does not take the weights.
+    """
+    given = checkpoint.given or checkpoint
+    module = factory.fresh(checkpoint)
+    try:
+        if not factory.brings_weights:
+            load(module, given)
+    except MemberMismatch as e:
+        raise MemberMismatch(f"member {member}: {e}") from e
+    if replaced := checkpoint.replaced:
+        with torch.no_grad():
+            for name, tensor in state_of(module).items():
+                if name in replaced:
+                    tensor.copy_(replaced[name])
+    return module.eval()
+
+
+def copies(module: nn.Module) -> bool:
+    """Returns whether `load_state_dict` of the module's own names and shapes copies each tensor, and does
+    nothing else.
+
+    No part has hooks, extra state, or its own way to load and save; no tensor is of a subclass, and no two
+    tensors overlap.
+    """
+    if type(module).load_state_dict is not nn.Module.load_state_dict:
+        return False
+    for part in module.modules():
+        kind, own = type(part), vars(part)
+        if getattr(kind, _LOAD) not in _COPIES or _LOAD in own:
+            return False
+        if any(getattr(kind, name) is not getattr(nn.Module, name) or name in own for name in _OF_STATE):
+            return False
+        if any(own.get(name) for name in _HOOKS):
+            return False
+    places: dict[int, Tensor] = {}
+    for tensor in state_of(module).values():
+        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+            return False
+        first = places.setdefault(memory_id(tensor), tensor)
+        if first is not tensor and not _same_place(first, tensor):
+            return False
+    return True
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    return (a.storage_offset(), a.shape, a.stride()) == (b.storage_offset(), b.shape, b.stride())
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters and the saved buffers of a module, under the names that programs use."""
+    found: dict[str, Tensor] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        own = vars(part)
+        unsaved = own["_non_persistent_buffers_set"]
+        for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+            if tensor is not None and name not in unsaved:
+                found[prefix + name] = tensor if is_lazy(tensor) else tensor.detach()
+    return found
+
+
+def module_state(module: nn.Module) -> dict[str, Any]:
+    """Returns the state dict of a module. Raises: UsageError for an error of the module's own code."""
+    try:
+        return module.state_dict()
+    except Exception as e:
+        words = " ".join(str(e).split())[:300]
+        raise UsageError(f"state_dict() of {type(module).__name__} raised {type(e).__name__}: {words}") from e
+
+
+def _under(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
+    named = under_model_names(checkpoint, model)
+    inner = named.under(prefix) if (prefix := prefix_of(named, model)) else named
+    return inner if known_names(inner, model) > known_names(named, model) else named
+
+
+def _copied(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint | None:
+    """Returns the state of a module whose load only copies; None if the names or shapes are not its own."""
+    infos = given.tensors()
+    canonical, _ = tied_names(model, [infos])
+    if any(n not in model for n in infos) or any(canonical.get(n, n) not in infos for n in model):
+        return None
+    if given.extra_state() or any(infos[name].shape != model[name].shape for name in infos):
+        return None
+    found = in_dtypes_of(given, model)
+    return (
+        found if all(info.dtype == info_of(model[n]).dtype for n, info in found.tensors().items()) else None
+    )
+
+
+def _comparable(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
+    """Returns a checkpoint with what a load that only copies would add or convert."""
+    return in_dtypes_of(with_counters(given, model), model)
+
+
+def in_dtypes_of(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
+    """Returns a checkpoint in the floating dtypes of a model, into which `load_state_dict` converts."""
+    infos = given.tensors()
+    other: dict[str, TensorInfo] = {}
+    for name in infos:
+        dtype = "" if name not in model else info_of(model[name]).dtype
+        if infos[name].dtype != dtype and is_floating(infos[name].dtype) and is_floating(dtype):
+            other[name] = infos[name]._replace(dtype=dtype)
+    if not other:
+        return given
+
+    def read(name: str) -> Tensor:
+        return given.get(name).to(dtype_of(other[name].dtype)) if name in other else given.get(name)
+
+    return given.as_loaded({**infos, **other}, read, given.extra_state(), given.versions())
+
+
+def _after(module: nn.Module, given: Checkpoint) -> Checkpoint:
+    """Returns the state of a module that has loaded a checkpoint."""
+    after = state_of(module)
+    infos = {name: info_of(tensor) for name, tensor in after.items()}
+    values = {name: _value(given, name, tensor) for name, tensor in after.items()}
+    stored = module_state(module)
+    extra = {name: value for name, value in stored.items() if is_extra_state(name)}
+    return given.as_loaded(
+        infos, lambda name: values[name](), extra, getattr(stored, "_metadata", None) or {}
+    )
+
+
+def _value(given: Checkpoint, name: str, tensor: Tensor) -> Callable[[], Tensor]:
+    """Returns what gives a tensor of a loaded module: the file, if it has the same bits, or a copy."""
+    if name in given.tensors():
+        stored = given.get(name)
+        if bit_equal(stored, tensor):
+            return partial(given.get, name)
+        if stored.dtype != tensor.dtype and bit_equal(stored.to(tensor.dtype), tensor):
+            return partial(_converted, given, name, tensor.dtype)
+    return partial(_same, kept(tensor))
+
+
+def _converted(given: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+    return given.get(name).to(dtype)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

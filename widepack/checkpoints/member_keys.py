@@ -1,0 +1,122 @@
+"""Finds several members in one file by a key with `*`.
+
+| key | members |
+|---|---|
+| `*` | every state dict of a list or dict at the top of the file |
+| `model_*`, `models.*` | those whose keys match; also parts of names: `models.0.weight`, `models.1.weight` |
+| `[*]`, `params[*]` | the slices `[i]` of stacked tensors, as `torch.func.stack_module_state` makes them |
+
+Each member has a key without `*`: `model_0`, `models.1`, `params[3]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from .state_dict import (
+    AUTOMATIC_KEYS,
+    PickedStateDict,
+    RefusedFile,
+    as_tensor,
+    follow,
+    state_dict_in,
+)
+
+_STACKED = re.compile(r"(.*)\[(\*|[0-9]{1,9})\]\Z", re.DOTALL)
+_SHOWN = 6
+
+
+def is_pattern(key: str | None) -> bool:
+    """Returns whether a key names several members."""
+    return key is not None and "*" in key
+
+
+def stacked(key: str | None) -> tuple[str, str] | None:
+    """Returns the key of a stacked state dict and the number in it (or `*`); None for another key."""
+    match = _STACKED.match(key or "")
+    return (match[1], match[2]) if match else None
+
+
+def keys_in(found: object, key: str) -> list[str]:
+    """Returns the key of each member in the content of a file. Raises: RefusedFile if there is none."""
+    if (of_stack := stacked(key)) is not None:
+        base, _ = of_stack
+        return [f"{base}[{i}]" for i in range(_members(stacked_state(found, base), base))]
+    for head in ("", *AUTOMATIC_KEYS):
+        inside = follow(found, head) if head else found
+        keys = [] if inside is None else list(dict.fromkeys(_matches(inside, key.split("."))))
+        if keys:
+            return [f"{head}.{k}" if head else k for k in keys]
+    raise RefusedFile(f"has no state dict that the key {key!r} matches")
+
+
+def _matches(value: object, parts: list[str], prefix: str = "") -> Iterator[str]:
+    """Yields the keys of the state dicts that a pattern matches."""
+    if not parts:
+        if isinstance(value, (Mapping, nn.Module)) and state_dict_in(value) is not None:
+            yield prefix
+        return
+    head, *rest = parts
+    for name in _names(value) if "*" in head else [head]:
+        if fnmatchcase(name, head) and (inner := follow(value, name)) is not None:
+            yield from _matches(inner, rest, f"{prefix}.{name}" if prefix else name)
+
+
+def _names(value: object) -> list[str]:
+    """Returns what may stand in place of a `*`: keys, places in a list, and first parts of names."""
+    if isinstance(value, (list, tuple)):
+        return [str(i) for i in range(len(value))]
+    if not isinstance(value, Mapping):
+        return []
+    names = [key for key in value if isinstance(key, str)]
+    return list(dict.fromkeys(n if as_tensor(value[n]) is None else n.partition(".")[0] for n in names))
+
+
+def stacked_state(found: object, base: str) -> PickedStateDict:
+    """Returns a stacked state dict. Parameters and buffers in two dicts are one. Raises: RefusedFile."""
+    inside = follow(found, base) if base else found
+    pair = isinstance(inside, Mapping) and set(inside) == {"params", "buffers"}
+    parts = list(inside.values()) if pair and isinstance(inside, Mapping) else inside
+    if isinstance(parts, (list, tuple)) and parts and all(_is_flat(part) for part in parts):
+        merged = {name: tensor for part in parts for name, tensor in part.items()}
+        if len(merged) == sum(map(len, parts)):
+            inside = merged
+    picked = state_dict_in(inside) if isinstance(inside, (Mapping, nn.Module)) else None
+    if picked is None:
+        raise RefusedFile(f"has no state dict {f'at {base!r}' if base else 'at its top'} to take slices of")
+    return picked
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, Mapping) and all(as_tensor(v) is not None for v in value.values())
+
+
+def _members(state: PickedStateDict, base: str) -> int:
+    """Returns the size of axis 0 of all tensors. Raises: RefusedFile if they have no common one."""
+    sizes: dict[int, str] = {}
+    for name, tensor in state.tensors.items():
+        sizes.setdefault(tensor.shape[0] if tensor.ndim else -1, name)
+    if len(sizes) != 1 or -1 in sizes or 0 in sizes:
+        texts = [f"{name} is {list(state.tensors[name].shape)}" for name in list(sizes.values())[:_SHOWN]]
+        raise RefusedFile(
+            f"is not a stack of members{f' at {base!r}' if base else ''}: the tensors have no common size of"
+            " axis"
+            f" 0 ({', '.join(texts)})"
+        )
+    return next(iter(sizes))
+
+
+def slice_of(state: PickedStateDict, number: int, key: str) -> PickedStateDict:
+    """Returns one member of a stacked state dict. Raises: RefusedFile if there is none of this number."""
+    count = _members(state, stacked(key)[0])  # type: ignore[index]  # the key was parsed
+    if number >= count:
+        raise RefusedFile(f"has no {key!r}: there are {count} members, counted from 0")
+    tensors: dict[str, torch.Tensor] = {name: tensor[number] for name, tensor in state.tensors.items()}
+    extra: dict[str, Any] = dict(state.extra)
+    return state._replace(tensors=tensors, module=None, extra=extra)

@@ -1,0 +1,149 @@
+"""Compares the copies that a fused module works on with the user's own modules, under the same weights.
+
+Each member runs once with changed weights, forward and backward, and so does its copy. Whatever in a copy
+still used the original (a global name, an object of C) would run with the weights of before, and be found.
+The weights are swapped into the user's own tensors and out again, and all else is put back (`unchanged.py`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from ..capture.call import MemberCall
+from ..capture.export import calm, clone
+from ..capture.reachable import walk
+from ..capture.results import known_forms
+from ..errors import UsageError
+from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .skeleton import ModuleSkeleton, first_names, weights_of
+from .unchanged import unchanged
+
+_Answer = tuple[list[torch.Tensor], Gradients]
+
+
+def refuse_other_copies(
+    members: Sequence[nn.Module], skeletons: Sequence[ModuleSkeleton], call: MemberCall
+) -> None:
+    """Refuses members whose copies answer otherwise, or have other gradients.
+
+    Args:
+        members: The user's own modules, which are afterwards as before.
+        skeletons: Their copies without weights.
+        call: The sample.
+
+    Raises:
+        UsageError: A copy differs. The message says in what, and what in it still belongs to the original.
+    """
+    for i, (member, skeleton) in enumerate(zip(members, skeletons)):
+        if words := _difference(member, skeleton, call):
+            raise UsageError(
+                f"a copy of member {i} does not do what member {i} does: {words}.\n"
+                f"{_still_used(member, skeleton) or 'No attribute, closure or global name explains it.'}\n"
+                "fuse makes its programs from copies. Hold the parts of a member in attributes, closures or "
+                "arguments of its own functions"
+            )
+
+
+def _difference(member: nn.Module, skeleton: ModuleSkeleton, call: MemberCall) -> str:
+    """Returns in words how a copy differs from its original; an empty text if it does not."""
+    for change in (True, False):  # a member may refuse changed weights
+        values = {n: _changed(n, v) if change else v.detach().clone() for n, v in weights_of(member).items()}
+        expected = _own_answer(member, values, call)
+        if expected is not None:
+            break
+    else:
+        return ""  # it does not run, with widepack or without, and the capture says why
+    copy = skeleton.fill(values)
+    for part, other in zip(member.modules(), copy.modules()):
+        other.training = part.training
+    try:
+        with unchanged([copy]):
+            found = _run(copy, call)
+    except Exception as e:  # noqa: BLE001  # whatever the user's code raises
+        words = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+    else:
+        words = _words(found, expected)
+    again = _own_answer(member, values, call) if words else None
+    return "" if again is not None and _words(again, expected) else words
+
+
+def _changed(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Returns other numbers for a weight, of the same signs."""
+    value = value.detach()
+    if not value.is_floating_point():
+        return value.clone()
+    g = torch.Generator().manual_seed(sum(name.encode()))
+    factor = 1.05 + 0.2 * torch.rand(value.shape, generator=g, dtype=torch.float64)
+    return (value.double() * factor.to(value.device)).to(value.dtype)
+
+
+def _own_answer(member: nn.Module, values: Mapping[str, torch.Tensor], call: MemberCall) -> _Answer | None:
+    """Returns what the user's own module answers with these weights; None if it fails."""
+    with unchanged([member], own_numbers=True):
+        own = weights_of(member)
+        with torch.no_grad():
+            for name, first in first_names(own).items():
+                if name == first:
+                    own[name].data.copy_(values[name])
+        try:
+            return _run(member, call)
+        except Exception:  # noqa: BLE001  # whatever the user's code raises
+            return None
+
+
+def _run(module: nn.Module, call: MemberCall) -> _Answer:
+    """Returns the answer of a module and the gradients of its parameters, from one random state."""
+    torch.manual_seed(11)
+    random.seed(11)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(11)
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    parameters = dict(module.named_parameters())
+    names = [n for n, p in parameters.items() if p.requires_grad]
+    with calm(), torch.enable_grad():
+        answer = known_forms(module(*args, **kwargs))
+        outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
+        gradients: Gradients = {}
+        try:
+            gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
+        except RuntimeError:  # torch has no derivative of an op
+            pass
+    dense = {n: g.to_dense() if g is not None and g.is_sparse else g for n, g in gradients.items()}
+    return [y.detach().clone() for y in outputs], dense
+
+
+def _words(found: _Answer, expected: _Answer) -> str:
+    """Returns in words how two answers differ; an empty text if they do not."""
+    (outputs, gradients), (own, own_gradients) = found, expected
+    if [y.shape for y in outputs] != [y.shape for y in own]:
+        return f"it returns {[list(y.shape) for y in outputs]}, and the member {[list(y.shape) for y in own]}"
+    bound = relative_bound(own)
+    for k, (a, b) in enumerate(zip(outputs, own)):
+        error, size = error_and_size(a, b)
+        if error > bound * size:
+            return f"with the same weights, output {k} differs by {error:.1e} at a size of {size:.1e}"
+    bound = relative_bound([g for g in own_gradients.values() if g is not None])
+    largest = max((error_and_size(g, g)[1] for g in own_gradients.values() if g is not None), default=0.0)
+    for name in own_gradients.keys() & gradients.keys():
+        a, b = gradients[name], own_gradients[name]
+        if (a is None) != (b is None):
+            return f"{name} gets {'no' if a is None else 'a'} gradient in it, in the member {'no' if b is None else 'one'}"
+        if a is not None and b is not None:
+            error, size = error_and_size(a, b)
+            if error > bound * max(size, PART * largest):
+                return f"the gradient of {name} differs by {error:.1e} at a size of {size:.1e}"
+    return ""
+
+
+def _still_used(member: nn.Module, skeleton: ModuleSkeleton) -> str:
+    """Returns in words what in a copy still leads to the original's parts and weights."""
+    own = {id(v): n for n, v in weights_of(member).items()}
+    own |= {id(part): n or "the member itself" for n, part in member.named_modules()}
+    found = [f"{own[id(r.value)]} (as {r.path})" for r in walk(skeleton.module) if id(r.value) in own]
+    return f"What the copy reads of the original: {', '.join(found[:4])}." if found else ""

@@ -1,0 +1,229 @@
+"""Leaves all that can be reached from the user's modules as it was, after they ran.
+
+What is put back, also after an error or an interrupt: attributes, items of containers, closures and defaults
+of functions, for each tensor its memory, its numbers, its gradient and whether it requires one, the states of
+random generators of torch, Python and NumPy.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture.reachable import walk
+from ..ir.torch_internals import memory_id
+
+_PutBack = Callable[[], None]
+
+
+@contextmanager
+def unchanged(modules: Sequence[nn.Module], *, own_numbers: bool = False) -> Iterator[None]:
+    """Puts back, at the end of a with block, all that can be reached from modules and differs then.
+
+    Args:
+        modules: The modules.
+        own_numbers: Whether the block may write into tensors. All of them have other memory meanwhile, with
+            the same numbers.
+    """
+    values = [reached.value for reached in walk(list(modules))][1:]
+    with ExitStack() as put_back:  # the last first, each even if another fails
+        put_back.callback(_random_states())
+        for value in values:
+            for step in _of(value):
+                put_back.callback(step)
+        if own_numbers:
+            for step in _other_memory([v for v in values if isinstance(v, torch.Tensor)]):
+                put_back.callback(step)
+        yield
+
+
+def _of(value: Any) -> list[_PutBack]:
+    """Returns what puts one value back."""
+    if isinstance(value, torch.Tensor):
+        return [_tensor(value)]
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return [lambda: value.set_state(state) and None]
+    if isinstance(value, random.Random):
+        numbers = value.getstate()
+        return [lambda: value.setstate(numbers)]
+    if isinstance(value, types.FunctionType):
+        return [_function(value), *_attributes(value)]
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "flags"):
+        return _array(value)
+    steps = _attributes(value)
+    if isinstance(value, dict):
+        steps.append(_dict(value))
+    elif isinstance(value, (list, deque, set)):
+        steps.append(_list(value))
+    return steps
+
+
+def _attributes(value: Any) -> list[_PutBack]:
+    own = getattr(value, "__dict__", None)
+    steps = [_dict(own)] if type(own) is dict else []
+    slots = {
+        name: member
+        for cls in type(value).__mro__
+        for name, member in vars(cls).items()
+        if "__slots__" in vars(cls) and isinstance(member, types.MemberDescriptorType)
+    }
+    return [*steps, *(_slot(value, member) for member in slots.values())]
+
+
+def _slot(value: Any, member: Any) -> _PutBack:
+    missing = object()
+
+    def read() -> Any:
+        try:
+            return member.__get__(value)
+        except AttributeError:
+            return missing
+
+    before = read()
+
+    def put_back() -> None:
+        if read() is not before:
+            if before is missing:
+                member.__delete__(value)
+            else:
+                member.__set__(value, before)
+
+    return put_back
+
+
+def _dict(value: dict[Any, Any]) -> _PutBack:
+    before = list(value.items())
+
+    def put_back() -> None:
+        now = list(value.items())
+        if len(now) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in zip(now, before)):
+            value.clear()
+            value.update(before)
+
+    return put_back
+
+
+def _list(value: Any) -> _PutBack:
+    before = list(value)
+
+    def put_back() -> None:
+        now = list(value)
+        if len(now) != len(before) or any(a is not b for a, b in zip(now, before)):
+            value.clear()
+            (value.update if isinstance(value, set) else value.extend)(before)
+
+    return put_back
+
+
+def _array(value: Any) -> list[_PutBack]:
+    if not value.flags.writeable:
+        return []
+    before = value.copy()
+
+    def put_back() -> None:
+        value[...] = before
+
+    return [put_back]
+
+
+def _function(value: types.FunctionType) -> _PutBack:
+    cells = [(cell, _contents(cell)) for cell in value.__closure__ or ()]
+    defaults, named = value.__defaults__, value.__kwdefaults__
+    in_named = None if named is None else dict(named)
+
+    def put_back() -> None:
+        for cell, before in cells:
+            now = _contents(cell)
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before)):
+                if before:
+                    cell.cell_contents = before[0]
+                else:
+                    del cell.cell_contents
+        value.__defaults__, value.__kwdefaults__ = defaults, named
+        if named is not None and in_named is not None:
+            named.clear()
+            named.update(in_named)
+
+    return put_back
+
+
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # empty
+        return []
+
+
+def _tensor(value: torch.Tensor) -> _PutBack:
+    gradient = value.grad if value.is_leaf else None
+    numbers = None if gradient is None else gradient.detach().clone()
+    requires_grad, leaf = value.requires_grad, value.is_leaf
+
+    def put_back() -> None:
+        if not leaf:
+            return
+        if value.is_leaf and value.requires_grad != requires_grad:
+            value.requires_grad_(requires_grad)
+        if value.grad is not gradient:
+            value.grad = gradient
+        if gradient is not None and not torch.equal(gradient, numbers):
+            gradient.data.copy_(numbers)
+
+    return put_back
+
+
+def _other_memory(tensors: Sequence[torch.Tensor]) -> list[_PutBack]:
+    """Gives tensors other memory with the same numbers, and returns what gives them theirs again.
+
+    Tensors that share memory share it still.
+    """
+    copies: dict[int, torch.UntypedStorage] = {}
+    steps: list[_PutBack] = []
+    for value in tensors:
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_inference():
+            continue
+        storage = copies.setdefault(memory_id(value), None) or value.untyped_storage().clone()  # type: ignore
+        copies[memory_id(value)] = storage
+        own = torch.empty(0, dtype=value.dtype, device=value.device)
+        own.set_(storage, value.storage_offset(), value.size(), value.stride())
+        before = value.data
+        try:
+            value.data = own
+        except (RuntimeError, TypeError):  # of a class that allows no other memory
+            steps.append(_numbers(value))
+        else:
+            steps.append(lambda value=value, before=before: setattr(value, "data", before))  # type: ignore
+    return steps
+
+
+def _numbers(value: torch.Tensor) -> _PutBack:
+    before = value.detach().clone()
+    return lambda: None if torch.equal(value, before) else value.data.copy_(before) and None
+
+
+def _random_states() -> _PutBack:
+    own, devices = torch.get_rng_state(), []
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = torch.cuda.get_rng_state_all()
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+
+    def put_back() -> None:
+        torch.set_rng_state(own)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+    return put_back

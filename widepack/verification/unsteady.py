@@ -1,0 +1,65 @@
+"""Finds out why a member gives other answers from run to run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from ..ir.at_rest import draws_in, rested
+from .module_run import run_module
+from .subject import Subject
+
+_KEEP = (
+    'dropout="on" (--dropout on) keeps draws and dropout on in eval mode, with a draw for each member and call'
+)
+
+
+def why_unsteady(subject: Subject, i: int) -> str:
+    """Returns why member i gives other answers from run to run, and the way out.
+
+    A cause is named only if it is seen: a draw in the program, or a generator that a run of the module moves.
+    """
+    node = next(draws_in(subject.program(i)), None)
+    if node is not None:
+        at = f" at {node.source}" if node.source else ""
+        way = "Make" if rested(subject.program(i)) is None else f"{_KEEP}; or make"
+        return (
+            f"it draws random numbers by {node.op.removesuffix('.default')}{at}. {way} forward deterministic, "
+            "or make what it draws an input"
+        )
+    moved = _moved(subject, i)
+    if moved:
+        way = "Make what it draws an input" + ("" if "torch" in moved else ", or draw with torch")
+        return (
+            f"it draws from the generator of {' and '.join(moved)}, and its captured program does not. {way}"
+        )
+    return (
+        "no random number of torch, Python's random or numpy.random is drawn, so it stores something between "
+        "calls, or draws from a generator of its own. Make it deterministic, or make what changes an input"
+    )
+
+
+def _moved(subject: Subject, i: int) -> list[str]:
+    """Returns the generators whose state a run of the member's module changes."""
+    if subject.module is None:
+        return []
+    module = subject.module(i)
+    (inputs,) = subject.draw(subject.sizes, 3, "shared", 1)
+    before = _states()
+    run_module(module, subject, inputs)
+    after = _states()
+    return [name for name, state in before.items() if state != after[name]]
+
+
+def _states() -> dict[str, Any]:
+    """Returns the states of the generators that a member may draw from."""
+    import numpy  # noqa: PLC0415  # torch does not need it
+
+    kind, keys, place, *rest = numpy.random.get_state()
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (kind, bytes(keys), place, *rest),
+        "torch": bytes(torch.get_rng_state().numpy()),
+    }
