@@ -168,7 +168,17 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
 
             members = collection.members(name)
             made: list[Path] = []
-            built = outcome(lambda: made.append(collection.build(name, members, Path(folder))) or "")  # type: ignore[func-returns-value]  # noqa: B023
+
+            def build(
+                name: str = name,
+                members: list[Any] = members,
+                at: Path = Path(folder),
+                made: list[Path] = made,
+            ) -> str:
+                made.append(collection.build(name, members, at))
+                return ""
+
+            built = outcome(build)
             if not made:
                 write("build", built)
                 continue
