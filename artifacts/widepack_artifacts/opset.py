@@ -52,7 +52,8 @@ _ATEN = """
     fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn
     fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2
     fft_rfftfreq fft_rfftn fill:Scalar,Tensor flatten:using_ints flip floor floor_divide:Scalar,default
-    fmax fmin fmod:Scalar,Tensor frac frexp:Tensor frobenius_norm:dim full full_like gather gcd
+    fmax fmin fmod:Scalar,Tensor frac fractional_max_pool2d fractional_max_pool3d frexp:Tensor
+    frobenius_norm:dim full full_like gather gcd
     ge:Scalar,Tensor gelu geometric ger glu gradient:scalarint grid_sampler grid_sampler_2d
     grid_sampler_3d group_norm gru:data,input gru_cell gt:Scalar,Tensor
     hamming_window:default,periodic,periodic_alpha,periodic_alpha_beta hann_window:default,periodic

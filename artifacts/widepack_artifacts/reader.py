@@ -34,6 +34,7 @@ class Reader:
         expect: The digest that the manifest must have, `sha256:<hex>`, if the caller knows it from a trusted
             source.
         extra: The ops of other libraries that programs may use. Default: all that this process has allowed.
+        manifest: A manifest that its writer has not published yet. Default: the one in the folder.
 
     Attributes:
         limit: The limit of the programs that are read from now on; None for the limits of the format.
@@ -43,10 +44,25 @@ class Reader:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], expect: str | None = None, extra: Container[str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        expect: str | None = None,
+        extra: Container[str] | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self.extra = extra
         self.root = checked_path(path)
+        self.manifest = self._published() if manifest is None else manifest
+        if expect is not None and expect != self.manifest.digest:
+            raise ArtifactError(
+                f"{self.root}: expected the artifact {expect}, this one is {self.manifest.digest}"
+            )
+        self.limit: ProgramLimit | None = None
+        self._programs: dict[str, Program] = {}
+        self._preloaded: dict[str, bytes] = {}
+
+    def _published(self) -> Manifest:
+        """Returns the manifest in the folder. Raises: ArtifactError."""
         if not self.root.is_dir():
             what = "an artifact is a folder, this is a file" if self.root.exists() else "it does not exist"
             raise ArtifactError(f"{self.root}: {what}")
@@ -57,16 +73,9 @@ class Reader:
             )
         data = read_plain_file(self.root / MANIFEST, MAX_BYTES)
         try:
-            self.manifest = Manifest.from_bytes(data)
+            return Manifest.from_bytes(data)
         except ArtifactError as e:
             raise ArtifactError(f"{self.root}: {e}") from e
-        if expect is not None and expect != self.manifest.digest:
-            raise ArtifactError(
-                f"{self.root}: expected the artifact {expect}, this one is {self.manifest.digest}"
-            )
-        self.limit: ProgramLimit | None = None
-        self._programs: dict[str, Program] = {}
-        self._preloaded: dict[str, bytes] = {}
 
     def replaced(self) -> bool:
         """Returns whether another artifact was published at the path after this one was opened."""

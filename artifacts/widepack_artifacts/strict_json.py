@@ -27,8 +27,13 @@ Python needs about a hundred bytes for each, however short it is in the file.
 """
 
 
-def parse(data: bytes, what: str) -> Any:
-    """Returns the JSON document in `data`; `what` names it in errors. Raises: ArtifactError."""
+def parse(data: bytes, what: str, constants: bool = False) -> Any:
+    """Returns the JSON document in `data`; `what` names it in errors.
+
+    constants: whether NaN and infinities are read, which Python's writer makes; for files of other programs.
+
+    Raises: ArtifactError.
+    """
 
     if data.count(b",") + data.count(b"{") + data.count(b"[") > MAX_VALUES:
         raise ArtifactError(f"{what}: over {MAX_VALUES:,} values")
@@ -62,7 +67,7 @@ def parse(data: bytes, what: str) -> Any:
             object_pairs_hook=pairs,
             parse_int=integer,
             parse_float=real,
-            parse_constant=constant,
+            parse_constant=float if constants else constant,
         )
     except RecursionError:
         raise ArtifactError(f"{what}: nested over {MAX_DEPTH} deep") from None

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import advice_results
+import backend_results
 import cascade_results
 import database_results
 import device_results
@@ -269,6 +270,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layers,
     "blocks": blocks,
     "zoo": zoo_results.zoo,
+    "backends": backend_results.table,
     "unseen": zoo_results.unseen,
     "zoo-onnx": zoo_results.zoo_onnx,
     "torch-databases": database_results.table,

@@ -1,4 +1,4 @@
-"""Tests attacks 98 to 99 of ATTACKS.md: what an artifact says about itself."""
+"""Tests attacks 98 and 99 of ATTACKS.md: what an artifact says about itself."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_list_of_numbers_that_is_drawn(tmp_path: Path) -> None:
             return super().forward(x[:, self.order])
 
     message = refused(VerificationError, tmp_path, save(tmp_path, Drawn), model=Drawn)
-    assert "The members differ in something that is not a weight: " in message
+    assert "differ in something that is not a weight: " in message
     assert "order." in message
 
 

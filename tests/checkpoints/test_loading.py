@@ -59,7 +59,7 @@ class Renamed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 3)
-        self.register_load_state_dict_pre_hook(self._rename)
+        self.register_load_state_dict_pre_hook(self._rename)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
@@ -92,10 +92,12 @@ class Bank(nn.Module):
 class Scaled(nn.Module):
     """Keeps extra state that forward uses."""
 
+    extra: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 3)
-        self.extra: Any = {"scale": 1.0}
+        self.extra = {"scale": 1.0}
 
     def get_extra_state(self) -> Any:
         return self.extra
@@ -113,7 +115,7 @@ class Doubled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 3)
-        self.register_load_state_dict_pre_hook(self._double)
+        self.register_load_state_dict_pre_hook(self._double)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _double(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
@@ -167,7 +169,7 @@ def bank(i: int, rows: int = 5) -> Any:
 
 
 def scaled(i: int) -> Any:
-    found = seeded(Scaled, i)
+    found: Any = seeded(Scaled, i)
     found.extra = {"scale": 3.0, "classes": ["a", "b"], "counts": torch.arange(3), "nan": float("nan")}
     return found.state_dict()
 
@@ -280,7 +282,7 @@ class Flagged(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4))
         self.register_buffer("flag", torch.tensor(0))
-        self.register_load_state_dict_pre_hook(self._turn)
+        self.register_load_state_dict_pre_hook(self._turn)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _turn(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
@@ -370,7 +372,7 @@ def test_extra_state_that_is_code(tmp_path: Path) -> None:
 
 
 def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
-    models = [seeded(Scaled, i) for i in range(2)]
+    models: list[Any] = [seeded(Scaled, i) for i in range(2)]
     for one in models:
         one.extra = {"scale": 2.0}
     x = torch.randn(5, 4)
@@ -508,11 +510,11 @@ def test_what_differs_from_the_file_is_kept(tmp_path: Path) -> None:
 
 def test_which_modules_only_copy() -> None:
     hooked, patched, own = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-    hooked.register_load_state_dict_post_hook(lambda module, keys: None)
+    hooked.register_load_state_dict_post_hook(lambda module, keys: None)  # type: ignore[no-untyped-call]
     patched.state_dict = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
     own.register_buffer("rows", own.weight.detach()[:1])  # writes of one load overlap
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    tied[1].weight = tied[0].weight  # type: ignore[assignment]
+    tied[1].weight = tied[0].weight
     assert copies(norm())
     assert copies(tied)
     for module in (hooked, patched, own, Turned(), Scaled(), weight_norm(), nn.LazyLinear(2)):

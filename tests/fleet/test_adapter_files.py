@@ -247,7 +247,7 @@ def test_infinite_alpha_is_refused(tmp_path: Path) -> None:
 
 def test_large_settings_are_refused(tmp_path: Path) -> None:
     written(tmp_path, factors(), base_model_name_or_path="x" * (1 << 20))
-    refused(tmp_path, "adapter_config.json has", "at most 1048576 are read")
+    refused(tmp_path, "adapter_config.json has", "at most 1,048,576 are read")
 
 
 def without(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ def close(found: Tensor, expected: Tensor, what: str, bound: float = 1e-4) -> No
 
 def step(outputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
-    outputs.square().mean((-2, -1)).sum().backward()
+    outputs.square().mean((-2, -1)).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

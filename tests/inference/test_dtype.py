@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from default_dtype import double_by_default
 from support import Artifacts, Bound
 from torch import Tensor, nn
 
@@ -26,7 +27,6 @@ from widepack import (
     update,
 )
 from widepack.ir.cast import raised
-from widepack.ir.float64 import double_by_default
 from widepack_artifacts.reader import Reader
 
 N = 3

@@ -64,6 +64,18 @@ IMAGE = torch.zeros(1, 2, 4, 4)
 LU = torch.eye(3)
 
 BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
+    "windows outside of an image": (
+        "aten.fractional_max_pool2d.default",
+        (IMAGE, [2, 2], [2, 2], torch.full((1, 2, 2), 3e8)),
+        {},
+        "random_samples contains a number that is not from 0 to 1",
+    ),
+    "windows at NaN": (
+        "aten.fractional_max_pool3d.default",
+        (torch.zeros(1, 2, 4, 4, 4), [2] * 3, [2] * 3, torch.full((1, 2, 3), float("nan"))),
+        {},
+        "random_samples contains a number that is not from 0 to 1",
+    ),
     "segments past the end": (
         "aten.segment_reduce.default",
         (torch.zeros(4), "sum"),

@@ -141,9 +141,9 @@ def test_a_changed_member_makes_the_record_void(files: tuple[Path, Path], tmp_pa
     [
         lambda r: r.pop("weights"),
         lambda r: r.update(weights=3),
-        lambda r: r["weights"].update({name: 1e308 for name in r["weights"]}),
-        lambda r: r["weights"].update({name: -1.0 for name in r["weights"]}),
-        lambda r: r["weights"].update({name: 1e-300 for name in r["weights"]}),
+        lambda r: r["weights"].update(dict.fromkeys(r["weights"], 1e308)),
+        lambda r: r["weights"].update(dict.fromkeys(r["weights"], -1.0)),
+        lambda r: r["weights"].update(dict.fromkeys(r["weights"], 1e-300)),
         lambda r: r["cascade"].update(dim=1e308),
         lambda r: r["cascade"].update(order=5),
         lambda r: r["cascade"].update(stages=["a"]),

@@ -24,7 +24,7 @@ def test_missing_folders_are_created_for_this_user_alone(tmp_path: Path) -> None
         os.umask(before)
     assert made == tmp_path / "a" / "b" / "c"
     assert {p.stat().st_mode & 0o777 for p in (made, made.parent, made.parent.parent)} == {0o700}
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         private_folder(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="no folder"):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from widepack_artifacts.program import Program
 from widepack.capture.call import arrange
 from widepack.capture.capture import capture
 from widepack.errors import VerificationError
 from widepack.verification import equivalent_runs, near_ties, wide
 from widepack.verification.equivalent_runs import Evaluations
 from widepack.verification.tolerance import ErrorStats
+from widepack_artifacts.program import Program
 
 
 class Buckets(nn.Module):

@@ -19,6 +19,7 @@ import json
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from widepack_artifacts.guards import check as check_condition
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
 from ..system.compiled_cache import CompiledCache, default_folder
-from .covering import covering
+from .covering import covering, traced_for
 from .flat import Flat, flatten
 from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, quiet
+from .tracing import TracedGraph
 from .variants import Checked, Variant
 
 NAME = "aot"
@@ -173,8 +175,9 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
     def compile_at(number: int, example: Sizes) -> Variant:
         path = folder / f"program-{number}.pt2"
         names.append(path.name)
-        conditions = _compile(task, flat, example, path)
-        return _open(path, flat.weights, {"weights": shapes, "conditions": conditions, "least": {}}, task)
+        made = _compile(task, flat, example, path)
+        row = {"weights": shapes, "conditions": made.conditions(), "least": {}}
+        return replace(_open(path, flat.weights, row, task), fixed=bool(made.fixed))
 
     shapes = [[str(w.dtype), list(w.shape), list(w.stride())] for w in flat.weights]
     rows = [
@@ -196,24 +199,24 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
     }
 
 
-def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
-    """Compiles one package. Returns: the conditions that the compiler assumed. Raises: LoweringError."""
+def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> TracedGraph:
+    """Compiles one package. Returns: what the compiler was given. Raises: LoweringError."""
     from torch._inductor.package.package import package_aoti
 
-    from .tracing import traced
-
-    try:
-        made = traced(flat, example, task.dims, task.device)
+    def compile_(made: TracedGraph) -> Any:
         if 0 < task.most_nodes < (many := len(made.module.graph.nodes)):
             raise LoweringError(
                 f"{task.title} has {many} nodes for the compiler, and the limit is {task.most_nodes}: "
                 "compiling would take long"
             )
+        return torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))
+
+    try:
         with warnings.catch_warnings(), quiet(), torch.no_grad():
             warnings.simplefilter("ignore")
-            files: Any = torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))
+            files, made = traced_for(task, flat, example, compile_)
             package_aoti(str(path), files)
-        return made.conditions()
+        return made
     except WidepackError:
         raise
     except Exception as e:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ..errors import LoweringError
+from ..errors import LoweringError, WidepackError
 from .flat import Flat
 from .index_flags import is_flagged
 from .task import Sizes, Task, sizes_to_try, words
+from .tracing import TracedGraph, traced
 from .variants import Checked, Variant
 
 VARIANTS = 2
@@ -48,13 +51,41 @@ def covering(task: Task, flat: Flat, compile_at: Callable[[int, Sizes], Variant]
             s for s in tried if min(s.values(), default=2) >= 2 and not any(c.variant.holds(s) for c in made)
         )
         example = dict(task.example) if number == 0 else next(open_, None)
-        if example is None:
+        if example is None or any(c.variant.fixed for c in made):
             break
         if task.progress:
             task.progress(f"compiling {task.title}{f', again for {words(example)}' if number else ''}", 0, 1)
         variant = compile_at(number, example)
         made.append(Compiled(replace(variant, least=_agree(task, flat, variant, tried)), example))
     return made
+
+
+def traced_for(
+    task: Task, flat: Flat, example: Sizes, compile_: Callable[[TracedGraph], Any]
+) -> tuple[Any, TracedGraph]:
+    """Compiles a program for all sizes, or for the example's sizes of all dims but one if that fails.
+
+    Inductor's arithmetic over two symbols of image sizes fails for some networks. The dim that stays open is
+    the first, which most programs have as their batch.
+
+    Returns:
+        What `compile_` returned, and what it was given.
+
+    Raises:
+        Exception: What the compiler raised for all sizes.
+    """
+    try:
+        made = traced(flat, example, task.dims, task.device)
+        return compile_(made), made
+    except WidepackError:
+        raise
+    except Exception:
+        if len(task.dims) < 2:
+            raise
+        with contextlib.suppress(Exception):
+            made = traced(flat, example, task.dims, task.device, list(task.dims)[1:])
+            return compile_(made), made
+        raise
 
 
 def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .flat import Flat
 
 Function = Callable[..., Any]
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 Sizes = Mapping[str, int]
 
 
@@ -141,7 +143,7 @@ def words(sizes: Sizes) -> str:
 
 def first_line(e: Exception) -> str:
     """The first line of the message of an exception."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    lines = [line.strip() for line in _COLORS.sub("", str(e)).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..errors import LoweringError, WidepackError
-from .covering import covering
+from .covering import covering, traced_for
 from .flat import Flat, flatten
 from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, quiet, words
-from .tracing import traced
+from .tracing import TracedGraph
 from .variants import Checked, Variant
 
 NAME = "compile"
@@ -50,11 +50,10 @@ def bind(task: Task) -> Checked:
 def _compile(task: Task, flat: Flat, example: Sizes) -> Variant:
     """Compiles a variant at sizes. Raises: LoweringError."""
     try:
-        made = traced(flat, example, task.dims, task.device)
         with warnings.catch_warnings(), quiet(), torch.no_grad():
             warnings.simplefilter("ignore")
-            run = torch._inductor.compile(made.module, list(made.inputs), options=OPTIONS)
-        return Variant(lambda inputs: run(*inputs), made.conditions())
+            run, made = traced_for(task, flat, example, _inductor)
+        return Variant(lambda inputs: run(*inputs), made.conditions(), fixed=bool(made.fixed))
     except WidepackError:
         raise
     except Exception as e:
@@ -63,3 +62,7 @@ def _compile(task: Task, flat: Flat, example: Sizes) -> Variant:
             f"{f' at {words(example)}' if example else ''}: {type(e).__name__}: {first_line(e)}; "
             "load with backend='eager'"
         ) from e
+
+
+def _inductor(made: TracedGraph) -> Any:
+    return torch._inductor.compile(made.module, list(made.inputs), options=OPTIONS)

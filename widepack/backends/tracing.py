@@ -5,7 +5,7 @@ dims.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +31,22 @@ class TracedGraph:
     """A graph with fake inputs.
 
     module: its buffers w0, w1, ... are the weights. symbols: the dim of each of torch's symbols.
+
+    fixed: the size of each dim that is no symbol.
     """
 
     module: fx.GraphModule
     inputs: list[torch.Tensor]
     shapes: ShapeEnv
     symbols: dict[str, str]
+    fixed: dict[str, int]
 
     def conditions(self) -> list[Any]:
         """The conditions on sizes that tracing assumed, without those that hold at all sizes of at least 2.
 
         Raises: LoweringError.
         """
-        made: list[Any] = []
+        made: list[Any] = [["eq", dim, size] for dim, size in self.fixed.items()]
         for guard in self.shapes.guards:
             try:
                 if _from_two(guard.expr):
@@ -75,16 +78,21 @@ def traced(
     example: Mapping[str, int],
     dims: Mapping[str, tuple[int, int | None, int]],
     device: torch.device,
+    fixed: Collection[str] = (),
 ) -> TracedGraph:
     """Prepares a program.
 
-    example: a size of each dim, at least 2 for a result that is valid at other sizes too.
+    example: a size of each dim, at least 2 for a result that is valid at other sizes too. fixed: the dims
+    that keep it.
     """
     shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     sizes: dict[str, Any] = {}
     symbols: dict[str, str] = {}
     for name, (least, most, _) in dims.items():
+        if name in fixed:
+            sizes[name] = example[name]
+            continue
         source = ConstantSource(name)
         symbol = shapes.create_symbol(
             example[name],
@@ -110,7 +118,7 @@ def traced(
             )
         node.meta["val"] = inputs[-1]
     module.recompile()
-    return TracedGraph(module, inputs, shapes, symbols)
+    return TracedGraph(module, inputs, shapes, symbols, {d: example[d] for d in fixed})
 
 
 def with_weights(

@@ -22,6 +22,7 @@ from ..capture.module_tensors import tensors_of
 from ..checkpoints.discovery import LeftOut
 from ..errors import CaptureError, UsageError, WidepackError
 from ..fleet.base_record import BASE, FleetBase
+from ..inference.unpublished import check_opens
 from ..ir.at_rest import draws
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
@@ -216,17 +217,17 @@ def _published(
             **({PART_COUNTS: list(request.part_counts)} if request.part_counts else {}),
         }
         verification = join_records(_records(proved))
-        return writer.publish(
-            replace(
-                manifest,
-                factored=factored,
-                state_dicts=state_dicts,
-                entries=entries,
-                probe=probe_name,
-                verification=verification,
-                provenance=provenance,
-            )
+        manifest = replace(
+            manifest,
+            factored=factored,
+            state_dicts=state_dicts,
+            entries=entries,
+            probe=probe_name,
+            verification=verification,
+            provenance=provenance,
         )
+        check_opens(writer, manifest)
+        return writer.publish(manifest)
 
 
 def _records(proved: Sequence[ProvedEntry]) -> dict[str, dict[str, Any]]:

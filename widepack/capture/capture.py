@@ -29,7 +29,13 @@ from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
 from .call import MemberCall, leaf_type
-from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
+from .effects import (
+    changed_constants,
+    changes_constants,
+    drop_first_changes,
+    refuse_changes,
+    refuse_shared_memory,
+)
 from .explain import explain, is_specialized, reads, way_out
 from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
@@ -164,7 +170,8 @@ def capture(
     if attempt.error is not None and is_specialized(attempt.error):
         attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
     if attempt.exported is None:
-        why = refusal or _why_no_export(attempt, call)
+        changed = changed_constants(make, call, entry) if changes_constants(attempt.error) else ""
+        why = refusal or changed or _why_no_export(attempt, call)
         state = f". {_state_in(attempt.module, filled, entry)}" if filled and not refusal else ""
         raise CaptureError(f"{why}{state}") from attempt.error
     try:

@@ -56,6 +56,38 @@ def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
             )
 
 
+def changes_constants(error: Exception | None) -> bool:
+    """Whether an export failed because forward writes into a tensor that is no parameter and no buffer."""
+    return "is mutated in the forward method" in str(error)
+
+
+def changed_constants(make: Callable[[], nn.Module], call: MemberCall, entry: str) -> str:
+    """Returns the message for a member that writes into plain tensors, with their names; "" if none is found.
+
+    Args:
+        make: Makes a fresh member.
+        call: The example call.
+        entry: The exported method.
+    """
+    member = make()
+    before = [(name, value, value.detach().clone()) for name, value in tensors_of(member)]
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm(), weights_fixed(member), torch.random.fork_rng(devices=[]):
+        try:
+            method_of(member, entry)(*args, **kwargs)
+        except Exception:  # noqa: BLE001  # the export says why
+            return ""
+    changed = [name for name, value, numbers in before if not _same(value.detach(), numbers)]
+    if not changed:
+        return ""
+    by = "a fused module keeps for each member" if member.training else "--state carries from call to call"
+    return (
+        f"{type(member).__name__} writes into {', '.join(changed[:5])} when {entry} runs, plain "
+        "tensors that are no buffers; a member program has no side effects. Make them buffers with "
+        f"register_buffer, which {by}"
+    )
+
+
 def _state_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the parameters and buffers under all their names."""
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .reachable import Edge, How, edges, is_atom, walk
+from .reachable import HeldValue, How, edges, is_atom, walk
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HELD: tuple[How, ...] = ("strong", "class")
@@ -31,7 +31,7 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return rows
 
 
-def _is_registered(edge: Edge, part: nn.Module) -> bool:
+def _is_registered(edge: HeldValue, part: nn.Module) -> bool:
     own = vars(part)
     return not edge.name and any(edge.value is own.get(key) for key in _REGISTERED)
 

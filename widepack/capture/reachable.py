@@ -4,8 +4,8 @@
 |---|---|
 | object, module | its attributes, from its dict and its slots |
 | dict, list, tuple, set, deque, weak collection | its items |
-| function | the values in its closure, its defaults, its attributes, globals that its code reads |
-| `functools.partial`, bound method, built-in method | the function, its arguments, the object it is bound to |
+| function | the values in its closure, defaults and attributes, and globals that its code reads |
+| partial, bound method, built-in method | the function, its arguments, the object it is bound to |
 | `weakref.ref`, `WeakMethod`, `weakref.proxy` | the object it refers to |
 | instance of a class of the user | what the methods of the class have in closures and read from globals |
 
@@ -29,6 +29,7 @@ How = Literal["strong", "weak", "class", "global"]
 """How a value is held: by a strong reference, by a weak one, by the object's class, or by a global name."""
 
 ALL: tuple[How, ...] = ("strong", "weak", "class", "global")
+STRONG: tuple[How, ...] = ("strong",)
 ATOMS = (
     type(None),
     bool,
@@ -60,7 +61,7 @@ _CLOSED = ("logging", "threading", "_thread", "asyncio", "socket", "subprocess",
 """Modules of Python whose objects are not entered: they lead to all of the process."""
 
 
-class Edge(NamedTuple):
+class HeldValue(NamedTuple):
     """One step from a value to another. name: as in a path; empty where the step adds nothing to it."""
 
     name: str
@@ -108,27 +109,27 @@ def is_atom(value: Any) -> bool:
     return type(value) not in _PROXIES and isinstance(value, ATOMS)
 
 
-def edges(value: Any) -> list[Edge]:
+def edges(value: Any) -> list[HeldValue]:
     """Returns the steps that lead on from a value."""
     if is_atom(value) or type(value).__module__.partition(".")[0] in _CLOSED:
         return []
     if isinstance(value, types.FunctionType):
         return _of_function(value)
     if isinstance(value, types.MethodType):
-        return [Edge("", value.__func__, "strong"), Edge("self", value.__self__, "strong")]
+        return [HeldValue("", value.__func__, "strong"), HeldValue("self", value.__self__, "strong")]
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
-        return [] if _unbound(value) else [Edge("self", value.__self__, "strong")]
+        return [] if _unbound(value) else [HeldValue("self", value.__self__, "strong")]
     if isinstance(value, types.CellType):
-        return [Edge("", contents, "strong") for contents in _contents(value)]
+        return [HeldValue("", contents, "strong") for contents in _contents(value)]
     if type(value) in _PROXIES or isinstance(value, weakref.ref):
         target = target_of(value)
-        return [] if target is None else [Edge("", target, "weak")]
+        return [] if target is None else [HeldValue("", target, "weak")]
     if isinstance(value, functools.partial):
-        rows = [Edge("func", value.func, "strong"), *_items(enumerate(value.args))]
+        rows = [HeldValue("func", value.func, "strong"), *_items(enumerate(value.args))]
         return [*rows, *_items(value.keywords.items()), *_items(vars(value).items())]
     rows = _of_container(value)
     if isinstance(value, torch.Tensor):
-        return [Edge(str(k), v, "strong") for k, v in vars(value).items()]
+        return [HeldValue(str(k), v, "strong") for k, v in vars(value).items()]
     return [*rows, *_attributes(value), *_of_class(value)]
 
 
@@ -153,20 +154,27 @@ def _of_interest(value: Any) -> bool:
     return isinstance(value, (nn.Module, torch.Tensor))
 
 
-def _of_container(value: Any) -> list[Edge]:
+def _of_container(value: Any) -> list[HeldValue]:
     if isinstance(value, (dict, types.MappingProxyType)):
-        keys = [Edge("key", k, "strong") for k in value if not isinstance(k, ATOMS)]
+        keys = [HeldValue("key", k, "strong") for k in value if not isinstance(k, ATOMS)]
         return [*_items(value.items()), *keys]
     if isinstance(value, (list, tuple, deque, set, frozenset)):
         return _items(enumerate(value))
     return []
 
 
-def _items(items: Any) -> list[Edge]:
-    return [Edge(k if isinstance(k, str) else repr(k)[:40], v, "strong") for k, v in list(items)]
+def _items(items: Any) -> list[HeldValue]:
+    return [HeldValue(_name(k, i), v, "strong") for i, (k, v) in enumerate(list(items))]
 
 
-def _attributes(value: Any) -> list[Edge]:
+def _name(key: Any, number: int) -> str:
+    """Returns the name of an item: its key as text, or the type of the key and the item's number."""
+    if isinstance(key, str):
+        return key
+    return repr(key) if is_atom(key) else f"{type(key).__qualname__} {number}"
+
+
+def _attributes(value: Any) -> list[HeldValue]:
     """Returns the attributes of an object: from its dict and its slots."""
     found: dict[str, Any] = {}
     for cls in type(value).__mro__:
@@ -182,15 +190,15 @@ def _attributes(value: Any) -> list[Edge]:
     own = getattr(value, "__dict__", None)
     found.update(own if isinstance(own, dict) else {})
     if not isinstance(value, nn.Module):
-        return [Edge(str(k), v, "strong") for k, v in found.items()]
+        return [HeldValue(str(k), v, "strong") for k, v in found.items()]
     # hooks by their order: their keys count all hooks of the process
     hooks = [
-        Edge(f"{k}.{i}", hook, "strong")
+        HeldValue(f"{k}.{i}", hook, "strong")
         for k, v in found.items()
         if k.endswith("_hooks") and isinstance(v, dict)
         for i, hook in enumerate(v.values())
     ]
-    return [*hooks, *(Edge("" if k in _MODULE_DICTS else str(k), v, "strong") for k, v in found.items())]
+    return [*hooks, *(HeldValue("" if k in _MODULE_DICTS else str(k), v, "strong") for k, v in found.items())]
 
 
 def _contents(cell: types.CellType) -> list[Any]:
@@ -200,22 +208,22 @@ def _contents(cell: types.CellType) -> list[Any]:
         return []
 
 
-def _of_function(function: types.FunctionType) -> list[Edge]:
+def _of_function(function: types.FunctionType) -> list[HeldValue]:
     rows = [
-        Edge(name, value, "strong")
+        HeldValue(name, value, "strong")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())
         for value in _contents(cell)
     ]
-    rows += [Edge(f"default.{i}", v, "strong") for i, v in enumerate(function.__defaults__ or ())]
+    rows += [HeldValue(f"default.{i}", v, "strong") for i, v in enumerate(function.__defaults__ or ())]
     rows += _items((function.__kwdefaults__ or {}).items())
     rows += _items(vars(function).items())
     own = function.__globals__ if isinstance(function.__globals__, OwnGlobals) else {}
     rows += _items(own.items())
-    return [*rows, *(Edge(n, v, "global") for n, v in globals_of(function).items() if n not in own)]
+    return [*rows, *(HeldValue(n, v, "global") for n, v in globals_of(function).items() if n not in own)]
 
 
 class OwnGlobals(dict[str, Any]):
-    """The globals of a copied function: some names have a value of their own, the others are the original's."""
+    """The globals of a copied function: some names have other values, the others are the original's."""
 
     def __init__(self, own: dict[str, Any], original: dict[str, Any]) -> None:
         super().__init__(own)
@@ -247,16 +255,16 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *inner]))
 
 
-def _of_class(value: Any) -> list[Edge]:
+def _of_class(value: Any) -> list[HeldValue]:
     """Returns what the methods of an object's class have in closures and read from globals."""
     if not isinstance(value, nn.Module) and "<locals>" not in type(value).__qualname__:
         return []
-    rows: list[Edge] = []
+    rows: list[HeldValue] = []
     for name, function in class_functions(type(value)):
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if variable != "__class__":
-                rows += [Edge(f"{name}.{variable}", v, "class") for v in _contents(cell)]
-        rows += [Edge(f"{name}.{n}", v, "global") for n, v in globals_of(function).items()]
+                rows += [HeldValue(f"{name}.{variable}", v, "class") for v in _contents(cell)]
+        rows += [HeldValue(f"{name}.{n}", v, "global") for n, v in globals_of(function).items()]
     return rows
 
 

@@ -13,6 +13,7 @@
 | `extra_state.py` | Stores the extra state of members as data |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers |
+| `hugging_face_config.py` | Reads the config.json of a Hugging Face folder, which may be untrusted |
 | `kept.py` | Keeps tensors that no file has, without memory for large ones |
 | `loading.py` | Loads checkpoints into members of a factory, as `load_state_dict` does |
 | `member_keys.py` | Finds several members in one file by a key with `*` |
@@ -24,6 +25,7 @@
 | `numpy_archive.py` | Reads archives of `numpy.savez` as data |
 | `open_file.py` | Opens one checkpoint file lazily, by its content, without running code of the file |
 | `pickled_modules.py` | Makes members that are pickled modules: each checkpoint contains its module |
+| `plain_file.py` | Opens plain files of untrusted folders: once, and without waiting for a writer |
 | `pt2_archive.py` | Reads files of `torch.export.save` as data: a zip of JSON and raw weights |
 | `shards.py` | Opens checkpoints of several files: an index `{"weight_map": {tensor name |
 | `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import CheckpointError
 from ..spec.dtypes import OutOfRange, converted
+from .plain_file import open_plain
 from .pt2_archive import Pt2File
 from .state_dict import RefusedFile, TensorInfo, is_extra_state, named_under, without_wrappers
 
@@ -234,12 +235,14 @@ class Checkpoint:
 def _sha256(path: str, opened: os.stat_result) -> str:
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             now = os.fstat(file.fileno())
             while piece := file.read(1 << 20):
                 digest.update(piece)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}") from None
+    except RefusedFile as refused:
+        raise CheckpointError(f"checkpoint {path}: {refused}") from None
     if _identity(now) != _identity(opened):
         raise CheckpointError(
             f"checkpoint {path}: was changed or replaced after it was opened;"

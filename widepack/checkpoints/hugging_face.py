@@ -13,7 +13,6 @@ output of a member.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from .checkpoint import Checkpoint
 from .factory import Factory
+from .hugging_face_config import check_implementation, copied, read_config
 from .no_network import ConnectionRefused, no_network
 
 NAME = "hf"
@@ -92,14 +92,14 @@ def _folder_of(path: str) -> str:
 def _of_folder(folder: str, args: Mapping[str, object]) -> Factory:
     """Returns the factory of one folder. Raises: UsageError."""
     path = os.path.join(folder, "config.json")
-    config = _read_config(path, folder)
+    config = read_config(path, folder, NAME)
     transformers = _transformers()
     model_class = _model_class(transformers, config, path)
 
     def make(**overrides: object) -> nn.Module:
         try:
             with no_network():
-                return _make(transformers, model_class, folder, overrides)
+                return _make(transformers, model_class, config, folder, overrides)
         except Exception as error:
             if (refused := _refused_connection(error)) is None:
                 raise
@@ -119,24 +119,6 @@ def _refused_connection(error: BaseException | None) -> ConnectionRefused | None
             return error
         error = error.__cause__ or error.__context__
     return None
-
-
-def _read_config(path: str, folder: str) -> dict[str, Any]:
-    """Returns the content of config.json. Raises: UsageError."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
-    except FileNotFoundError:
-        raise UsageError(
-            f"--model {NAME} needs the config.json that save_pretrained writes, but {folder} has none;"
-            " give --model-arg folder=PATH, or another --model"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--model {NAME}: {path} cannot be read: {reason}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"--model {NAME}: {path} is not a JSON object")
-    return config
 
 
 def _transformers() -> ModuleType:
@@ -163,12 +145,13 @@ def _model_class(transformers: ModuleType, config: Mapping[str, Any], path: str)
     if not name:
         return None
     found = getattr(transformers, name, None)
-    if isinstance(found, type) and issubclass(found, nn.Module):
+    base = getattr(transformers, "PreTrainedModel", nn.Module)
+    if isinstance(found, type) and issubclass(found, base) and found is not base:
         return found
     reason = (
         "its code is in the folder, and code of a folder is not run"
         if "auto_map" in config
-        else f"transformers {transformers.__version__} has no such class"
+        else f"transformers {transformers.__version__} has no such model"
     )
     raise UsageError(
         f"--model {NAME}: {path} names the architecture {name}, but {reason};"
@@ -179,13 +162,22 @@ def _model_class(transformers: ModuleType, config: Mapping[str, Any], path: str)
 def _make(
     transformers: ModuleType,
     model_class: type[nn.Module] | None,
+    read: dict[str, Any],
     folder: str,
     overrides: Mapping[str, object],
 ) -> nn.Module:
-    """Makes one member with fresh weights. overrides: values of the config's fields. Raises: UsageError."""
-    config: Any = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    """Makes one member with fresh weights.
+
+    read: the content of config.json. overrides: values of the config's fields. Raises: UsageError.
+    """
+    with copied(read, folder) as place:
+        config: Any = transformers.AutoConfig.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False
+        )
+    config.name_or_path = folder
+    for key, value in overrides.items():
+        if "implementation" in key:
+            check_implementation(key, value, f"--model {NAME}")
     for key, value in {"use_cache": False, **overrides}.items():
         if not hasattr(config, key) and key != "use_cache":
             raise UsageError(f"--model {NAME}: the config of {folder} has no {key!r}")

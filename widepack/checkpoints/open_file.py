@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from .checkpoint import Checkpoint, at_key, unwrapped
 from .numpy_archive import from_npz, is_npz
+from .plain_file import open_plain
 from .pt2_archive import Pt2File
 from .state_dict import OR_TRUST, SAVE, RefusedFile, TensorInfo
 from .torch_file import LEGACY, ZIP, Contents, open_torch_file
@@ -40,13 +41,10 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
 def look(path: str) -> tuple[os.stat_result, bytes]:
     """Returns the status of a path, and the first bytes of a plain file. Raises: RefusedFile."""
     try:
-        # The status is read first, because opening a named pipe would wait for its writer.
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             return status, b""
-        if not stat.S_ISREG(status.st_mode):
-            raise RefusedFile("is not a plain file")
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             status = os.fstat(file.fileno())
             start = file.read(64)
     except FileNotFoundError:
@@ -177,6 +175,11 @@ def _from_safetensors(path: str, key: str | None, status: os.stat_result, header
         ) from None
     except (OSError, ValueError) as error:
         raise RefusedFile(f"cannot be read as safetensors: {error}") from None
+    except (MemoryError, RuntimeError) as error:  # safetensors maps the whole file
+        raise RefusedFile(
+            f"has {status.st_size:,} bytes, which cannot be mapped into memory:"
+            f" {str(error)[-200:] or 'no memory'}"
+        ) from None
     if not infos:
         raise RefusedFile("has no tensors")
     names = {}

@@ -17,6 +17,7 @@ from widepack_artifacts.errors import ArtifactError
 
 from .checkpoint import Checkpoint
 from .open_file import look, open_file
+from .plain_file import read_plain
 from .state_dict import RefusedFile, TensorInfo, info_of, is_extra_state, named_under, without_wrappers
 
 INDEX = ".index.json"
@@ -43,9 +44,8 @@ def is_index(path: str, start: bytes) -> bool:
     if not start.lstrip().startswith(b"{") or os.path.getsize(path) > _MAX_INDEX_BYTES:
         return False
     try:
-        with open(path, "rb") as file:
-            found = strict_json.parse(file.read(), path)
-    except (ArtifactError, OSError):
+        found = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), path)
+    except (ArtifactError, OSError, RefusedFile):
         return path.endswith(INDEX)  # open_index then reports the mistake
     return isinstance(found, dict) and "weight_map" in found
 
@@ -178,8 +178,7 @@ def _extra_tensors(shard: Checkpoint, name: str) -> dict[str, TensorInfo]:
 def _files(path: str) -> Mapping[str, str]:
     """Returns the index's map from tensors to files beside it. Raises: RefusedFile."""
     try:
-        with open(path, "rb") as file:
-            found = strict_json.parse(file.read(), "the index")
+        found = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), "the index")
     except ArtifactError as error:
         raise RefusedFile(f"is not an index of shards: {error}") from None
     except OSError as error:

@@ -74,7 +74,7 @@ PER_ELEMENT: dict[str, int] = {
     ),
 }
 """Operations for each element of the first result, or of the first argument where that is larger."""
-_POOLS = ("avg_pool", "max_pool")
+_POOLS = ("avg_pool", "fractional_max_pool", "max_pool")
 _ADAPTIVE = ("_adaptive_avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "mkldnn_adaptive_avg_pool")
 MOVES = _names(
     """

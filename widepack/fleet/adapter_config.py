@@ -15,7 +15,7 @@ from typing import Any
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 
-from ..checkpoints.open_file import look
+from ..checkpoints.plain_file import read_plain
 from ..checkpoints.state_dict import RefusedFile
 from .name_patterns import name_pattern
 
@@ -76,17 +76,14 @@ class AdapterConfig:
 
 def read_config(folder: Path) -> AdapterConfig:
     """Reads the settings in an adapter's folder. Raises: RefusedFile."""
-    path = folder / FILE
     try:
-        status, _ = look(str(path))
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_plain(str(folder / FILE), MAX_BYTES)
     except RefusedFile as refused:
         raise RefusedFile(f"{FILE} {refused}") from None
+    except FileNotFoundError:
+        raise RefusedFile(f"{FILE} there is no such file") from None
     except OSError as error:
         raise RefusedFile(f"{FILE} cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise RefusedFile(f"{FILE} has {status.st_size} bytes; at most {MAX_BYTES} are read")
     try:
         found = strict_json.parse(data, FILE)
     except ArtifactError as error:

@@ -46,7 +46,7 @@ class NamePattern:
         """Returns whether PEFT's expression matches a name."""
         if self._plain is not None:
             return self._plain.match(name) is not None
-        states, last, line = self._closed({0}, 0 == len(name), at_start=True), len(name) - 1, True
+        states, last, line = self._closed({0}, len(name) == 0, at_start=True), len(name) - 1, True
         for place, char in enumerate(name):
             line = line and char != "\n"
             states = self._step(states, char, place == last, line and char == ".")
@@ -73,14 +73,15 @@ class NamePattern:
         while left:
             at = left.pop()
             step = self._code[at]
-            if callable(step) or step == "match":
+            if callable(step) or (isinstance(step, str) and step == "match"):
                 continue
             if step == "^":
                 targets = [at + 1] if at_start else []
             elif step == "$":
                 targets = [at + 1] if end else []
             else:
-                targets = [at + shift for shift in step]  # type: ignore[misc]
+                assert not isinstance(step, str)
+                targets = [at + shift for shift in step]
             for target in targets:
                 if target not in seen:
                     seen.add(target)

@@ -14,18 +14,22 @@ captured from one member, and that autograd can differentiate.
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
 | `check_gradients.py` | Compares gradients of a wide program, and a program that draws |
+| `class_differences.py` | Compares the classes of modules by what they do: their names, bases and code |
 | `compiled_check.py` | Compares a compiled program with the same program without compilation |
 | `failed_run.py` | Explains a call of a fused module that failed at an index out of range |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
+| `gradient_terms.py` | Measures how large the terms of a gradient are that cancel |
 | `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
 | `members.py` | Defines the part of `Fused` about single members: modules, copies, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
+| `module_copy.py` | Copies a module with the functions that it holds |
+| `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
 | `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
 | `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
 | `recipe.py` | Keeps what a fused module was made of, apart from weights |
@@ -36,4 +40,5 @@ captured from one member, and that autograd can differentiate.
 | `skeleton.py` | Keeps a live module without its weights, to capture it and to fill it |
 | `stacked_parameters.py` | Stacks the weights of N live modules into one module: `[N, *shape]` each |
 | `torch_module.py` | Returns the dicts of an `nn.Module` that have no public name: submodules |
+| `unchanged.py` | Leaves all that can be reached from the user's modules as it was, after they ran |
 """

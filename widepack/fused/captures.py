@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..spec.dropout import switched_on
 from .attribute_reads import AttributeReads, recorded_reads
 from .member_capture import capture_member
-from .programs import FusedEntry, constants_of
+from .programs import FusedEntry, constants_of, refuse_weights
 from .recipe import FusedRecipe
 from .same_members import refuse_programs
 
@@ -48,12 +48,14 @@ def capture_entry(
             return reads.watch(switched_on(module) if recipe.dropout else module)
 
         with recorded_reads() as reads:
-            return capture_member(fresh, call, recipe.dynamic is not None, recipe.dropout), reads
+            captured = capture_member(fresh, call, recipe.dynamic is not None, recipe.dropout)
+        refuse_weights(captured, by_name, i, recipe.skeletons[i])
+        return captured, reads
 
+    by_name = {name: w for w in recipe.weights for name in (w.name, *w.aliases)}
     first, reads = capture(0)
     refuse_programs(recipe.skeletons, (first, reads), capture, mode)
     check_literals(first, member, range(count), [f"member {i}" for i in range(count)])
-    by_name = {name: w for w in recipe.weights for name in (w.name, *w.aliases)}
     shared = [s.name for s in first.states if by_name[s.name].kind == "shared"]
     if shared:
         whose, way = (

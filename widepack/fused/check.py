@@ -65,14 +65,14 @@ def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
         return
     if not any(runner.stacked) or all(runner.stacked):
         _check_answers(fused, entry, runner, resting, wide_resting, members_draw or entry.capture_compared)
-    sources = _subject(fused, entry, resting, members_draw).sources[: entry.input_count]
+    sources = subject_for(fused, entry, resting, members_draw).sources[: entry.input_count]
     if members_draw and not entry.capture_compared:
         check_draws(fused, entry, program, sources, gradients=runner.gradients)
     if runner.gradients:
         check_gradients(fused, entry, runner, resting, sources, members_draw)
 
 
-class _LiveWeights:
+class LiveWeights:
     """The fused module's weights, with the interface of an artifact's weights files."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ def settle(fused: LiveMembers, entry: FusedEntry) -> None:
     resting = rested(program)
     if resting is None:
         return
-    subject = _subject(fused, entry, resting, members_draw)
+    subject = subject_for(fused, entry, resting, members_draw)
     if members_draw:
         not_at_one = {}
         for letter in entry.sizes:
@@ -139,7 +139,7 @@ def _fits(entry: FusedEntry) -> Callable[[Mapping[str, int]], bool]:
     return fitting(entry.bounds, [g.expr for g in entry.captured.guards])
 
 
-def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, without_modules: bool) -> Subject:
+def subject_for(fused: LiveMembers, entry: FusedEntry, resting: Program, without_modules: bool) -> Subject:
     """Returns the subject of a comparison: the member program at rest, and the members' modules if these are
     compared.
     """
@@ -181,13 +181,13 @@ def _check_answers(
 
     `without_modules`: runs the second only, because the members' modules draw or were compared already.
     """
-    subject = _subject(fused, entry, resting, without_modules)
+    subject = subject_for(fused, entry, resting, without_modules)
     weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
     pattern = "each" if any(runner.stacked) else "shared"
     answers = ReferenceAnswers(
         entry,
         subject,
-        _LiveWeights(weights),
+        LiveWeights(weights),
         calls.calls(subject, [pattern]),
         Stages(None),
     )

@@ -21,6 +21,7 @@ from .member_runs import LiveMembers, run_module, run_program
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry, Runner
 
+ALL = -1  # the number that stands for all members
 DRAWS = 3  # how often gradients that a near-tie may have changed are compared again
 
 
@@ -93,8 +94,9 @@ def check_gradients(
             near_ties &= _near_ties(run, 3 + 1000 * number)
     if near_ties:
         i, name = min(near_ties)
+        whose = "all members" if i == ALL else f"member {i}"
         raise VerificationError(
-            f"the gradient of {name} of member {i} differs from its module's for {DRAWS + 1} drawn inputs in "
+            f"the gradient of {name} of {whose} differs from its module's for {DRAWS + 1} drawn inputs in "
             f"the dtype of the weights, and is equal to it in float64. {WAY_OUT}"
         )
 
@@ -131,6 +133,7 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
     sums: Gradients = {}  # of the shared weights, over all members
     found: set[tuple[int, str]] = set()
     why: Callable[[], str] | None = None
+    all_exact: list[Callable[[], Gradients]] = []
     own_names = [n for n in names if entry.kinds[n] == "stacked"]
     for i in range(len(fused)):
         leaves = [
@@ -146,17 +149,27 @@ def _near_ties(run: _GradientCheck, seed: int) -> set[tuple[int, str]]:
                 before = sums.get(n)
                 sums[n] = g if before is None else before + g
         stacked = {n: None if (g := grads[n]) is None else g[i] for n in own_names}
-        exact = (
-            None
-            if run.draws
-            else ExactGradients(i, partial(_exact_gradients, fused, i, leaves, names), exact_grads)
-        )
+        terms: dict[str, float] = {}
+        own_exact = cache(partial(_exact_gradients, run, i, leaves, terms))
+        all_exact.append(own_exact)
+        exact = ExactGradients(i, own_exact, exact_grads, terms)
         if not run.draws:
             why = partial(way_out, fused, entry, run.resting, i, leaves, names)
         own = {n: expected[n] for n in own_names}
         near_ties = compare_gradients(i, stacked, own, expected, exact, why)
         found |= {(i, name) for name in near_ties}
-    compare_gradients(None, {n: grads[n] for n in sums}, sums, sums, way_out=why)
+    exact = ExactGradients(None, partial(_summed, all_exact, list(sums)), exact_grads)
+    near_ties = compare_gradients(None, {n: grads[n] for n in sums}, sums, sums, exact, why)
+    return found | {(ALL, name) for name in near_ties}
+
+
+def _summed(members: Sequence[Callable[[], Gradients]], names: Sequence[str]) -> Gradients:
+    """Returns the sums of the members' gradients of shared weights."""
+    found: Gradients = {}
+    for gradients in members:
+        for name in names:
+            own, before = gradients().get(name), found.get(name)
+            found[name] = before if own is None else own if before is None else before + own
     return found
 
 
@@ -249,11 +262,17 @@ def _trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:
 
 
 def _exact_gradients(
-    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]
+    run: _GradientCheck, i: int, leaves: Sequence[torch.Tensor], terms: dict[str, float]
 ) -> Gradients:
-    """Returns the gradients of member i's own module in float64; none if it does not run in float64."""
+    """Returns the gradients of member i in float64; none if it does not run in float64.
+
+    They are those of its own module; of its program at rest, if the module draws. terms: gets the sizes of
+    the terms of biases' gradients.
+    """
     try:
         with torch.random.fork_rng(devices=[]):
-            return run_module(fused, i, leaves, names, exact=True)[1]
+            if run.draws:
+                return run_program(run.fused, run.entry, run.resting, i, leaves, run.names, exact=True)[1]
+            return run_module(run.fused, i, leaves, run.names, exact=True, terms=terms)[1]
     except (RuntimeError, TypeError, ValueError):
         return {}

@@ -1,7 +1,7 @@
 """Compares the classes of modules by what they do: their names, bases and code.
 
-A factory that defines its class makes a new class at every call, and so do `torch.fx` for each GraphModule and
-torch's parametrizations for each module. Such classes of one code are one class.
+A factory that defines its class makes a new class at every call. `torch.fx` makes one for each GraphModule,
+and torch's parametrizations for each module. Such classes of one code are one class.
 
 Two classes of one code may have other values in their bodies and closures. `class_differences` lists these.
 """
@@ -73,7 +73,7 @@ def class_differences(one: nn.Module, other: nn.Module) -> tuple[Difference, ...
             continue
         prefix = f"{path}." if path else ""
         if isinstance(part, fx.GraphModule) and isinstance(theirs, fx.GraphModule):
-            texts = {f"{prefix}code": part.code}, {f"{prefix}code": theirs.code}
+            texts = {f"{prefix}_code": repr(part.code)}, {f"{prefix}_code": repr(theirs.code)}
         else:
             texts = _texts(prefix, part), _texts(prefix, theirs)
         found += differences(*texts)
@@ -90,6 +90,10 @@ def _values(part: nn.Module) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("torch.") or base is object:
             continue
         for name, value in vars(base).items():
-            if name not in _OWN and not name.startswith("_abc_") and not isinstance(value, types.FunctionType):
+            if (
+                name not in _OWN
+                and not name.startswith("_abc_")
+                and not isinstance(value, types.FunctionType)
+            ):
                 yield name, value
     yield from ((e.name, e.value) for e in edges(part) if e.how == "class")

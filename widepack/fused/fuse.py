@@ -24,6 +24,7 @@ from .recipe import FusedRecipe
 from .same_members import refuse_mismatches
 from .skeleton import ModuleSkeleton, Owners, weights_of
 from .stacked_parameters import plan_weights, stack
+from .unchanged import unchanged
 
 
 def fuse(
@@ -47,15 +48,15 @@ def fuse(
     `fuse(lambda: Net(...), sample, n=8)`.
 
     Args:
-        models: The N members, which are copied and do not change. With `n`: one module, of which N fresh
-            copies are made, or a factory that is called N times.
+        models: The N members, which are copied and do not change. Parts that all of them hold stay one. With
+            `n`: one module, of which N fresh copies are made, or a factory that is called N times.
         sample: The inputs of one call: a tensor, or a tuple of positional inputs, without a member axis.
         sample_kwargs: The inputs of the call that have names.
         dynamic: The dims whose sizes may change: {input: {axis: "B"}}. Default: axis 0 of every input. A
             size of 1 in the sample is replaced by a larger one, if the member takes that.
         n: The number of members, if `models` is one module or a factory.
         share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
-            values must be equal. Without it, equal parameters stay separate.
+            values must be equal. Without it, equal parameters stay separate, unless they are one object.
         strategy: `"auto"`, `"wide"`, `"loop"`, or strategies of ops. Default: `"auto"`.
         validate: Whether each new program is compared with the members, in answers and gradients. Default:
             True.
@@ -88,6 +89,33 @@ def fuse(
     with torch.inference_mode(False), torch.no_grad():
         passes = dropout_on and n is not None and isinstance(models, nn.Module)  # N passes of one module
         members = members_of(models, n, passes)
+    with unchanged([m for m in (*members, models) if isinstance(m, nn.Module)]):
+        fused = _fused(
+            members, passes, sample, sample_kwargs, dynamic, share, strategy, validate, packed, dropout_on
+        )
+    if dropout_on and not fused.draws:
+        mode = "train" if fused.training else "eval"
+        raise UsageError(
+            f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
+            "it has no dropout, or one of probability 0"
+        )
+    return fused
+
+
+def _fused(
+    members: list[nn.Module],
+    passes: bool,
+    sample: Any,
+    sample_kwargs: Mapping[str, Any] | None,
+    dynamic: Mapping[str, Any] | None,
+    share: Sequence[str],
+    strategy: str | Sequence[str],
+    validate: bool,
+    packed: bool,
+    dropout_on: bool,
+) -> Fused:
+    """Returns the fused module of members, with the program of their mode. passes: of one model."""
+    with torch.inference_mode(False), torch.no_grad():
         if not passes:
             refuse_mismatches(members)
         args = sample_arguments(sample)
@@ -108,10 +136,4 @@ def fuse(
         keep_freed()
     fused.training = members[0].training
     fused.prepare()
-    if dropout_on and not fused.draws:
-        mode = "train" if fused.training else "eval"
-        raise UsageError(
-            f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
-            "it has no dropout, or one of probability 0"
-        )
     return fused

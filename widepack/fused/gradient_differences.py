@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import VerificationError
 from .gradients import PART, Gradients, error_and_size, relative_bound
 
+TERMS = 16  # ulp of a bias's terms that the rounding of their sum may cost
 OWN_ERRORS = 4  # the error over float64 that is accepted, as a multiple of the member's own
 DECIDED = 0.1  # the part of a gradient that a near-tie may change, if the program is right in float64
 WAY_OUT = (
@@ -19,25 +20,35 @@ WAY_OUT = (
 
 @dataclass(frozen=True)
 class ExactGradients:
-    """Gradients in float64, computed where they are needed. own: those of member i's module. wide: those of
-    the wide program, of all members.
+    """Gradients in float64, computed where they are needed.
+
+    Attributes:
+        i: The member; None for shared weights.
+        own: Returns those of member i's module, or their sums over all members.
+        wide: Returns those of the wide program, of all members.
+        terms: The sizes of the terms of biases' gradients, which `own` fills (`gradient_terms.py`).
     """
 
-    i: int
+    i: int | None
     own: Callable[[], Gradients]
     wide: Callable[[], Gradients]
+    terms: Mapping[str, float] = field(default_factory=dict)
 
     def agree(self, name: str) -> bool:
         """Returns whether the two are the same up to the rounding of float64."""
         own, computed = self.own().get(name), self.wide().get(name)
         if own is None or computed is None:
             return False
-        error, size = error_and_size(computed[self.i], own)
+        error, size = error_and_size(computed if self.i is None else computed[self.i], own)
         return error <= relative_bound([own]) * size
 
 
-def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradients) -> bool:
-    """Returns whether a gradient's error over float64 is of the size of the member's own errors."""
+def _is_as_exact(
+    name: str, computed: torch.Tensor, own: Gradients, truth: Gradients, terms: Mapping[str, float]
+) -> bool:
+    """Returns whether a gradient's error over float64 is of the size of the member's own errors, or of the
+    rounding of its terms.
+    """
     errors = [
         error_and_size(g.double(), t)[0]
         for n, t in truth.items()
@@ -46,7 +57,8 @@ def _is_as_exact(name: str, computed: torch.Tensor, own: Gradients, truth: Gradi
     exact = truth.get(name)
     if exact is None or not errors:
         return False
-    return error_and_size(computed.double(), exact)[0] <= OWN_ERRORS * max(errors)
+    rounding = TERMS * torch.finfo(computed.dtype).eps * terms.get(name, 0.0)
+    return error_and_size(computed.double(), exact)[0] <= max(OWN_ERRORS * max(errors), rounding)
 
 
 def compare_gradients(
@@ -61,7 +73,8 @@ def compare_gradients(
 
     A gradient that is zero but for rounding, such as that of a bias before a BatchNorm, has an error of
     another size. So where two gradients differ, the error over float64 may be `OWN_ERRORS` times the largest
-    error of the member's own gradients. A near-tie of a `max_pool` or a `relu` may be decided by rounding.
+    error of the member's own gradients, or `TERMS` ulp of the sum of its absolute terms: a term that is lost
+    changes it by more. A near-tie of a `max_pool` or a `relu` may be decided by rounding.
     Such a decision changes a part of a gradient, and the gradients are equal in float64. Other inputs have no
     tie at the same place, so the caller compares these gradients again.
 
@@ -84,7 +97,7 @@ def compare_gradients(
         size = max(size, PART * largest)
         if error > bound * size + torch.finfo(b.dtype).tiny:
             if exact is not None and computed is not None:
-                if _is_as_exact(name, computed, own, exact.own()):
+                if _is_as_exact(name, computed, own, exact.own(), exact.terms):
                     continue
                 if error <= DECIDED * size and exact.agree(name):
                     near_ties.add(name)

@@ -15,7 +15,9 @@ from widepack_artifacts.program import Program
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.results import known_forms
+from ..ir.float64 import raise_program
 from ..verification.rest_mode import without_draws
+from .gradient_terms import terms_of
 from .gradients import Gradients, gradients_of, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry
@@ -45,21 +47,32 @@ def sample_with(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> tuple[tup
 
 
 def run_module(
-    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str], *, exact: bool = False
+    fused: LiveMembers,
+    i: int,
+    leaves: Sequence[torch.Tensor],
+    names: Sequence[str],
+    *,
+    exact: bool = False,
+    terms: dict[str, float] | None = None,
 ) -> tuple[list[torch.Tensor], Gradients]:
     """Returns what member i's own module answers, and the gradients of these weights.
 
-    exact: whether it runs in float64.
+    exact: whether it runs in float64. terms: gets the sizes of the terms of biases' gradients
+    (`gradient_terms.py`).
     """
     member = fused.member(i, CPU)
     if exact:
         member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])
     rests = without_draws() if fused.drops_only_when_fused else nullcontext()
-    with calm(), torch.enable_grad(), rests:
+    collecting = terms_of(member, names if terms is not None else ())
+    with calm(), torch.enable_grad(), rests, collecting as sizes:
         answer = known_forms(member(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
-        return outputs, gradients_of(weighted_sum(outputs, i), weights_of(member), names)
+        gradients = gradients_of(weighted_sum(outputs, i), weights_of(member), names)
+    if terms is not None:
+        terms.update(sizes)
+    return outputs, gradients
 
 
 def run_program(
@@ -69,18 +82,27 @@ def run_program(
     i: int,
     leaves: Sequence[torch.Tensor],
     names: Sequence[str],
+    *,
+    exact: bool = False,
 ) -> tuple[list[torch.Tensor], Gradients]:
-    """Returns what the member program answers with member i's weights, and the gradients of these weights."""
+    """Returns what the member program answers with member i's weights, and the gradients of these weights.
+
+    exact: whether it runs in float64.
+    """
+    program = raise_program(program) if exact else program
+
+    def as_run(value: torch.Tensor) -> torch.Tensor:
+        return value.double() if exact and value.is_floating_point() else value
 
     def copy_of(name: str, value: torch.Tensor) -> torch.Tensor:
         value = value.detach().cpu()
         own = value[i] if entry.kinds[name] == "stacked" else value
-        return own.clone().requires_grad_(name in names)
+        return as_run(own.clone()).requires_grad_(name in names)
 
     weights = {n: copy_of(n, v) for n, v in fused.tensors_of(entry).items()}
     buffers = [copy_of(name, fused.tensor_of(name)) for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
-        answer = DifferentiableProgram(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
+        answer = DifferentiableProgram(program, CPU)(weights, [*(as_run(clone(v)) for v in leaves), *buffers])
         outputs = [y for k, y in enumerate(answer) if k not in carried]
         return outputs, gradients_of(weighted_sum(outputs, i), weights, names)

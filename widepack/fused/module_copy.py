@@ -1,8 +1,8 @@
 """Copies a module with the functions that it holds.
 
-`copy.deepcopy` keeps functions, weakrefs and built-in methods as they are, so in its copy a hook, a lambda or
-a patched forward still uses the original. Here a function whose closure, defaults or globals lead to something
-that is copied is copied too, and reads the copies.
+`copy.deepcopy` keeps functions, weakrefs and built-in methods as they are. So in its copy a hook, a lambda
+or a patched forward still uses the original. Here a function whose closure, defaults or globals lead to what
+is copied is copied too, and reads the copies.
 
 | value | in the copy |
 |---|---|
@@ -32,12 +32,22 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..capture.reachable import OwnGlobals, edges, globals_of, is_atom, target_of, walk
+from ..capture.reachable import STRONG, OwnGlobals, edges, globals_of, is_atom, target_of, walk
 from ..ir.torch_internals import memory_id
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _WEAK_COLLECTIONS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
-_PLAIN_KINDS = (list, tuple, set, frozenset, dict, nn.Module, torch.Tensor, types.FunctionType, types.MethodType)
+_PLAIN_KINDS = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    dict,
+    nn.Module,
+    torch.Tensor,
+    types.FunctionType,
+    types.MethodType,
+)
 
 
 def copy_module(
@@ -68,14 +78,14 @@ class CopyMemo(dict[Any, Any]):
         super().__init__(weights)
         self._makers: dict[int, Callable[[], Any]] = {}
         self._left: list[Callable[[], None]] = []  # what is filled in when all objects exist
-        self._held = [r.value for r in walk(root, ("strong",))]
+        self._held = [r.value for r in walk(root, STRONG)]
         self._ids = set(map(id, self._held))
         self._globals = {
             id(v): own for v in self._held if isinstance(v, types.FunctionType) and (own := _own(v, owned))
         }
         for function in self._globals:  # what these globals lead to is held by the copy, too
             for value in self._globals[function].values():
-                self._held += [r.value for r in walk(value, ("strong",)) if id(r.value) not in self._ids]
+                self._held += [r.value for r in walk(value, STRONG) if id(r.value) not in self._ids]
                 self._ids.update(map(id, self._held))
         self._plan_functions()
         by_memory: dict[int, list[torch.Tensor]] = {}
@@ -144,7 +154,9 @@ class CopyMemo(dict[Any, Any]):
         target = target_of(value)
         if isinstance(value, weakref.WeakMethod):
             owner = None if target is None else target.__self__
-            return (lambda: weakref.WeakMethod(self._copy(target))) if id(owner) in self._ids else lambda: value
+            return (
+                (lambda: weakref.WeakMethod(self._copy(target))) if id(owner) in self._ids else lambda: value
+            )
         if target is None or id(target) not in self._ids:  # nothing in the copy would keep its target alive
             return lambda: value
         make = weakref.proxy if type(value) in weakref.ProxyTypes else weakref.ref
@@ -246,7 +258,7 @@ def is_view(value: torch.Tensor, weight: torch.Tensor) -> bool:
 def _extent(value: torch.Tensor) -> tuple[int, int]:
     """Returns the places of the first and the last number of a tensor in its memory."""
     first = value.storage_offset()
-    return first, first + sum((n - 1) * s for n, s in zip(value.shape, value.stride()) if n)
+    return int(first), int(first + sum((n - 1) * s for n, s in zip(value.shape, value.stride()) if n))
 
 
 def _own(function: types.FunctionType, owned: Collection[int]) -> dict[str, Any]:
@@ -254,7 +266,7 @@ def _own(function: types.FunctionType, owned: Collection[int]) -> dict[str, Any]
     return {
         name: value
         for name, value in globals_of(function).items()
-        if any(id(r.value) in owned for r in walk(value, ("strong",)))
+        if any(id(r.value) in owned for r in walk(value, STRONG))
     }
 
 

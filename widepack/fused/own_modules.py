@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 import torch.utils._pytree as pytree
@@ -110,10 +111,8 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
         answer = known_forms(module(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
         gradients: Gradients = {}
-        try:
+        with suppress(RuntimeError):  # torch has no derivative of an op
             gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
-        except RuntimeError:  # torch has no derivative of an op
-            pass
     dense = {n: g.to_dense() if g is not None and g.is_sparse else g for n, g in gradients.items()}
     return [y.detach().clone() for y in outputs], dense
 
@@ -131,11 +130,12 @@ def _words(found: _Answer, expected: _Answer) -> str:
     bound = relative_bound([g for g in own_gradients.values() if g is not None])
     largest = max((error_and_size(g, g)[1] for g in own_gradients.values() if g is not None), default=0.0)
     for name in own_gradients.keys() & gradients.keys():
-        a, b = gradients[name], own_gradients[name]
-        if (a is None) != (b is None):
-            return f"{name} gets {'no' if a is None else 'a'} gradient in it, in the member {'no' if b is None else 'one'}"
-        if a is not None and b is not None:
-            error, size = error_and_size(a, b)
+        ours, theirs = gradients[name], own_gradients[name]
+        if (ours is None) != (theirs is None):
+            has, lacks = ("member", "copy") if ours is None else ("copy", "member")
+            return f"{name} gets a gradient in the {has}, and none in the {lacks}"
+        if ours is not None and theirs is not None:
+            error, size = error_and_size(ours, theirs)
             if error > bound * max(size, PART * largest):
                 return f"the gradient of {name} differs by {error:.1e} at a size of {size:.1e}"
     return ""

@@ -338,16 +338,13 @@ def constants_of(
         skeletons: The members without their weights.
 
     Raises:
-        CaptureError: A member has no such tensor, or one of another shape or dtype; or the tensor is a weight
-            of another member, or a part of a weight.
+        CaptureError: A member has no such tensor, or one of another shape or dtype.
     """
     constants: dict[str, tuple[Kind, torch.Tensor]] = {}
     members = [s.plain_tensors() for s in skeletons]
-    views = skeletons[0].views()
     for name, (_, value) in captured.weights.items():
         if name in weights:
             continue
-        _refuse_weights(name, views, skeletons)
         own: list[torch.Tensor] = []
         for member in members:
             tensor = member.get(name, value if is_literal(name) else None)
@@ -362,17 +359,30 @@ def constants_of(
     return constants
 
 
-def _refuse_weights(name: str, views: Mapping[str, str], skeletons: Sequence[ModuleSkeleton]) -> None:
-    """Raises CaptureError for a constant that is a part of a weight, or a weight of another member."""
-    if name in views:
-        raise CaptureError(
-            f"forward reads {name}, a plain tensor that is a view of {views[name]} in the member: training "
-            f"changes both. Take the view in forward, from {views[name]} itself"
-        )
-    for i, skeleton in enumerate(skeletons):
+def refuse_weights(captured: Captured, own: Collection[str], i: int, skeleton: ModuleSkeleton) -> None:
+    """Refuses a member that reads a part of a weight as a constant, or a weight of another member.
+
+    Args:
+        captured: The capture of the member.
+        own: The names of the member's parameters and buffers.
+        i: The number of the member.
+        skeleton: The member without its weights.
+
+    Raises:
+        CaptureError: It does.
+    """
+    views = skeleton.views()
+    for name in captured.weights:
+        if name in own:
+            continue
+        if name in views:
+            raise CaptureError(
+                f"forward reads {name}, a plain tensor that is a view of {views[name]}: training of the "
+                f"member changes both. Take the view in forward, from {views[name]} itself"
+            )
         if name in skeleton.foreign:
             raise CaptureError(
-                f"member {i} reads {skeleton.foreign[name]}, as {name}, and it is not a weight of member {i} "
-                "itself. Members of a fused module have weights of their own: give each member its own part, "
-                "or register one part in all members, which then share it"
+                f"member {i} reads {skeleton.foreign[name]}, as {name}, which is no weight of its own. "
+                "Members of a fused module have weights of their own: give each member its own part, or "
+                "register one part in all members, which then share it"
             )

@@ -90,8 +90,8 @@ def _refuse_special_weights(i: int, model: nn.Module) -> None:
         if hooks_of_gradients(value):
             raise UsageError(
                 f"member {i}: {name} has a hook of its gradient (register_hook, or "
-                "register_post_accumulate_grad_hook), which would not run in a fused module. Remove it before "
-                f"fuse, and register one on the fused module's {name}, whose gradient is [N, ...]"
+                "register_post_accumulate_grad_hook), which would not run in a fused module. Remove it "
+                f"before fuse, and register one on the fused module's {name}, whose gradient is [N, ...]"
             )
 
 
@@ -152,7 +152,7 @@ class _ProgramComparison:
         of_classes = class_differences(self.module, module)
         if not attributes and not of_classes:
             return ""
-        attributes = (*of_classes, *attributes)
+        attributes = (*of_classes, *(d for d in attributes if d.path not in {c.path for c in of_classes}))
         key = tuple((d.path, d.other) for d in attributes)
         how = None
         if not of_classes:  # no read of a class is recorded

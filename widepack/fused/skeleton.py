@@ -75,7 +75,9 @@ class ModuleSkeleton:
             for key, (name, i) in owners.weights.items()
             if key in copied and key not in empty
         }
-        self.foreign = {p: others[id(t)] for p, t in tensors_of(self.module) if id(t) in others} if others else {}
+        self.foreign = (
+            {p: others[id(t)] for p, t in tensors_of(self.module) if id(t) in others} if others else {}
+        )
 
     def fill(self, values: Mapping[str, torch.Tensor], device: torch.device | None = None) -> nn.Module:
         """Returns a copy of the module with these weights.

@@ -148,8 +148,8 @@ def _one_object(models: Sequence[nn.Module]) -> set[str]:
         elif len(numbers) < len(models) and weights[0][name].requires_grad:
             together = next(rows for rows in numbers.values() if len(rows) > 1)
             raise MemberMismatch(
-                f"{name} is one parameter in members {', '.join(map(str, together))}, and another one in other "
-                "members. A fused module has one value for all members, or one for each: share the part "
+                f"{name} is one parameter in members {', '.join(map(str, together))}, and another one in "
+                "others. A fused module has one value for all members, or one for each: share the part "
                 "among all, or give each member a copy of it (copy.deepcopy)"
             )
     return found

@@ -7,6 +7,7 @@ random generators of torch, Python and NumPy.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -21,7 +22,7 @@ from torch import nn
 from ..capture.reachable import walk
 from ..ir.torch_internals import memory_id
 
-_PutBack = Callable[[], None]
+_PutBack = Callable[[], object]
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def _of(value: Any) -> list[_PutBack]:
         return [_tensor(value)]
     if isinstance(value, torch.Generator):
         state = value.get_state()
-        return [lambda: value.set_state(state) and None]
+        return [functools.partial(value.set_state, state)]
     if isinstance(value, random.Random):
         numbers = value.getstate()
         return [lambda: value.setstate(numbers)]
@@ -175,7 +176,7 @@ def _tensor(value: torch.Tensor) -> _PutBack:
             value.requires_grad_(requires_grad)
         if value.grad is not gradient:
             value.grad = gradient
-        if gradient is not None and not torch.equal(gradient, numbers):
+        if gradient is not None and numbers is not None and not torch.equal(gradient, numbers):
             gradient.data.copy_(numbers)
 
     return put_back
@@ -191,8 +192,10 @@ def _other_memory(tensors: Sequence[torch.Tensor]) -> list[_PutBack]:
     for value in tensors:
         if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_inference():
             continue
-        storage = copies.setdefault(memory_id(value), None) or value.untyped_storage().clone()  # type: ignore
-        copies[memory_id(value)] = storage
+        key = memory_id(value)
+        if key not in copies:
+            copies[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        storage = copies[key]
         own = torch.empty(0, dtype=value.dtype, device=value.device)
         own.set_(storage, value.storage_offset(), value.size(), value.stride())
         before = value.data
@@ -201,18 +204,18 @@ def _other_memory(tensors: Sequence[torch.Tensor]) -> list[_PutBack]:
         except (RuntimeError, TypeError):  # of a class that allows no other memory
             steps.append(_numbers(value))
         else:
-            steps.append(lambda value=value, before=before: setattr(value, "data", before))  # type: ignore
+            steps.append(functools.partial(setattr, value, "data", before))
     return steps
 
 
 def _numbers(value: torch.Tensor) -> _PutBack:
     before = value.detach().clone()
-    return lambda: None if torch.equal(value, before) else value.data.copy_(before) and None
+    return lambda: None if torch.equal(value, before) else value.data.copy_(before)
 
 
 def _random_states() -> _PutBack:
     own, devices = torch.get_rng_state(), []
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = torch.cuda.get_rng_state_all()
     python = random.getstate()
     numpy = sys.modules.get("numpy")

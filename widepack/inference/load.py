@@ -7,7 +7,7 @@ program has to be lowered.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -181,6 +181,11 @@ class _Opening:
         reader.preload(w.file for w in wides if artifact.serves(w))
         reader.preload(name for e in entries for name in e.member)
         return artifact
+
+
+def opening_of(options: LoadOptions) -> Callable[[Reader], OpenArtifact]:
+    """Returns what opens all members of an artifact in its own dtype."""
+    return _Opening(options, "sizes", None, None, None, None)
 
 
 def check_expected(expect: Any) -> None:

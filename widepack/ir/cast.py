@@ -21,19 +21,21 @@ from ..errors import LoweringError
 from ..spec.dtypes import dtype_name, dtype_of
 from . import ops
 from .encoding import map_arguments
-from .float64 import UP, raise_program, recast
+from .float64 import UP, raise_program, recast, with_late_casts
 from .tensor_type import dtype_in, has_floats, tensor_type, with_dtypes
 
 _CAST = "aten._to_copy.default"
 _CHOICES = ("aten.where.",)  # a bool argument of these is a condition, not a number
 
 
-def raised(program: Program) -> Program:
+def raised(program: Program, late: bool = False) -> Program:
     """A member program in float64, also where it makes floats of integers.
 
-    torch's default dtype has no effect on it.
+    torch's default dtype has no effect on it. late: it takes its weights as they are, and raises each before
+    it is first read, so that no more than one layer's are in memory twice.
     """
-    return with_dtype_arguments(raise_program(program), UP)
+    found = with_dtype_arguments(raise_program(program), UP)
+    return with_late_casts(found, program) if late else found
 
 
 def with_dtype_arguments(program: Program, table: Mapping[str, str]) -> Program:

@@ -8,8 +8,7 @@ filled in from the member's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,17 +34,12 @@ UP = {
 _DOWN = {"float64": "float32", "complex128": "complex64"}
 
 
-def raise_program(program: Program, late: bool = False) -> Program:
-    """The program with every floating dtype in it raised.
-
-    late: it takes its weights as they are and raises each before it is first read, so that no more than one
-    layer's are in memory twice.
-    """
-    raised = recast(_with_dtype_defaults(program), UP)
-    return _late(raised, program) if late else raised
+def raise_program(program: Program) -> Program:
+    """The program with every floating dtype in it raised. `cast.raised` also raises what takes none."""
+    return recast(_with_dtype_defaults(program), UP)
 
 
-def _late(program: Program, original: Program) -> Program:
+def with_late_casts(program: Program, original: Program) -> Program:
     """The program with a cast before each weight is first read.
 
     original: the program with the types that its weights have.
@@ -178,14 +172,3 @@ def _raise_tensor(value: Any) -> Any:
     if value.is_floating_point():
         return value.double()
     return value.to(torch.complex128) if value.is_complex() else value
-
-
-@contextmanager
-def double_by_default() -> Iterator[None]:
-    """Makes float64 the default dtype in the block, which ops take that make floats of integers."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

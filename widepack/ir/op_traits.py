@@ -243,7 +243,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     # Windows of fixed size.
     "pool": _aten(
         """
-        avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool1d_with_indices max_pool2d
+        avg_pool1d avg_pool2d avg_pool3d fractional_max_pool2d fractional_max_pool3d
+        max_pool1d max_pool1d_with_indices max_pool2d
         max_pool2d_with_indices max_pool3d max_pool3d_with_indices
         """
     ),

@@ -51,7 +51,7 @@ def _is_channels_last(x: Tensor) -> bool:
 def _group_means(x: Tensor, groups: int) -> Tensor:
     """Returns the mean of each group `[B, groups]` of images `[B, C, *]` in channels-last memory."""
     rows = x.detach().movedim(1, -1).flatten(1, -2)  # [B, *, C], in the order of memory
-    return rows.mean(1).unflatten(1, (groups, -1)).mean(-1)
+    return rows.mean(1).reshape(x.shape[0], groups, -1).mean(-1)
 
 
 def _on_channels(values: Tensor, x: Tensor) -> Tensor:

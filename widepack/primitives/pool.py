@@ -117,6 +117,16 @@ def affine_grid(w: Writer, theta: Stacked, size: list[Any], corners: bool) -> An
     return w.unfold(w.call("affine_grid_generator", w.fold(theta), [many, *rest], corners), theta)
 
 
+@strategy("fractional_max_pool2d", "fold", family="pool", when=lambda w, x, *_: rank(x) == 4)
+@strategy("fractional_max_pool3d", "fold", family="pool", when=lambda w, x, *_: rank(x) == 5)
+def pooled_at(w: Writer, x: WideValue, kernel: list[Any], size: list[Any], at: WideValue) -> Any:
+    """folds members into the batch: the numbers that place the windows are for each sample and channel"""
+    stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
+    places = w.call("slice.Tensor", w.stack(at), 1, 0, w.sizes(stacked)[0])  # there may be more than samples
+    y = w.call(w.op, w.fold(stacked), put_shared(kernel), put_shared(size), w.fold(Stacked(places)))
+    return w.unfold(y, stacked)
+
+
 @strategy("max_unpool2d", "fold", family="pool", when=lambda w, x, at, size: rank(x) == 4)
 @strategy("max_unpool3d", "fold", family="pool", when=lambda w, x, at, *_: rank(x) == 5)
 def unpooled(w: Writer, x: WideValue, at: WideValue, *sizes: Any) -> Any:
@@ -222,6 +232,13 @@ samples("max_unpool3d")(
         )
     ]
 )
+for _dims in (2, 3):
+    samples(f"fractional_max_pool{_dims}d")(
+        lambda draw, dims=_dims: [  # type: ignore[misc]
+            call(draw.normal(*shape), [2] * dims, [3] * dims, draw.uniform(0, 1, count, 4, dims))
+            for shape, count in (((B, 4, *(8, 7, 6)[:dims]), B), ((4, *(8, 7, 6)[:dims]), 1))
+        ]
+    )
 samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
 samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in ((3, 2), (3,), (3, 2, 2))])
 

@@ -45,6 +45,7 @@ from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
+from ..inference.unpublished import check_opens
 from ..ir.at_rest import draws
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
@@ -126,7 +127,9 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
         new = _exported(reader, checked, proved, context.written, writer, stages)
         with stages.stage("publish"):
             history = _history(request, reader.manifest, checked, proved)
-            manifest = writer.publish(_with_history(replace(new, factored=factored), history, shard_bytes))
+            new = _with_history(replace(new, factored=factored), history, shard_bytes)
+            check_opens(writer, new)
+            manifest = writer.publish(new)
     left_out = [line for p in proved for line in p.left_out]
     for one in proved:
         left_out += one.carry_plans(reader.manifest.digest, manifest.digest)

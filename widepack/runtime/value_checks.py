@@ -8,7 +8,7 @@ operand of which only the sizes are checked (the table of a bag) is computed wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ MOST_NODES = 16
 """The most nodes that run twice. A program that needs more runs on `eager`."""
 MOST_SIZES = 64
 """The most sizes of inputs at which tensors without values are kept."""
+_SIZES = ("aten.sym_size.int", "aten.sym_numel.default")
 _CHEAP = ("int64", "int32", "bool", "int", "list")
 
 
@@ -54,8 +55,13 @@ class ValueChecks:
         self.needed = bool(nodes)
         at = {n.name: n for n in program.nodes}
         self._checked = [n for n in nodes if n.name in at]
-        self._before = _ancestors(at, [r for n in self._checked for r in refs(_operands(n, sizes=False))])
-        self._sized = _ancestors(at, [r for n in self._checked for r in refs(_operands(n, sizes=True))])
+        by_value = [r for n in self._checked for r in refs(_operands(n, sizes=False))]
+        by_size = [r for n in self._checked for r in refs(_operands(n, sizes=True))]
+        self._before, self._numbers = _ancestors(at, by_value), list[str]()
+        if not all(map(_cheap, self._before)):  # a size may be known without the values
+            self._before = _ancestors(at, by_value, _SIZES)
+            self._numbers = [n.name for n in self._before if n.op in _SIZES]
+        self._sized = _ancestors(at, [*by_size, *self._numbers])
         self.possible = len(self._checked) == len(nodes) and len(self._before) <= MOST_NODES
         self.possible = self.possible and all(map(_cheap, self._before)) and all(map(_has_size, self._sized))
         self._weights = {s.name: v for s, v in zip(program.weights, given, strict=True)}
@@ -71,11 +77,14 @@ class ValueChecks:
         """
         values = {**self._weights, **dict(zip(self._inputs, inputs, strict=True))}
         device = torch.device("cpu") if not inputs else inputs[0].device
+        sized = self._sizes(inputs)
+        values.update((name, sized[name]) for name in self._numbers)
         for node in self._before:
+            if node.name in self._numbers:
+                continue
             values[node.name] = evaluate_node(node, values, self._members, device)
             if not _exact(node, values):
                 return False
-        sized = self._sizes(inputs)
         for node in self._checked:
             given = ops.bind(node.op, node.args, node.kwargs)
             without = OF_SIZES.get(node.op, ())
@@ -87,8 +96,8 @@ class ValueChecks:
         return True
 
     def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """Returns tensors without values for the operands of which only sizes are checked, by name."""
-        if not self._checked or not any(n.op in OF_SIZES for n in self._checked):
+        """Returns sizes, and tensors without values for operands of which only sizes are checked, by name."""
+        if not self._sized and not any(n.op in OF_SIZES for n in self._checked):
             return {}
         like = tuple((x.shape, x.dtype, x.stride()) for x in inputs)
         found = self._known.get(like)
@@ -155,13 +164,17 @@ def _has_size(node: Node) -> bool:
     return node.body is None and not ops.of_values(node.op)
 
 
-def _ancestors(at: dict[str, Node], names: Sequence[str]) -> list[Node]:
-    """Returns the nodes that some values depend on, and those values' own, in the order of the program."""
+def _ancestors(at: dict[str, Node], names: Sequence[str], last: Collection[str] = ()) -> list[Node]:
+    """Returns the nodes that some values depend on, and those values' own, in the order of the program.
+
+    last: the ops whose operands are left out.
+    """
     seen: set[str] = set()
     todo = list(names)
     while todo:
         name = todo.pop()
         if name in at and name not in seen:
             seen.add(name)
-            todo += refs((at[name].args, at[name].kwargs))
+            if at[name].op not in last:
+                todo += refs((at[name].args, at[name].kwargs))
     return [n for name, n in at.items() if name in seen]

@@ -9,9 +9,9 @@ They are native code, so no other user may be able to write into it.
 1. The folder is `cache=` of `load`, else `WIDEPACK_CACHE`, else `$XDG_CACHE_HOME/widepack/aot` or
    `~/.cache/widepack/aot`. It is created with mode 0700.
 2. The folder is refused if it, a folder above it, or a file that is read in it belongs to a user other than
-   this one or root, or if other users may write there (`private_files.py`): a user who can write there, or put
-   another folder in its place, can run code in this process. The path is resolved before these checks, and
-   the resolved path is used after them.
+   this one or root, or if other users may write there (`private_files.py`): a user who can write there,
+   or put another folder in its place, can run code in this process. The path is resolved before these
+   checks, and the resolved path is used after them.
 3. An entry is written under another name and renamed, under a lock. `record.json` has the size and SHA-256 of
    the entry's other files, and the SHA-256 of the record itself. An entry that does not match counts as
    absent.

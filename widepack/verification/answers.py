@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
 from .coarse_eps import coarsest
@@ -77,7 +77,7 @@ def collect(
     float64 = True
     for i in range(len(subject.members)):
         subject.readahead([i])
-        float64 = _run_program(subject, i, calls, found, stats) and float64
+        float64 = run_program(subject, i, calls, found, stats) and float64
         give_back()
         if subject.module is not None:
             modules.run(i, found)
@@ -109,7 +109,7 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequ
     nothing = ShiftedAnswers([], [], stats)
     for i in range(len(subject.members)):
         try:
-            if not _run_program(subject, i, calls, found, stats):
+            if not run_program(subject, i, calls, found, stats):
                 return nothing
         except VerificationError:  # another member than the first refuses such numbers
             return nothing
@@ -137,7 +137,7 @@ def _use_own_answers(found: Sequence[MemberAnswers], stats: Sequence[ErrorStats]
             output.add_own(own[k], reference_of(own[k]))
 
 
-def _run_program(
+def run_program(
     subject: Subject,
     i: int,
     calls: Sequence[VerifiedCall],
@@ -196,8 +196,7 @@ def float64_function(
 
     def answer(inputs: Sequence[torch.Tensor]) -> list[Any]:
         run = subject.run(i, exact=not late, late=late)
-        with double_by_default():
-            return list(run(*doubles, *(raise_value(x) for x in inputs)))
+        return list(run(*doubles, *(raise_value(x) for x in inputs)))
 
     return answer
 

@@ -1,4 +1,4 @@
-"""Finds why a member's own module answers otherwise than the captured program. Each cause that it names is shown.
+"""Finds why a member's own module answers otherwise than the captured program. Each cause is shown by a run.
 
 | shown by | cause |
 |---|---|
@@ -24,6 +24,7 @@ from .subject import Subject, VerifiedCall
 
 _CLEAR = 1e-3  # a difference of this part of an answer is no rounding
 _ROUNDING = 64  # ulp: a difference of less is rounding
+_REPEATS = 8  # of one call: a coin may fall the same way a few times
 _REPORT = "Please report it, with the member's code"
 
 
@@ -39,13 +40,16 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
     assert make is not None
     runs = [c for c in calls if c.user and c.after is None]
     known = subject.same_program.explain(i) if subject.same_program is not None else ""
-    if not subject.states and (kept := _kept(subject, i, runs)):
-        return kept
     first = list(subject.signatures).index(subject.signatures[i])
-    ours, name = (lambda: _with_weights(make(i), make(first))), subject.members[first]
+    name = subject.members[first]
     if i == first or any(_differ(subject, first, make(first), call) for call in runs):
-        return f"{name} is the member that was captured, and its own answers differ from the program's. {_REPORT}"
-    differ = [_differ(subject, first, ours(), call) for call in runs]
+        if known:
+            return (
+                f"Modules of {name} differ in something that is not a weight: {known}. Make it a buffer or "
+                "an argument of the factory"
+            )
+        return f"{name} was captured, and its own answers differ from the program's as well. {_REPORT}"
+    differ = [_differ(subject, first, _with_weights(make(i), make(first)), call) for call in runs]
     if any(differ):
         what = f": {known[:1].lower()}{known[1:]}" if known else ""
         return (
@@ -57,8 +61,9 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
         return known
     if differ and not any(d is None for d in differ):
         return (
-            f"With the weights of {name}, the module of {subject.members[i]} answers as the program does: the "
-            "program holds for some values of the weights only. Look for code that reads a weight as a number"
+            f"With the weights of {name}, the module of {subject.members[i]} answers as the program does: "
+            "the program holds for some values of the weights only. Look for code that reads a weight as a "
+            "number"
         )
     return ""
 
@@ -82,18 +87,22 @@ def cause_of_failure(subject: Subject, i: int, inputs: Sequence[torch.Tensor]) -
         except Exception:  # noqa: BLE001  # whatever the user's code raises
             if words:
                 return f"{words}: it does not take these inputs, which are drawn"
+            known = subject.same_program.explain(i) if subject.same_program is not None else ""
             return (
                 "The members differ in something that is not a weight: it fails with the weights of "
-                f"{subject.members[first]}, too"
+                f"{subject.members[first]}, too. {known}".strip()
             )
     return f"With the weights of {subject.members[first]} it answers"
 
 
-def _kept(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> str:
+def kept_between_calls(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
     """Returns a sentence about what a module keeps from call to call, if a new module agrees each time."""
-    make = subject.module
-    assert make is not None
-    if any(_differ(subject, i, make(i), call) is not False for call in runs):
+    make, runs = subject.module, [c for c in calls if c.user and c.after is None]
+    if (
+        make is None
+        or subject.states
+        or any(_differ(subject, i, make(i), call) is not False for call in runs)
+    ):
         return ""
     module = make(i)
     tensors, attributes = _tensors(module), attributes_of(module)
@@ -107,7 +116,28 @@ def _kept(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> str:
     return (
         f"{subject.method} {what} the next call reads: a new module answers as the program does. To carry "
         "that from call to call, make it a buffer with register_buffer and build with "
-        f"--state {changed[0] if changed else 'NAME'}"
+        f"--state {changed[0] if changed and changed[0].split('.')[-1].isidentifier() else 'NAME'}"
+    )
+
+
+def answers_change(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
+    """Returns whether the first member's module gives other answers to one call, run after run.
+
+    Only a module with states may.
+    """
+    call = next((c for c in calls if c.user and c.after is None), None)
+    if subject.module is None or subject.states or call is None:
+        return False
+    module, inputs = subject.module(0), call.inputs[0]
+
+    def tensors() -> list[torch.Tensor]:
+        return [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+
+    first = tensors()
+    return any(
+        a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num())
+        for _ in range(_REPEATS)
+        for a, b in zip(first, tensors())
     )
 
 

@@ -8,8 +8,8 @@ the same numbers in contiguous memory:
 | oneDNN off | the kernels of convolutions and linear layers |
 | the batch in two halves | the blocks of sums; only if rows are independent in float64 |
 
-1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured first.
-   The factors of the bound do not change.
+1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured
+   first. The factors of the bound do not change.
 2. Where rounding decides a near-tie otherwise than float64 (the nearest code of a quantiser, the winner of a
    topk), a wide answer is right if it is within the bound of the answer with the other decision
    (`near_ties.py`). That answer is computed in float64, and only decisions with a margin below the bound of
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from . import near_ties
 from .subject import MemberAnswers, Subject, VerifiedCall
@@ -183,9 +183,8 @@ def _halves_are_equal(
         return False
 
     def exact(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        with double_by_default():
-            doubles = [raise_value(v) for v in (*weights, *inputs)]
-            return list(subject.run(i, exact=True)(*doubles))
+        doubles = [raise_value(v) for v in (*weights, *inputs)]
+        return list(subject.run(i, exact=True)(*doubles))
 
     try:
         with torch.inference_mode():

@@ -23,17 +23,18 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
+from ..ir.cast import raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import double_by_default, raise_program, raise_value
+from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import Loop
 
 DRAWS = 16  # of the directions in which numbers are moved
 _JUMPS = frozenset(
-    "ceil fake_quantize_per_channel_affine fake_quantize_per_tensor_affine floor floor_divide fmod frac "
-    "grid_sampler_2d grid_sampler_3d heaviside remainder round sgn sign special_round trunc".split()
-)
+    ("ceil", "fake_quantize_per_channel_affine", "fake_quantize_per_tensor_affine", "floor", "floor_divide")
+) | {"fmod", "frac", "grid_sampler_2d", "grid_sampler_3d", "heaviside", "remainder", "round", "sgn"}
+_JUMPS |= {"sign", "special_round", "trunc"}
 """Ops whose floating answers jump. Ops with whole numbers or truth values among their answers are found by
 these.
 """
@@ -56,10 +57,9 @@ def answers(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) 
         margins = _margins(program, weights, inputs)
         if not any(margins.values()):
             return []
-        exact = raise_program(program)
-        with double_by_default():
-            given = [raise_value(v) for v in (*weights, *inputs)]
-            return [_with_other_decisions(exact, given, margins, seed) for seed in range(DRAWS)]
+        exact = raised(program)
+        given = [raise_value(v) for v in (*weights, *inputs)]
+        return [_with_other_decisions(exact, given, margins, seed) for seed in range(DRAWS)]
 
 
 def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) -> dict[str, float]:
@@ -73,9 +73,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
             decided[node.name], operands[node.name] = value, given
         return value
 
-    exact = raise_program(program)
-    with double_by_default():
-        _run(exact, [raise_value(v) for v in (*weights, *inputs)], note)
+    _run(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
     margins: dict[str, float] = {}
 
     def as_decided(node: Node, compute: Callable[[], Any], given: list[Any]) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.module_tensors import tensors_of
 from ..errors import VerificationError, WidepackError
 from ..kernels.exact_norms import as_torch_computes
-from .capture_causes import cause, cause_of_failure
+from .capture_causes import answers_change, cause, cause_of_failure, kept_between_calls
 from .module_run import run_module
 from .op_record import Recorded
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
@@ -19,7 +18,6 @@ from .tolerance import ErrorStats, reference_of
 from .unsteady import why_unsteady
 
 _NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's code"
-_REPEATS = 8  # of one call: a coin may fall the same way a few times
 
 
 class OwnModules:
@@ -34,8 +32,6 @@ class OwnModules:
     def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
         self.subject, self.calls, self.captured = subject, calls, captured
         self.ordered = [ErrorStats(output.name) for output in captured]
-        # Plain attributes that hold another tensor after a call: state that an export cannot see.
-        self._replaced: list[str] = []
 
     def run(self, i: int, found: Sequence[MemberAnswers]) -> None:
         """Runs member i's module on the user's calls. found: for each call the programs' answers, up to
@@ -55,16 +51,12 @@ class OwnModules:
         for call, into in zip(self.calls, found):
             theirs: list[torch.Tensor] = []
             if call.user and earlier_answers(self.calls, found, call, i) is None:
-                before = dict(tensors_of(module))
                 inputs = subject.with_states(
                     call.inputs[i], left[call.after] if call.after is not None else ()
                 )
                 returned = _module_answer(subject, i, module, inputs, call.label, record)
                 theirs = _tensors(subject, i, returned, into.own[i])
                 record = False
-                self._replaced += [
-                    n for n, t in tensors_of(module) if before.get(n) is not t and n not in self._replaced
-                ]
                 for output, y, o in zip(self.captured, theirs, into.own[i]):
                     output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
                 if ordered and call.after is None:
@@ -97,16 +89,15 @@ class OwnModules:
             subject.same_program.check()
 
     def _refuse(self, member: str, wrong: str) -> None:
-        subject, replaced = self.subject, self._replaced
-        if not replaced and not _repeatable(subject, self.calls):
+        subject, i = self.subject, self.subject.members.index(member)
+        why = kept_between_calls(subject, i, self.calls)
+        if not why and answers_change(subject, self.calls):
             raise VerificationError(
                 f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
-                f"{why_unsteady(subject, subject.members.index(member))}"
+                f"{why_unsteady(subject, i)}"
             )
-        why = cause(subject, subject.members.index(member), self.calls)
-        raise VerificationError(
-            f"the captured program gives other answers than the members: {wrong}. {why or _NOT_SHOWN}"
-        )
+        why = why or cause(subject, i, self.calls) or _NOT_SHOWN
+        raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
 
 
 def _in_order_of(module: nn.Module, subject: Subject, i: int) -> list[Any]:
@@ -187,24 +178,3 @@ def _tensors(
             f"what forward returns must not depend on values{_explanation(subject, i)}"
         )
     return tensors
-
-
-def _repeatable(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
-    """Returns whether the first member's own module gives one answer to one call, run after run.
-
-    Only a module with states may give others.
-    """
-    call = next((c for c in calls if c.user and c.after is None), None)
-    if subject.module is None or subject.states or call is None:
-        return True
-    module, inputs = subject.module(0), call.inputs[0]
-
-    def tensors() -> list[torch.Tensor]:
-        return [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-
-    first = tensors()
-    return all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-        for _ in range(_REPEATS)
-        for a, b in zip(first, tensors())
-    )

@@ -129,7 +129,10 @@ class ReferenceAnswers:
         found: Sequence[subject.MemberAnswers],
         stats: list[ErrorStats],
     ) -> tuple[list[ErrorStats], str]:
-        """Runs a wide program on calls. Returns the errors with those of its answers added, and what is wrong."""
+        """Runs a wide program on calls.
+
+        Returns: the errors with those of its answers added, and what is wrong.
+        """
         before = [list(output.wide) for output in stats]
         compared = (part.program, weights, pattern, calls, found)
         wide.check_wide(self.subject, *compared, stats, part.members, self.anywhere)
@@ -148,6 +151,9 @@ class ReferenceAnswers:
             return "It is the program that was there before"
         call = next(c for c in self.calls if c.pattern == pattern)
         simplified = self.entry.simple(pattern)
+        known = self.subject.weights(part.members[0])
+        if any(slot.source not in known for program in simplified for slot in program.weights):
+            return "It computes with the factors of members, which a member alone does not have"
         node = bisect(self.subject, simplified, part.lowered, weights, call, part.members)
         return (node or "no single node exceeds its bound") + wide.bits_warning(simplified[0])
 
@@ -170,8 +176,10 @@ class ReferenceAnswers:
 
     @cached_property
     def anywhere(self) -> frozenset[tuple[int, int]]:
-        """(member, output) whose NaN and inf may be at other places than in the member's own answer: the
-        member's weights are not finite, and other members answer the output with finite numbers.
+        """(member, output) whose NaN and inf may be at other places than in the member's own answer.
+
+        Other members answer the output with finite numbers. The member's weights are not finite, or are so
+        large that its answers leave the dtype: in float64 they are finite.
         """
         rows = self._rows_not_finite()
         broken = {
@@ -179,7 +187,12 @@ class ReferenceAnswers:
             for i in {i for i, _, _, _ in rows}
             if any(floating(w) and not torch.isfinite(w).all() for w in self.subject.arguments(i))
         }
-        return frozenset((i, k) for i, k, _, _ in rows if i in broken)
+        return frozenset((i, k) for i, k, _, _ in rows if i in broken or self._overflows(i, k))
+
+    def _overflows(self, i: int, k: int) -> bool:
+        """Returns whether an answer of a member is not finite only because numbers leave its dtype."""
+        pairs = [(a.own[i][k], a.truth[i][k]) for a in self.answers]
+        return self.float64 and all(bool(torch.isfinite(truth).all()) for _, truth in pairs)
 
     def not_finite(self) -> list[dict[str, Any]]:
         """Returns the members whose own answers have NaN or inf in an output that is finite for others.
@@ -206,9 +219,13 @@ class ReferenceAnswers:
         for k in range(len(self.subject.outputs)):
             bad = [sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.answers) for i in range(count)]
             # If all members have some, they are probably meant, like a mask of -inf.
-            if 0 < sum(map(bool, bad)) < count:
-                sizes = [sum(a.own[i][k].numel() for a in self.answers) for i in range(count)]
-                rows += [(i, k, n, of) for i, (n, of) in enumerate(zip(bad, sizes)) if n]
+            meant = all(bad)
+            sizes = [sum(a.own[i][k].numel() for a in self.answers) for i in range(count)]
+            rows += [
+                (i, k, n, of)
+                for i, (n, of) in enumerate(zip(bad, sizes))
+                if n and (not meant or self._overflows(i, k))
+            ]
         return rows
 
     def small(self, pattern: str) -> VerifiedCall:
@@ -229,9 +246,17 @@ class ReferenceAnswers:
         for pattern in PATTERNS:
             call = next((c for c in own if c.pattern == pattern), None) or self.small(pattern)
             inputs = [None if k in buffers else x for k, x in enumerate(call.stacked())]
-            truth = next(answer.truth for c, answer in zip(self.calls, self.answers) if c is call)
-            found[f"{probe.prefix(self.entry.entry)}{pattern}"] = inputs, truth
+            answer = next(answer for c, answer in zip(self.calls, self.answers) if c is call)
+            truths = [list(map(_as_answered, *pair)) for pair in zip(answer.own, answer.truth)]
+            found[f"{probe.prefix(self.entry.entry)}{pattern}"] = inputs, truths
         return found
+
+
+def _as_answered(own: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Returns the float64 answer with infinities and NaN where the member's own answer leaves its dtype."""
+    if not floating(own) or own.shape != truth.shape or bool(torch.isfinite(own).all()):
+        return truth
+    return torch.where(torch.isfinite(own), truth, own.to(truth.dtype))
 
 
 def _wrong(stats: Sequence[ErrorStats]) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 
-from ..ir.float64 import double_by_default, raise_value
+from ..ir.float64 import raise_value
 from .module_run import run_module
 from .subject import Subject, fitting
 from .tolerance import floating, same_places
@@ -252,7 +252,7 @@ def _float64_answers(
 ) -> Sequence[torch.Tensor | None]:
     """Returns member 0's float64 answers; `count` times None if an op has no float64 kernel."""
     try:
-        with torch.inference_mode(), double_by_default():
+        with torch.inference_mode():
             found: Sequence[torch.Tensor | None] = subject.run(0, late=True)(
                 *weights, *map(raise_value, inputs)
             )

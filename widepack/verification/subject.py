@@ -17,8 +17,8 @@ from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 
 from ..capture.named_fields import Make
+from ..ir.cast import raised
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_program
 from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
 from ..spec.draws import NOISES, InputSource, draw, draw_all
@@ -178,7 +178,7 @@ class Subject:
         if key not in self.functions:
             program = self.program(i)
             self.functions[key] = graph_module(
-                raise_program(program, late) if exact or late else program, CPU
+                raised(program, late) if exact or late else program, CPU
             ).forward
         return self.functions[key]
 

@@ -13,9 +13,10 @@ from widepack_artifacts.program import Node, Program, substitute
 
 from ..errors import VerificationError
 from ..ir import ops
+from ..ir.cast import raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import double_by_default, raise_program, raise_value
+from ..ir.float64 import raise_value
 from ..lowering.lower import Lowered
 from ..runtime.executable import Executable
 from ..runtime.graph_module import Loop
@@ -157,12 +158,11 @@ def bisect(
 
 
 def _float64_values(program: Program, weights: Weights, inputs: Sequence[Any]) -> dict[str, Any]:
-    with double_by_default():
-        return values_of(
-            raise_program(program),
-            {k: raise_value(v) for k, v in weights.items()},
-            [raise_value(x) for x in inputs],
-        )
+    return values_of(
+        raised(program),
+        {k: raise_value(v) for k, v in weights.items()},
+        [raise_value(x) for x in inputs],
+    )
 
 
 def _from(node: Node) -> str:

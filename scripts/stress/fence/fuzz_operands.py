@@ -6,7 +6,7 @@
 
 A run that was stopped goes on with the same command. Operands are drawn with NaN, infinities, denormals, the
 largest numbers of their type, empty dims, other strides and other sizes. The fence sees accesses outside of
-the memory that torch allocates: operands, results, and LAPACK's workspaces, which torch allocates too. It does
+the memory that torch allocates: operands, results, and the workspaces that torch gives to LAPACK. It does
 not see memory that MKL allocates for itself.
 
 An operand set goes two ways, like the operands of a node of an untrusted artifact: through the check before a

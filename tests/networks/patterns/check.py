@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from default_dtype import double_by_default
 from support import Bound, double, leaves, run, stack
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -17,7 +18,6 @@ from networks.patterns.case import QUICK, Case, N
 from networks.patterns.inputs_and_outputs import Answer
 from widepack import BuildReport, build, load
 from widepack.inference.model import WideModel
-from widepack.ir.float64 import double_by_default
 from widepack_artifacts.reader import Reader
 
 

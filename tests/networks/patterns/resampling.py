@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -126,6 +127,24 @@ CASES: dict[str, Case] = {
         net(spatial_transformer, conv=of(nn.Conv2d, 4, 5, 3, padding=1), locate=linear(4, 6)), IMAGE
     ),
     "pools": case(net(pooled, conv=of(nn.Conv2d, 4, 5, 3, padding=1)), "x=float32[B,4,8,8]"),
+    "fractional_pool": case(
+        net(
+            lambda self, x: self.pool(self.conv(x)).flatten(1),
+            conv=of(nn.Conv2d, 4, 5, 3, padding=1),
+            pool=lambda: nn.FractionalMaxPool2d(2, output_size=3, _random_samples=torch.rand(8, 5, 2)),
+        ),
+        "x=float32[B,4,8,7]",
+    ),
+    "fractional_pool_3d": case(
+        net(
+            lambda self, x, at: F.fractional_max_pool3d(
+                self.conv(x), 2, output_size=(2, 3, 3), return_indices=True, _random_samples=at.sigmoid()
+            ),
+            conv=of(nn.Conv3d, 2, 3, 1),
+        ),
+        "x=float32[3,2,5,6,6]",  # torch.export fixes the batch
+        "at=float32[3,3,3]",
+    ),
     "max_unpool": case(net(unpooled, conv=of(nn.Conv2d, 4, 5, 3, padding=1)), "x=float32[B,4,8,8]"),
     "pads": case(net(padded, conv=of(nn.Conv2d, 4, 5, 3, padding=1)), "x=float32[B,4,6,8]"),
     "unfold_fold": case(

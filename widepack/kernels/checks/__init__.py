@@ -17,7 +17,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `lookups.py` | bags of embeddings, segments, CTC |
 | `norms.py` | batch, group and weight normalization |
 | `own_ops.py` | widepack's own ops |
-| `pools.py` | pools over one dim |
+| `pools.py` | pools over one dim, fractional pools |
 | `recurrent.py` | LSTM, GRU and plain RNN layers |
 | `resampling.py` | upsampling, sampling at a grid |
 | `series.py` | ops that loop as often as a value or a number says |
@@ -57,6 +57,8 @@ CHECKS: dict[str, Check] = {
     "aten.copy.default": lookups.copy,
     "aten.ctc_loss.IntList": lookups.ctc_loss,
     "aten.diff.default": series.differences,
+    "aten.fractional_max_pool2d.default": pools.fractional_max_pool,
+    "aten.fractional_max_pool3d.default": pools.fractional_max_pool,
     "aten.max_pool1d.default": pools.max_pool1d,
     "aten.repeat_interleave.Tensor": series.repeat_counts,
     "aten.repeat_interleave.self_Tensor": series.repeat_interleave,
@@ -123,6 +125,8 @@ OF_VALUES = frozenset(
         "aten.ctc_loss.IntList",
         "aten.embedding_bag.default",
         "aten.embedding_bag.padding_idx",
+        "aten.fractional_max_pool2d.default",
+        "aten.fractional_max_pool3d.default",
         "aten.gru.data",
         "aten.linalg_ldl_solve.default",
         "aten.linalg_lu_solve.default",
@@ -146,6 +150,8 @@ OF_SIZES: dict[str, tuple[str, ...]] = {
     "aten.ctc_loss.IntList": ("log_probs",),
     "aten.embedding_bag.default": _BAG,
     "aten.embedding_bag.padding_idx": _BAG,
+    "aten.fractional_max_pool2d.default": ("self",),
+    "aten.fractional_max_pool3d.default": ("self",),
     "aten.segment_reduce.default": ("data",),
 }
 """Operands of ops of `OF_VALUES` whose sizes and types alone are checked."""

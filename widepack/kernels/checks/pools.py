@@ -1,4 +1,4 @@
-"""Checks the operands of pools whose kernel trusts the size of a window."""
+"""Checks the operands of pools whose kernel trusts the size or the place of a window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import OperandError, dense
+from .require import OperandError, dense, readable, require
 
 _LARGEST = 2**31
 
@@ -30,6 +30,20 @@ def max_pool1d(
     kernel, step, pad, gap = (_first(values, default) for values, default in zip(lists, (1, 0, 0, 1)))
     if gap * (kernel - 1) + 1 > length + 2 * pad + (step or kernel) - 1 and length:
         raise OperandError(f"a window of {kernel} with dilation {gap} does not fit into {length} + 2 * {pad}")
+
+
+def fractional_max_pool(
+    self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
+) -> None:
+    """Checks `aten.fractional_max_pool2d` and `3d`: numbers from 0 to 1 place the windows inside of a row."""
+    dense("self", self)
+    dense("random_samples", random_samples)
+    given: list[Any] = list(kernel_size)
+    if any(not isinstance(k, torch.SymInt) and k < 1 for k in given):
+        raise OperandError(f"kernel_size is {given}; numbers from 1 are possible")
+    if readable(random_samples):
+        inside = (random_samples >= 0) & (random_samples <= 1)
+        require(bool(inside.all()), "random_samples contains a number that is not from 0 to 1")
 
 
 def _first(values: Any, default: int) -> Any:

@@ -1,0 +1,230 @@
+"""Runs every backend over a collection of architectures, and compares the answers with members in float64.
+
+usage: python scripts/measure/backends.py COLLECTION [--sample K] [-o ROWS.jsonl] [--backends eager,...]
+       python scripts/measure/backends.py --summary ROWS.jsonl -o bench/results/backends.json
+
+COLLECTION is a folder with two modules. `zoo.py` has `ENTRIES`, `build(name, seed)` and
+`inputs(name, batch, seed)`; `check.py` has `pick(count)` and `compare(...)`. Each pair of an architecture and
+a backend is one row, written when it is known; a second run with the same rows goes on where the first ended.
+`graph` is the stand-in of CUDA graphs that the tests have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import widepack
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = ("eager", "graph", "compile", "onnxruntime", "aot")
+MEMBERS = 3
+BATCHES = (5, 1, 2)
+
+
+class Collection:
+    """The architectures of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(folder))
+        self.zoo, self.check = importlib.import_module("zoo"), importlib.import_module("check")
+
+    def members(self, name: str) -> list[Any]:
+        """Returns the members of an architecture."""
+        return [self.zoo.build(name, i) for i in range(MEMBERS)]
+
+    def axes(self, name: str) -> tuple[Any, bool]:
+        """Returns the axis of the batch of each input, and whether it is the first axis of all."""
+        entry, given = self.zoo.ENTRIES[name], self.zoo.inputs(name, BATCHES[0], 0)
+        tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
+        dims = entry.batch_dims
+        dims = list(dims) if isinstance(dims, (list, tuple)) else [dims] * len(tensors)
+        axis = iter(dims)
+
+        def named(x: Any) -> Any:
+            at = next(axis) if isinstance(x, Tensor) else None
+            return {} if at is None and isinstance(x, Tensor) else None if at is None else {at: "B"}
+
+        return tree_map(named, given), all(d == 0 for d in dims)
+
+    def build(self, name: str, members: list[Any], folder: Path) -> Path:
+        """Builds the artifact."""
+        paths = [folder / f"{i}.pt" for i in range(MEMBERS)]
+        for path, module in zip(paths, members):
+            torch.save(module.state_dict(), path)
+        args, kwargs = self.zoo.inputs(name, BATCHES[0], 0)
+        (of_args, of_kwargs), _ = self.axes(name)
+        names = list(inspect.signature(members[0].forward).parameters)
+        widepack.build(
+            paths,
+            folder / "e.wide",
+            model=lambda: self.zoo.build(name, 0),
+            sample=args,
+            sample_kwargs=kwargs,
+            dynamic={**dict(zip(names, of_args)), **of_kwargs},
+            strategy="wide",
+            pt2=False,
+            targets=("cpu",),
+        )
+        return folder / "e.wide"
+
+
+class Truth:
+    """The calls of an architecture, and what its members answer in their own dtype and in float64."""
+
+    def __init__(self, collection: Collection, name: str, members: list[Any]) -> None:
+        check, zoo = collection.check, collection.zoo
+        batches = BATCHES if collection.axes(name)[1] else BATCHES[:1]
+        doubles = [zoo.build(name, i).double() for i in range(MEMBERS)]
+        self.compare = check.compare
+        self.calls: list[tuple[str, Any, list[Any], list[Any]]] = []
+        for batch in batches:
+            many = [zoo.inputs(name, batch, 10 + i) for i in range(MEMBERS)]
+            stacked = tree_map(lambda *ts: torch.stack(ts) if isinstance(ts[0], Tensor) else ts[0], *many)
+            for mode, given, inputs in (("shared", many[0], [many[0]] * MEMBERS), ("each", stacked, many)):
+                with torch.no_grad():
+                    own = [m(*a, **k) for m, (a, k) in zip(members, inputs)]
+                    try:
+                        exact = [m(*check.to64(a), **check.to64(k)) for m, (a, k) in zip(doubles, inputs)]
+                    except Exception:  # noqa: BLE001  an architecture that takes float32 alone
+                        exact = []
+                self.calls.append((f"{mode}, batch {batch}", given, own, exact))
+
+    def wrong(self, ens: Any) -> str:
+        """Returns what is wrong with the answers of a loaded artifact; empty if nothing is."""
+        for title, (args, kwargs), own, exact in self.calls:
+            found = (ens if title.startswith("shared") else ens.each)(*args, **kwargs)
+            tensors = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+            for i in range(MEMBERS):
+                said = self.compare(
+                    [t[i] for t in tensors], own[i], exact[i] if exact else None, own if exact else (), exact
+                )
+                if said != "ok":
+                    return f"{title}, member {i}: {said}"
+        return ""
+
+
+@contextlib.contextmanager
+def opened(path: Path, backend: str) -> Iterator[Any]:
+    """Loads an artifact on a backend."""
+    if backend != "graph":
+        when = None if backend == "eager" else "now"
+        cache = path.parent / "cache"
+        yield widepack.load(path, backend=backend, cache=cache, verify="off", compile=when)
+        return
+    sys.path[:0] = [str(ROOT / "tests" / "helpers")]
+    from graph_stand_in import StandInRecorder
+
+    from widepack.backends.graph_recorders import RECORDERS
+
+    RECORDERS["cpu"] = lambda device: StandInRecorder()
+    try:
+        yield widepack.load(path, graph=True, warmup=False, verify="off")
+    finally:
+        RECORDERS.pop("cpu", None)
+
+
+def outcome(run: Callable[[], str]) -> dict[str, Any]:
+    """Returns a row's answer: ok, wrong, or refused with widepack's words; any other exception is a crash."""
+    began = time.perf_counter()
+    try:
+        wrong = run()
+        found = {"outcome": "wrong", "said": wrong} if wrong else {"outcome": "ok"}
+    except widepack.WidepackError as e:
+        found = {"outcome": "refused", "said": str(e)[:600]}
+    except Exception as e:  # noqa: BLE001  a row says what came
+        found = {"outcome": "crashed", "said": f"{type(e).__name__}: {e}"[:600]}
+    return {**found, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def measure(collection: Collection, names: list[str], backends: list[str], out: Path) -> None:
+    """Runs the pairs that the file of rows lacks, and adds a row for each."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {(r["name"], r["backend"]) for r in rows}
+    torch.backends.mha.set_fastpath_enabled(False)  # it gives padded positions other numbers
+    for name in names:
+        todo = [b for b in backends if (name, b) not in done]
+        if not todo or (name, "build") in done:
+            continue
+        with tempfile.TemporaryDirectory() as folder, out.open("a") as file:
+
+            def write(backend: str, row: dict[str, Any], name: str = name, file: Any = file) -> None:
+                family = collection.zoo.ENTRIES[name].family
+                file.write(json.dumps({"name": name, "family": family, "backend": backend, **row}) + "\n")
+                file.flush()
+
+            members = collection.members(name)
+            made: list[Path] = []
+            built = outcome(lambda: made.append(collection.build(name, members, Path(folder))) or "")  # type: ignore[func-returns-value]  # noqa: B023
+            if not made:
+                write("build", built)
+                continue
+            truth = Truth(collection, name, members)
+            for backend in todo:
+
+                def run(backend: str = backend, path: Path = made[0], truth: Truth = truth) -> str:
+                    with opened(path, backend) as ens:
+                        return truth.wrong(ens)
+
+                write(backend, outcome(run))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns counts for each backend, and every pair that did not run."""
+    eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
+    pairs = [r for r in rows if r["backend"] in BACKENDS]
+    counts = {
+        b: {
+            o: sum(r["backend"] == b and r["outcome"] == o for r in pairs)
+            for o in ("ok", "wrong", "refused", "crashed")
+        }
+        for b in BACKENDS
+    }
+    others = [r for r in pairs if r["backend"] != "eager" and r["name"] in eager]
+    return {
+        "torch": torch.__version__,
+        "architectures": len({r["name"] for r in rows}),
+        "not_built": {r["name"]: r["said"] for r in rows if r["backend"] == "build"},
+        "counts": counts,
+        "pairs": len(others),
+        "pairs_that_run": sum(r["outcome"] == "ok" for r in others),
+        "others": [
+            {k: r[k] for k in ("name", "backend", "outcome", "said")} for r in pairs if r["outcome"] != "ok"
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("collection", nargs="?", type=Path)
+    parser.add_argument("--sample", type=int, default=60)
+    parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--summary", type=Path)
+    parser.add_argument("-o", "--out", type=Path, default=Path("backends.jsonl"))
+    given = parser.parse_args()
+    if given.summary:
+        rows = [json.loads(line) for line in given.summary.read_text().splitlines()]
+        given.out.write_text(json.dumps(summary(rows), indent=1) + "\n")
+        return
+    torch.set_num_threads(1)
+    collection = Collection(given.collection)
+    measure(collection, collection.check.pick(given.sample), given.backends.split(","), given.out)
+
+
+if __name__ == "__main__":
+    main()
