@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import widepack
 from widepack import UsageError
@@ -128,7 +129,7 @@ def test_each_of_several_checkpoints_draws_separately(checkpoint: Path, tmp_path
         ({"n": 3, "dropout": "on", "tune": True}, "tune compares the answers of strategies"),
         (
             {"n": 3, "dropout": "on", "model_args": {"p": 0.0}},
-            "dropout is on, but Sequential draws no random numbers in eval mode",
+            "dropout is on, but the program of Sequential draws no random numbers",
         ),
     ],
 )
@@ -174,3 +175,47 @@ def test_on_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, words, prog_name="widepack")
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["members"]) == 4
+
+
+def _by_function(drop: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return drop(self.linear(x))
+
+    return Dropping
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        pytest.param(lambda x: functional.dropout(x, 0.5, training=True), id="dropout"),
+        pytest.param(lambda x: functional.dropout(x + 0, 0.5, True, inplace=True), id="in place"),
+        pytest.param(lambda x: functional.dropout2d(x[:, :, None, None], 0.5, True)[:, :, 0, 0], id="2d"),
+        pytest.param(lambda x: functional.alpha_dropout(x, 0.5, training=True), id="alpha"),
+        pytest.param(lambda x: functional.rrelu(x, training=True), id="rrelu"),
+        pytest.param(
+            lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)[0],
+            id="attention",
+        ),
+    ],
+)
+def test_dropout_by_function(drop: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    """Each member and call draws its own numbers, and the mean of many draws is that of the member."""
+    make = _by_function(drop)
+    torch.manual_seed(0)
+    member = make().eval()
+    torch.save(member.state_dict(), tmp_path / "m.pt")
+    x = torch.randn(3, 6)
+    widepack.build(
+        [tmp_path / "m.pt"], tmp_path / "e.wide", model=make, sample=(x,), n=400, dropout="on", race=False
+    )
+    y = widepack.load(tmp_path / "e.wide")(x)
+    assert not torch.equal(y[0], y[1])
+    with torch.no_grad():
+        alone = torch.stack([member(x) for _ in range(400)])
+    spread = (alone.std(0).square() + y.std(0).square()).div(400).sqrt()
+    assert ((y.mean(0) - alone.mean(0)).abs() <= 6 * spread + 1e-6).all()

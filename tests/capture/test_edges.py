@@ -539,7 +539,7 @@ def test_a_condition_that_a_batch_of_1_breaks_does_not_refuse_2(tmp_path: Path) 
 def test_a_condition_stays_where_it_is_needed(
     fails: list[dict[str, int]], kept: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def way(subject: object, sizes: dict[str, int]) -> str:
+    def way(subject: object, sizes: dict[str, int], *, answered: bool = False) -> str:
         return "another" if any(all(sizes[d] == n for d, n in f.items()) for f in fails) else ""
 
     monkeypatch.setattr(small_sizes, "_difference_at", way)

@@ -173,11 +173,10 @@ class Scripted(Base):
             ["x=float32[B,3]"],
             ["looks at the values of a distribution's arguments", "Remove validate_args"],
         ),
-        (Sampled, ["x=float32[B,3]"], ["draws random numbers", "make them an input"]),
         (
             Packed,
             ["x=float32[B,T,3]", "n=int64[B]:1..2"],
-            ["packs sequences by their lengths", "Run the padded sequences"],
+            ["reads the rows of a packed sequence", "after pad_packed_sequence"],
         ),
         (Scripted, ["x=float32[B,3]"], ["contains head, compiled by torch.jit", "plain modules"]),
     ],
@@ -197,6 +196,18 @@ class Coin(Base):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
         return y * random.random()
+
+
+def test_random_numbers_of_torch(tmp_path: Path) -> None:
+    """The message names the op, the line and the option; with the option the member builds."""
+    inputs = ["x=float32[B,3]"]
+    message = refused(Sampled, tmp_path, VerificationError, inputs=inputs)
+    assert "it draws random numbers by aten.randn_like at test_values_refused.py" in message
+    assert "--dropout on" in message
+    ens = widepack.load(built(Sampled, tmp_path, inputs=inputs, dropout="on"))
+    one, other = ens(torch.ones(2, 3)), ens(torch.ones(2, 3))
+    assert not torch.equal(one, other)
+    assert not torch.equal(one[0], one[1])
 
 
 def test_pythons_random_numbers(tmp_path: Path) -> None:

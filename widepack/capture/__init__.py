@@ -21,8 +21,10 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `export_events.py` | Records what happens inside torch.export while it exports a member |
 | `guards.py` | Reads the guards of an exported program: conditions on sizes, each |
 | `larger_sample.py` | Repeats the rows of a sample that has one row |
+| `literals.py` | Checks that members agree in the tensors whose values their code reads |
 | `member_exporter.py` | Exports one member with torch.export, as often as it takes |
 | `module_tensors.py` | Finds the tensors that a member holds outside its parameters and buffers |
+| `named_fields.py` | Reads the named fields of an input: of a named tuple, or of a registered class |
 | `program.py` | Writes a member's export by torch.export as a member program: weights, inputs |
 | `reachable.py` | Walks over all that can be reached from a module: attributes, containers, closures |
 | `results.py` | Turns what a member returns into forms that torch's pytrees know |

@@ -144,9 +144,9 @@ def capture(
         refuse_shared_memory(fresh, requests.buffers)
     # Another module is exported, because its attributes must be those of a fresh member.
     ran = make() if rehearse else None
-    empty = empty_buffers(ran)
+    empty = _empty_buffers(ran)
     answer, raised = run_once(ran, call, entry) if ran is not None else (None, None)
-    filled = sorted(empty - empty_buffers(ran))
+    filled = sorted(empty - _empty_buffers(ran))
     del ran
     module = fresh if fresh is not None else make()
     del fresh
@@ -171,23 +171,27 @@ def capture(
         attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
     if attempt.exported is None:
         changed = changed_constants(make, call, entry) if changes_constants(attempt.error) else ""
-        raise CaptureError(refusal or changed or _why_no_export(attempt, call)) from attempt.error
+        why = refusal or changed or _why_no_export(attempt, call)
+        state = f". {_state_in(attempt.module, filled, entry)}" if filled and not refusal else ""
+        raise CaptureError(f"{why}{state}") from attempt.error
     try:
         return _captured(exporter, attempt, attempt.exported, call, states, fixed)
     except CaptureError as e:
         if not filled:
             raise
-        names = ", ".join(filled)
-        raise CaptureError(
-            f"{type(attempt.module).__name__} keeps state in {names}: None at first, and a tensor "
-            "after a call of "
-            f"{entry}. A state of a program has a shape from the beginning: register it with zeros of "
-            "its shape, "
-            f"and build with {' '.join(f'--state {n}' for n in filled)}"
-        ) from e
+        raise CaptureError(_state_in(attempt.module, filled, entry)) from e
 
 
-def empty_buffers(module: nn.Module | None) -> set[str]:
+def _state_in(module: nn.Module, filled: Sequence[str], entry: str) -> str:
+    """The message for buffers that are None, and tensors after the first call."""
+    return (
+        f"{type(module).__name__} keeps state in {', '.join(filled)}: None at first, and a tensor after a call "
+        f"of {entry}. A state of a program has a shape from the beginning: register it with zeros of its "
+        f"shape, and build with {' '.join(f'--state {n}' for n in filled)}"
+    )
+
+
+def _empty_buffers(module: nn.Module | None) -> set[str]:
     """Returns the names of the buffers of a module that are None."""
     parts = [] if module is None else module.named_modules()
     return {

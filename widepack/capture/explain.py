@@ -185,6 +185,12 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
             "tensors, numbers, strings and None, in tuples, lists, dicts, named tuples, dataclasses and "
             "distributions of torch: return its tensors in one of these"
         )
+    if text == "the rows of a packed sequence are read":
+        return (
+            f"{name} reads the rows of a packed sequence{at}; their number is data, and a program has the "
+            "padded sequence. Compute before pack_padded_sequence or after pad_packed_sequence, with a mask "
+            "of the lengths where rows are counted"
+        )
     if text.startswith("FlexAttention "):
         return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"
     return _nested_or_scripted(error, module, at) or (

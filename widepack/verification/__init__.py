@@ -29,10 +29,12 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `record.py` | Reads and writes the record of a build's verification, as the manifest stores it |
 | `reference.py` | Computes the reference answers of an entry once, and checks wide programs |
 | `same_program.py` | Checks that all members are one program up to their weights, by looking |
+| `rest_mode.py` | Runs the user's own module without its random draws |
 | `small_sizes.py` | Finds out on the member itself what torch.export assumes about small sizes |
 | `subject.py` | Describes what a verification runs: the members, their programs and modules |
 | `tf32_bounds.py` | Widens the bounds of answers that a GPU computes in TF32 |
 | `tolerance.py` | Measures errors of answers against float64, and defines the bound |
+| `unsteady.py` | Finds out why a member gives other answers from run to run |
 | `weight_error.py` | Measures what int8 weights change in the members' answers |
 | `wide.py` | Runs comparison (b): wide programs against the members' float64 answers |
 """

@@ -135,7 +135,7 @@ def _judge(subject: Subject, tried: _Tried, guards: Sequence[Any]) -> set[int]:
     for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
         if broken & kept:  # a guard that stays refuses these sizes anyway
             continue
-        if not any(_difference_at(subject, sizes) for sizes in (where[0], where[-1])):
+        if not any(_difference_at(subject, sizes, answered=True) for sizes in (where[0], where[-1])):
             gone |= broken
             continue
         failed.append(broken)
@@ -205,10 +205,10 @@ def _of_module(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.T
     return [x for x in run_module(subject.module(0), subject, inputs) if isinstance(x, torch.Tensor)]
 
 
-def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
+def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool = False) -> str:
     """Returns how member 0 and its program differ at these sizes; "" if they do not.
 
-    Inputs that neither of the two takes show no difference.
+    Inputs that neither of the two takes show no difference. answered: then both must answer to some inputs.
     """
     if subject.module is None:
         return ""
@@ -222,7 +222,7 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
             return f"the captured program fails there: {of_program}"
         if of_member and not of_program:
             refusal = refusal or f"the member itself fails there: {of_member}"
-    return refusal
+    return refusal or ("neither answers there" if answered else "")
 
 
 def _of_program(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -10,9 +10,11 @@
 | `checked_factorizations.py` | Lets factorizations of matrices check their results themselves |
 | `context.py` | Replaces functions of torch that torch.export cannot follow, while a member is exported |
 | `decompositions.py` | Decomposes ops that the format does not have |
-| `dropout_copies.py` | Separates the results of dropouts from their inputs during an export in eval mode |
+| `dropout_copies.py` | Keeps dropouts whole, and apart from their inputs, during an export with dropout on |
 | `functions.py` | Replaces functions whose own code reads values or fixes the sizes of its inputs |
+| `member_values.py` | Lets a member's code read the values of its own tensors during an export |
 | `numbers.py` | Lets `int(x)` and `float(x)` of a tensor be numbers of the program |
+| `packed_sequences.py` | Lets torch.export follow packed sequences: layers run over the padded sequences |
 | `row_branches.py` | Follows branches on whether a mask selected any rows |
 | `tensor_index.py` | Rewrites places that a number in a tensor names: `table[domain]` |
 | `transforms.py` | Replaces the levels of torch.func by autograd |

@@ -28,6 +28,8 @@ from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
+from ..explain import is_infrastructure
+
 _VF: Any = vars(torch)["_VF"]  # the functions below torch's recurrent layers
 _INVERT = rnn.invert_permutation
 _NAMES = ("_pack_padded_sequence", "_pad_packed_sequence")
@@ -137,12 +139,35 @@ def _direction(
     return y, cell
 
 
+def _checked(original: Any) -> Any:
+    """Returns a method of packed sequences that refuses to give a member's code what an export holds there.
+
+    The padded rows would count in a mean of `packed.data`.
+    """
+
+    def read(self: PackedSequence, *args: Any) -> Any:
+        if torch.compiler.is_exporting() and not is_infrastructure(sys._getframe(1).f_code.co_filename):
+            raise PackedRowsRead
+        return original(self, *args)
+
+    return read
+
+
+class PackedRowsRead(Exception):
+    """A member reads the rows of a packed sequence itself."""
+
+    def __init__(self) -> None:
+        super().__init__("the rows of a packed sequence are read")
+
+
 @contextmanager
 def padded_sequences() -> Iterator[None]:
     """Replaces torch's packing, unpacking and recurrent layers inside a with block."""
     for name, replacement in zip(_NAMES, (_packing, _padding)):
         setattr(_VF, name, replacement)
     rnn.invert_permutation = _inverted
+    for name, replacement in _READERS.items():
+        setattr(PackedSequence, name, replacement)
     for kind in _FORWARD:
         kind.forward = _forward
     try:
@@ -151,8 +176,17 @@ def padded_sequences() -> Iterator[None]:
         for name, original in zip(_NAMES, (_PACK, _PAD)):
             setattr(_VF, name, original)
         rnn.invert_permutation = _INVERT
+        for name in _READERS:
+            delattr(PackedSequence, name)
         for kind, forward in _FORWARD.items():
             kind.forward = forward
+
+
+_READERS: dict[str, Any] = {
+    "data": property(_checked(lambda self: tuple.__getitem__(self, 0))),
+    "__iter__": _checked(tuple.__iter__),
+    "__getitem__": _checked(tuple.__getitem__),
+}
 
 
 def _packing(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
