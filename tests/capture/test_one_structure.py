@@ -66,6 +66,8 @@ class Normal(Base):
 
 
 class Caching(Base):
+    last: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("last", None)

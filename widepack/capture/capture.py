@@ -185,9 +185,9 @@ def capture(
 def _state_in(module: nn.Module, filled: Sequence[str], entry: str) -> str:
     """The message for buffers that are None, and tensors after the first call."""
     return (
-        f"{type(module).__name__} keeps state in {', '.join(filled)}: None at first, and a tensor after a call "
-        f"of {entry}. A state of a program has a shape from the beginning: register it with zeros of its "
-        f"shape, and build with {' '.join(f'--state {n}' for n in filled)}"
+        f"{type(module).__name__} keeps state in {', '.join(filled)}: None at first, and a tensor after a "
+        f"call of {entry}. A state of a program has a shape from the beginning: register it with zeros of "
+        f"its shape, and build with {' '.join(f'--state {n}' for n in filled)}"
     )
 
 
