@@ -73,8 +73,9 @@ class Caching(Base):
         self.register_buffer("last", None)
 
     def forward(self, x: Tensor) -> Any:
-        y = self.fc(x)
-        before, self.last = self.last, y.sum(0)
+        y: Tensor = self.fc(x)
+        before: Tensor | None = self.last
+        self.last = y.sum(0)
         return y if before is None else y + before
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
@@ -122,21 +123,11 @@ def select(
         progress=progress,
     )
     predictions = predictions_of(found.answers, of, dim)
-    if names is not None and len(names) != predictions.shape[2]:
-        raise UsageError(
-            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
-        )
+    _check_class_names(names, predictions)
     targets = checked_targets(found.targets, predictions, metric in OF_CLASSES)
     losses = METRICS[metric]
     selected = select_members(predictions, targets, losses, rounds, most)
-    single = [means(losses, p, targets) for p in predictions]
-    best = min(range(len(single)), key=single.__getitem__)
-    everyone = means(losses, predictions.mean(0), targets)
-    scores = {
-        "all": score(metric, everyone[0]),
-        "best_member": score(metric, single[best][0]),
-        "selected": score(metric, selected.losses[0]),
-    }
+    scores, best = _scores(metric, predictions, targets, selected)
     settings, figures = None, None
     if of is not None and len(selected.order) > 1:
         settings, figures = _cascade(
@@ -192,6 +183,30 @@ def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
     if isinstance(allowed, bool) or not isinstance(allowed, (int, float)) or not 0 <= allowed < 1:
         raise UsageError(f"allowed={allowed!r:.40} is not a number from 0 to below 1")
     return str(chosen)
+
+
+def _check_class_names(names: Sequence[str] | None, predictions: Tensor) -> None:
+    """Raises: UsageError if the answers have another number of classes."""
+    if names is not None and len(names) != predictions.shape[2]:
+        raise UsageError(
+            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
+        )
+
+
+def _scores(
+    metric: str, predictions: Tensor, targets: Tensor, selected: Selected
+) -> tuple[dict[str, float], int]:
+    """Returns the scores of all members, of the best one and of the selected ones, and the best one's number."""
+    losses = METRICS[metric]
+    single = [means(losses, p, targets) for p in predictions]
+    best = min(range(len(single)), key=single.__getitem__)
+    everyone = means(losses, predictions.mean(0), targets)
+    scores = {
+        "all": score(metric, everyone[0]),
+        "best_member": score(metric, single[best][0]),
+        "selected": score(metric, selected.losses[0]),
+    }
+    return scores, best
 
 
 def _cascade(

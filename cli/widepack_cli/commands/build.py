@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from ..shared.options import (
     stdout_kept,
 )
 from ..shared.progress_bar import Progress
+
+if TYPE_CHECKING:
+    from widepack import BuildReport
 
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
@@ -286,6 +289,10 @@ def command(
             unmerge=unmerge,
             tolerance=tolerance,
         )
+    _print(report, dry_run, as_json)
+
+
+def _print(report: BuildReport, dry_run: bool, as_json: bool) -> None:
     for sentence in absent_lines(report):
         click.echo(sentence, err=True)
     if as_json:
