@@ -196,7 +196,7 @@ def _check_class_names(names: Sequence[str] | None, predictions: Tensor) -> None
 def _scores(
     metric: str, predictions: Tensor, targets: Tensor, selected: Selected
 ) -> tuple[dict[str, float], int]:
-    """Returns the scores of all members, of the best one and of the selected ones, and the best one's number."""
+    """Returns the scores of all, the best and the selected members, and the number of the best one."""
     losses = METRICS[metric]
     single = [means(losses, p, targets) for p in predictions]
     best = min(range(len(single)), key=single.__getitem__)
