@@ -20,6 +20,7 @@ from .member_state import extra_file, extra_of_member
 from .state_dict import TensorInfo
 
 _COUNTER = "num_batches_tracked"
+_NORM_VERSION = 2  # of the norms of torch, which have the counter since then
 _CODE = "name the model, whose code does it: --model in a command, model= in Python"
 
 _COMPARE = "`widepack update` and `append` with --model compare the member's own module"
@@ -35,7 +36,8 @@ def with_counters(checkpoint: Checkpoint, expected: Iterable[str]) -> Checkpoint
     added = {}
     for name in expected:
         path, _, last = name.rpartition(".")
-        old = int(versions.get(path, {}).get("version") or 1) < 2
+        version = versions.get(path, {}).get("version") or 1
+        old = type(version) is int and version < 2  # a file may have anything there
         if (
             name not in infos
             and last == _COUNTER
@@ -60,7 +62,8 @@ def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -
     for module, row in record.versions.items():
         have = versions.get(module, {}).get("version", 1) if versions else None
         norm = f"{module}.{_COUNTER}" if module else _COUNTER
-        if have is None or have == row.get("version", 1) or norm in names:
+        of_torch = norm in names and row.get("version") == _NORM_VERSION
+        if have is None or have == row.get("version", 1) or of_torch:
             continue  # of torch's norms, an older version has no counter, and is the same otherwise
         raise MemberMismatch(
             f"checkpoint {path} has version {have} of {module or 'the model'}, and the artifact's members"
