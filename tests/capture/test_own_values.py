@@ -101,6 +101,18 @@ def test_a_fused_module_follows_its_buffers() -> None:
             torch.testing.assert_close(y, member(X))
 
 
+def test_a_value_with_nan_is_captured_once() -> None:
+    members = [Branching().eval() for _ in range(2)]
+    for member in members:
+        del member.limit
+        member.register_buffer("limit", torch.tensor([float("nan"), 2.0]))
+    fused = widepack.fuse(members, X).eval()
+    first = fused.current_entry()
+    assert fused.current_entry() is first
+    for y, member in zip(fused(X), members):
+        torch.testing.assert_close(y, member(X))
+
+
 def test_a_branch_on_a_weight_that_trains_is_refused() -> None:
     with pytest.raises(CaptureError, match="scale, and it is a parameter, which trains"):
         widepack.fuse([BranchOnWeight() for _ in range(2)], X)
