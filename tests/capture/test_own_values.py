@@ -119,6 +119,15 @@ def test_a_branch_on_a_weight_that_trains_is_refused() -> None:
         widepack.fuse([BranchOnWeight() for _ in range(2)], X)
 
 
+def write_an_item(t: Tensor, x: Tensor) -> None:
+    t[0] = x[0, 0]
+
+
+def write_a_view(t: Tensor, x: Tensor) -> None:
+    view = t.detach()
+    view[0] = x[0, 0]
+
+
 def write_by_an_op(t: Tensor, x: Tensor) -> None:
     torch.ops.aten.copy_.default(t.view(2, 3), x[:1].view(2, 3))
 
@@ -143,7 +152,7 @@ class BranchOnWritten(nn.Module):
         return x * 2 if t.sum() > 0 else x
 
 
-@pytest.mark.parametrize("write", [write_by_an_op, write_data])
+@pytest.mark.parametrize("write", [write_an_item, write_a_view, write_by_an_op, write_data])
 def test_a_value_that_an_input_was_written_into_is_not_read(write: Any) -> None:
     with pytest.raises(CaptureError, match="branches on the values of a tensor"):
         widepack.fuse([BranchOnWritten(write) for _ in range(2)], X.abs())

@@ -174,7 +174,8 @@ class MemberValues(TorchFunctionMode):
             return
         op = name.partition(".")[0]  # an op of `torch.ops` has the name of its overload, too
         writes = (op.endswith("_") and not op.endswith("__")) or op.startswith("__i") or "out" in named
-        if writes or op in ("__setitem__", "__set__", "batch_norm", "instance_norm"):
+        # `x[i] = y` is `set_item` during an export
+        if writes or op in ("__setitem__", "set_item", "__set__", "batch_norm", "instance_norm"):
             self._forget([v for v in pytree.tree_leaves((args, named)) if isinstance(v, Tensor)])
         for tensor in results:
             self._set(tensor, None)
