@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,57 @@ def test_a_fused_module_follows_its_buffers() -> None:
             torch.testing.assert_close(y, member(X))
 
 
+def test_a_value_with_nan_is_captured_once() -> None:
+    members = [Branching().eval() for _ in range(2)]
+    for member in members:
+        del member.limit
+        member.register_buffer("limit", torch.tensor([float("nan"), 2.0]))
+    fused = widepack.fuse(members, X).eval()
+    first = fused.current_entry()
+    assert fused.current_entry() is first
+    for y, member in zip(fused(X), members):
+        torch.testing.assert_close(y, member(X))
+
+
 def test_a_branch_on_a_weight_that_trains_is_refused() -> None:
     with pytest.raises(CaptureError, match="scale, and it is a parameter, which trains"):
         widepack.fuse([BranchOnWeight() for _ in range(2)], X)
+
+
+def write_an_item(t: Tensor, x: Tensor) -> None:
+    t[0] = x[0, 0]
+
+
+def write_a_view(t: Tensor, x: Tensor) -> None:
+    view = t.detach()
+    view[0] = x[0, 0]
+
+
+def write_by_an_op(t: Tensor, x: Tensor) -> None:
+    torch.ops.aten.copy_.default(t.view(2, 3), x[:1].view(2, 3))
+
+
+def write_data(t: Tensor, x: Tensor) -> None:
+    t.data = x[0]
+
+
+class BranchOnWritten(nn.Module):
+    """Branches on a copy of its own buffer, into which it wrote an input."""
+
+    start: Tensor
+
+    def __init__(self, write: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.write = write
+        self.register_buffer("start", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.start.clone()
+        self.write(t, x)
+        return x * 2 if t.sum() > 0 else x
+
+
+@pytest.mark.parametrize("write", [write_an_item, write_a_view, write_by_an_op, write_data])
+def test_a_value_that_an_input_was_written_into_is_not_read(write: Any) -> None:
+    with pytest.raises(CaptureError, match="branches on the values of a tensor"):
+        widepack.fuse([BranchOnWritten(write) for _ in range(2)], X.abs())

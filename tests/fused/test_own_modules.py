@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 import widepack
 from widepack import CaptureError, MemberMismatch, UsageError, VerificationError
+from widepack.fused.unchanged import unchanged
 
 THE_MODEL: Any = None
 THE_FEATURES: dict[str, Tensor] = {}
@@ -309,3 +310,29 @@ def test_graphs_and_classes_of_functions_are_compared_by_what_they_do() -> None:
         widepack.fuse([first, sine], draw(6, 4))
     with pytest.raises(MemberMismatch, match=r"forward\.scale: 2\.0 in member 0, 3\.0 in member 1"):
         widepack.fuse([of_class(), of_class(3.0)], draw(6, 4))
+
+
+def test_sparse_gradients_stay_as_they_were() -> None:
+    nets = [nn.Embedding(5, 3, sparse=True) for _ in range(2)]
+    rows = torch.tensor([[1, 2]])
+    gradients = []
+    for net in nets:
+        net(rows).sum().backward()
+        gradients.append(net.weight.grad)
+    with pytest.raises(UsageError, match="sparse gradients"):
+        widepack.fuse(nets, rows)
+    for net, gradient in zip(nets, gradients):
+        assert net.weight.grad is gradient
+        assert gradient is not None and gradient.to_dense().sum() == 6
+
+
+def test_a_changed_sparse_gradient_is_put_back() -> None:
+    net = nn.Embedding(5, 3, sparse=True)
+    net(torch.tensor([1])).sum().backward()
+    gradient = net.weight.grad
+    assert gradient is not None
+    before = gradient.to_dense()
+    with unchanged([net]), torch.no_grad():
+        gradient.add_(torch.ones(5, 3).to_sparse(1))
+    assert net.weight.grad is gradient
+    assert torch.equal(gradient.to_dense(), before)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import widepack
+from widepack import VerificationError
+from widepack.verification import wide
 from widepack.verification.tolerance import measure, with_same_places
 
 
@@ -49,3 +53,45 @@ def test_only_places_of_the_answers_that_are_named_are_free() -> None:
     assert with_same_places(finite, own) == (finite, own)  # the wide program lost NaN
     wrong = with_same_places(torch.tensor([nan, 2.0, nan, 5.0]), own)
     assert measure("m", "B=1", *wrong, own.double()).largest == 1.0
+
+
+class Large(nn.Module):
+    """Its answers to inputs above 2 leave float32 where the scale is 1.7e38. The weights are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_only_calls_whose_own_answers_overflow_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    answers_of, changed = wide.wide_answers, []
+
+    def answers(*args: Any) -> Iterator[Any]:
+        for call, i, outputs in answers_of(*args):
+            y = outputs[0]
+            if i == 1 and bool(torch.isfinite(y).all()) == wrong:
+                changed.append(call)
+                outputs = [y.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(float("nan")))]
+            yield call, i, outputs
+
+    for i, scale in enumerate((1.0, 1.7e38)):
+        torch.save({"scale": torch.tensor(scale)}, tmp_path / f"m{i}.pt")
+    files = sorted(tmp_path.glob("*.pt"))
+    monkeypatch.setattr(wide, "wide_answers", answers)
+
+    def build() -> Any:
+        out = tmp_path / "ens.wide"
+        return widepack.build(files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False)
+
+    if wrong:
+        with pytest.raises(VerificationError, match="NaN or inf in other places"):
+            build()
+    else:
+        assert [(row["member"], row["places"]) for row in build().not_finite] == [("m1", "any")]
+    assert changed

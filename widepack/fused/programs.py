@@ -132,7 +132,7 @@ class FusedEntry(MemberPrograms):
             value = tensor_of(name)
             known, version, copy_ = self._read.get(name, (value, -1, value.detach().clone()))
             if known is not value or version != write_count(value):
-                if not torch.equal(value, copy_):
+                if not bit_equal(value, copy_):  # NaN equals NaN
                     return False
                 self._read[name] = value, write_count(value), copy_
         return True

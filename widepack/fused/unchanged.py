@@ -176,8 +176,11 @@ def _tensor(value: torch.Tensor) -> _PutBack:
             value.requires_grad_(requires_grad)
         if value.grad is not gradient:
             value.grad = gradient
-        if gradient is not None and numbers is not None and not torch.equal(gradient, numbers):
-            gradient.data.copy_(numbers)
+        if gradient is None or numbers is None:
+            return
+        if gradient.layout is not torch.strided or not torch.equal(gradient, numbers):
+            with torch.no_grad():  # `data` of a sparse tensor is another tensor
+                gradient.copy_(numbers)
 
     return put_back
 

@@ -168,9 +168,8 @@ def _batch_norm(
     y, rest, rounded = op(centered, weight, None, True, momentum, eps)
     variance = _rows(centered).square().mean(0)
     rstd = torch.rsqrt(variance + eps)
-    y = y * _per_channel(rstd / rounded.detach(), input)
-    if bias is not None:
-        y = y + _per_channel(bias, input)
+    ratio = _per_channel(rstd / rounded.detach(), input)
+    y = y * ratio if bias is None else torch.addcmul(_per_channel(bias, input), y, ratio)
     return y, mean + rest.detach(), rstd, variance
 
 

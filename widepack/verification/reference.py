@@ -135,12 +135,13 @@ class ReferenceAnswers:
         """
         before = [list(output.wide) for output in stats]
         compared = (part.program, weights, pattern, calls, found)
-        wide.check_wide(self.subject, *compared, stats, part.members, self.anywhere)
+        anywhere = self._anywhere_in(found)
+        wide.check_wide(self.subject, *compared, stats, part.members, anywhere)
         wrong = _wrong(stats)
         # one evaluation of a member is a small sample of its own error; bits of floats have no error
         if wrong and not wide.bits_warning(part.program):
             again = [replace(output, wide=rows) for output, rows in zip(stats, before)]
-            wide.check_again(self.subject, *compared, again, part.members, self.anywhere)
+            wide.check_again(self.subject, *compared, again, part.members, anywhere)
             if not _wrong(again):
                 return again, ""
         return stats, wrong
@@ -182,12 +183,29 @@ class ReferenceAnswers:
         large that its answers leave the dtype: in float64 they are finite.
         """
         rows = self._rows_not_finite()
-        broken = {
+        return frozenset((i, k) for i, k, _, _ in rows if i in self._broken or self._overflows(i, k))
+
+    @cached_property
+    def _broken(self) -> frozenset[int]:
+        """Members with answers and weights that are not finite."""
+        return frozenset(
             i
-            for i in {i for i, _, _, _ in rows}
+            for i in {i for i, _, _, _ in self._rows_not_finite()}
             if any(floating(w) and not torch.isfinite(w).all() for w in self.subject.arguments(i))
-        }
-        return frozenset((i, k) for i, k, _, _ in rows if i in broken or self._overflows(i, k))
+        )
+
+    def _anywhere_in(self, found: Sequence[subject.MemberAnswers]) -> frozenset[tuple[int, int, int]]:
+        """Returns (call, member, output) of the answers whose NaN and inf may be at other places.
+
+        Numbers of a member with finite weights leave the dtype in some calls only. Its answers to other calls
+        are finite, and stay so. found: the members' answers, for each call.
+        """
+        return frozenset(
+            (call, i, k)
+            for call, answer in enumerate(found)
+            for i, k in self.anywhere
+            if i in self._broken or not bool(torch.isfinite(answer.own[i][k]).all())
+        )
 
     def _overflows(self, i: int, k: int) -> bool:
         """Returns whether an answer of a member is not finite only because numbers leave its dtype."""

@@ -34,19 +34,19 @@ def check_wide(
     found: Sequence[MemberAnswers],
     stats: Sequence[ErrorStats],
     members: Sequence[int],
-    anywhere: Container[tuple[int, int]] = (),
+    anywhere: Container[tuple[int, int, int]] = (),
 ) -> None:
     """Runs one wide program on the calls of its pattern, and adds the errors of its answers to `stats`.
 
     weights: by source name: `[N, ...]`, shared, or a list of N. found: the members' answers, for each call.
     stats: for each output, with the members' own errors; `wrong()` then tells whether an answer is out of
-    bounds. members: the numbers of the N members. anywhere: (member, output) whose NaN and inf may be at any
-    place. Raises: VerificationError if the program fails.
+    bounds. members: the numbers of the N members. anywhere: (call, member, output) whose NaN and inf may
+    be at any place. Raises: VerificationError if the program fails.
     """
     for call, i, wide in wide_answers(subject, program, weights, pattern, calls, members):
         for k, output in enumerate(stats):
             own, truth = found[call].own[i][k], found[call].truth[i][k]
-            if (i, k) in anywhere:
+            if (call, i, k) in anywhere:
                 wide[k], own = with_same_places(wide[k], own)
             output.add_wide(subject.members[i], calls[call].label, wide[k], own, truth)
 
@@ -60,7 +60,7 @@ def check_again(
     found: Sequence[MemberAnswers],
     stats: Sequence[ErrorStats],
     members: Sequence[int],
-    anywhere: Container[tuple[int, int]] = (),
+    anywhere: Container[tuple[int, int, int]] = (),
 ) -> None:
     """As `check_wide`, after it found an answer out of bounds: with further evaluations of each member.
 
@@ -80,7 +80,7 @@ def check_again(
             own, truth = found[call].own[i][k], found[call].truth[i][k]
             least = equivalent_runs.own_rms(several, k, own, truth, bounds[k])
             own, truth = equivalent_runs.nearest(wide[k], own, truth, several.of(k), bounds[k])
-            if (i, k) in anywhere:
+            if (call, i, k) in anywhere:
                 wide[k], own = with_same_places(wide[k], own)
             output.add_wide(subject.members[i], calls[call].label, wide[k], own, truth, least)
 

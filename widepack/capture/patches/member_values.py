@@ -1,11 +1,9 @@
 """Lets a member's code read the values of its own tensors during an export.
 
 A branch such as `if self.initted:`, an assert on a buffer or `range(self.steps.item())` depends on no
-input. So
-if an export fails where a value is read, it is repeated, and every value that the member computes from
-its own
-parameters, buffers and attributes alone is read from the member's real tensors. The program then holds for
-members that have these tensors only: `Literal` names each of them.
+input. So if an export fails where a value is read, it is repeated, and every value that the member computes
+from its own parameters, buffers and attributes alone is read from the member's real tensors. The program then
+holds for members that have these tensors only: `Literal` names each of them.
 """
 
 from __future__ import annotations
@@ -174,8 +172,10 @@ class MemberValues(TorchFunctionMode):
             for tensor, value in zip(results, computed):
                 self._set(tensor, _Followed(value, names))
             return
-        writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "out" in named
-        if writes or name in ("__setitem__", "batch_norm", "instance_norm"):
+        op = name.partition(".")[0]  # an op of `torch.ops` has the name of its overload, too
+        writes = (op.endswith("_") and not op.endswith("__")) or op.startswith("__i") or "out" in named
+        # `x[i] = y` is `set_item` during an export
+        if writes or op in ("__setitem__", "set_item", "__set__", "batch_norm", "instance_norm"):
             self._forget([v for v in pytree.tree_leaves((args, named)) if isinstance(v, Tensor)])
         for tensor in results:
             self._set(tensor, None)
