@@ -95,6 +95,15 @@ def outcome(body: bytes) -> Any:
     return found.id, found.shapes, found.outputs, values
 
 
+def test_a_text_cannot_stand_for_the_list_of_another_input() -> None:
+    text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [40000], "data": [%b]}, {"name": "y", '
+    text += b'"datatype": "FP32", "shape": [40000], "data": "\\u0000list 0"}]}'
+    body = text % b",".join([b"1"] * 40_000)
+    assert len(body) > SMALL
+    with pytest.raises(RequestError, match="input y: data is .* it is a list of numbers"):
+        read_request(body, len(body))
+
+
 @given(
     DOCUMENTS, st.booleans(), st.integers(0, 400), st.sampled_from([b"", b"]", b"[", b",", b'"', b" ", b"}"])
 )

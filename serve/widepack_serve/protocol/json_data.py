@@ -8,6 +8,7 @@ has values, and names and shapes are compared with the model before a number is 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ELEMENT = re.compile(rb'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*([,\]])', re.DOTALL)
 _LONGEST = 1 << 12
 """The most white space before and after a list."""
-_MARK = "\0list "
+_MARK = f"\0list {secrets.token_hex(8)} "
+"""Stands for a list while the rest is read. A client cannot write it, since it does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
