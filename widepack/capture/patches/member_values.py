@@ -55,7 +55,7 @@ class Literal:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _OwnValue:
     """The real value of a tensor of the export, and the names of the member's tensors behind it."""
 
     tensor: Tensor
@@ -94,7 +94,7 @@ class MemberValues(TorchFunctionMode):
         self._plain = {id(t): n for n, t in tensors_of(module)}
         self._names: dict[int, str] = {}
         self._seen: dict[
-            int, tuple[Tensor, _Value | None]
+            int, tuple[Tensor, _OwnValue | None]
         ] = {}  # tensors stay alive, so ids are not used again
 
     def __torch_function__(
@@ -121,7 +121,7 @@ class MemberValues(TorchFunctionMode):
         self._follow(name, args, named, result, real, values)
         return result
 
-    def _value(self, tensor: Tensor) -> _Value | None:
+    def _value(self, tensor: Tensor) -> _OwnValue | None:
         """Returns the real value of a tensor of the export; None if it depends on inputs."""
         seen = self._seen.get(id(tensor))
         if seen is None or seen[0] is not tensor:
@@ -129,18 +129,18 @@ class MemberValues(TorchFunctionMode):
             seen = self._seen[id(tensor)]
         return seen[1]
 
-    def _first(self, tensor: Tensor) -> _Value | None:
+    def _first(self, tensor: Tensor) -> _OwnValue | None:
         """Returns the value of a tensor that is no result of the export."""
         if id(tensor) not in self._names:
             self._names = {id(t): n for n, t in _tensors(self._module).items()}
         name = self._names.get(id(tensor), "")
         if name in self._own:
-            return _Value(_copy(self._own[name]), frozenset({name}))
+            return _OwnValue(_copy(self._own[name]), frozenset({name}))
         if id(tensor) in self._plain:
-            return _Value(_copy(tensor), frozenset({self._plain[id(tensor)]}))
+            return _OwnValue(_copy(tensor), frozenset({self._plain[id(tensor)]}))
         return None
 
-    def _set(self, tensor: Tensor, value: _Value | None) -> None:
+    def _set(self, tensor: Tensor, value: _OwnValue | None) -> None:
         self._seen[id(tensor)] = tensor, value
 
     def _computed(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -164,7 +164,7 @@ class MemberValues(TorchFunctionMode):
         named: Mapping[str, Any],
         result: Any,
         real: Any,
-        values: Sequence[_Value | None],
+        values: Sequence[_OwnValue | None],
     ) -> None:
         """Notes the real values of the results of a function."""
         results = [v for v in pytree.tree_leaves(result) if isinstance(v, Tensor)]
@@ -172,7 +172,7 @@ class MemberValues(TorchFunctionMode):
         if real is not None and len(results) == len(computed):
             names = frozenset(n for v in values if v is not None for n in v.names)
             for tensor, value in zip(results, computed):
-                self._set(tensor, _Value(value, names))
+                self._set(tensor, _OwnValue(value, names))
             return
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "out" in named
         if writes or name in ("__setitem__", "batch_norm", "instance_norm"):
@@ -188,7 +188,7 @@ class MemberValues(TorchFunctionMode):
             if value is not None and memory_id(value.tensor) in places:
                 self._seen[key] = tensor, None
 
-    def _note(self, values: Sequence[_Value | None]) -> None:
+    def _note(self, values: Sequence[_OwnValue | None]) -> None:
         """Notes that the code read a value."""
         line = user_frame(traceback.extract_stack())
         for name in sorted({n for v in values if v is not None for n in v.names}):
