@@ -95,6 +95,15 @@ def outcome(body: bytes) -> Any:
     return found.id, found.shapes, found.outputs, values
 
 
+def test_a_text_cannot_stand_for_the_list_of_another_input() -> None:
+    text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [40000], "data": [%b]}, {"name": "y", '
+    text += b'"datatype": "FP32", "shape": [40000], "data": "\\u0000list 0"}]}'
+    body = text % b",".join([b"1"] * 40_000)
+    assert len(body) > SMALL
+    with pytest.raises(RequestError, match="input y: data is .* it is a list of numbers"):
+        read_request(body, len(body))
+
+
 @given(
     DOCUMENTS, st.booleans(), st.integers(0, 400), st.sampled_from([b"", b"]", b"[", b",", b'"', b" ", b"}"])
 )
@@ -128,6 +137,8 @@ def test_both_ways_of_reading_agree(tree: Any, indent: bool, place: int, more: b
         ("[NaN]", "[1]"),
         ("[tru]", "[1]"),
         ("[5]", "[0]"),
+        ("[[5],[]]", "[2, 0]"),
+        ("[[],[] 5]", "[2, 0]"),
         ("[[1],[2]", "[2, 1]"),
         ("[1]]", "[1]"),
     ],
@@ -140,6 +151,20 @@ def test_what_is_no_list_of_numbers_is_refused(
     assert isinstance(body, bytes)
     with pytest.raises(RequestError):
         read_request(body, len(body))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("[]", "[0]"), ("[[], [ ]]", "[2, 0]"), ("[[[],[]],[[],[]]]", "[2, 2, 0]"), ("[]", "[2, 0]")],
+)
+def test_empty_lists_are_read_in_both_ways(text: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = in_json(text, shape).body
+    assert isinstance(body, bytes)
+    small = read_request(body, len(body)).inputs["x"]
+    monkeypatch.setattr(requests, "SMALL", 0)
+    large = read_request(body, len(body)).inputs["x"]
+    assert isinstance(small, torch.Tensor) and isinstance(large, torch.Tensor)
+    assert small.shape == large.shape and small.dtype == large.dtype and not small.numel()
 
 
 # ---------------------------------------------------------------- what a hostile request costs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from batches import Batches, check, rows, sent
 from infer import binary_request, read
 
 from widepack_serve.batching.shared_limit import SharedLimit, client_of
+from widepack_serve.errors import Busy, TooSlow
 from widepack_serve.lifecycle.sending import Sending
+from widepack_serve.rpc.methods import Methods
 
 # ---------------------------------------------------------------- large requests
 
@@ -140,6 +144,30 @@ def test_addresses_of_one_client() -> None:
     assert client_of("10.0.0.1") == "10.0.0.1" and client_of("unix") == "unix"
     assert client_of("2001:db8:1:2:3::4") == client_of("2001:db8:1:2::9%eth0") != client_of("2001:db8:1:3::9")
     assert client_of("::ffff:10.0.0.1") == "10.0.0.1" and client_of("a:b") == "a:b"
+
+
+def test_answers_that_grpc_keeps_count_until_they_are_gone() -> None:
+    """The connection of the client lives, and it reads nothing."""
+
+    async def scene() -> None:
+        taken = asyncio.get_running_loop().create_future()
+        context = SimpleNamespace(write=lambda data: taken)
+        sending = Sending(150_000, lambda: None)
+        service: Any = SimpleNamespace(settings=SimpleNamespace(send_timeout=0.01), sending=sending)
+        methods = Methods(service)
+        for client in ("a", "a", "b"):  # the last one has its share
+            with pytest.raises(TooSlow, match="the answer of 70000 bytes was not read in time"):
+                await methods.send(bytes(70_000), context, client)
+        for client in ("a", "b"):
+            with pytest.raises(Busy, match="answers of 210000 bytes were not read in time"):
+                await methods.send(bytes(70_000), context, client)
+        assert not sending.bytes
+        taken.set_result(None)  # its connection ended
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await methods.send(bytes(70_000), context, "a")
+
+    asyncio.run(scene())
 
 
 def test_the_client_with_most_unread_bytes_loses_its_oldest_answer() -> None:

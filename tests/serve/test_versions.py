@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import widepack
 import widepack_serve
 from widepack.inference.model import WideModel
 from widepack_serve.batching import execution
+from widepack_serve.batching.job import Job
 
 MEMBERS, ROWS = 3, 200
 Model = tuple[WideModel, list[Path]]
@@ -113,6 +115,22 @@ def test_a_request_in_parts_is_of_one_version(
         torch.testing.assert_close(y[0, 0], torch.tensor(expected / MEMBERS))
     else:
         assert y.shape == (ROWS, 3) and set(y.flatten().tolist()) == {expected}
+
+
+def test_a_call_that_starts_again_keeps_no_part() -> None:
+    """A batch may have two parts of a call. The second one is dropped as the first one is."""
+    found: list[Any] = []
+    model = SimpleNamespace(artifact=SimpleNamespace(name="ens"))
+    call: Any = SimpleNamespace(numbers=None, model=model, tensors=[], rows=100)
+    job = Job(call, None, lambda _, outputs, error: found.append((outputs, error)))
+    for version, start, stop in ((1, 0, 32), (2, 32, 64), (2, 64, 96)):
+        job.add_part(start, [torch.arange(start, stop)], [0], version)
+    assert job.again and not found
+    job.again = False
+    for start, stop in ((0, 50), (50, 100)):
+        job.add_part(start, [torch.arange(start, stop)], [0], 2)
+    ((outputs, error),) = found
+    assert error is None and outputs[0].tolist() == list(range(100))
 
 
 def test_a_request_that_always_starts_again_ends_with_its_deadline(

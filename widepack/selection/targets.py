@@ -23,6 +23,8 @@ def checked_classes(classes: Any, of: str | None) -> list[str] | None:
         raise UsageError("classes= is for targets that are classes; give of='softmax' or of='probabilities'")
     if isinstance(classes, str):
         classes = [name.strip() for name in classes.split(",")]
+    if not isinstance(classes, Sequence):
+        raise UsageError(f"classes={classes!r:.40} is no list of names, in the order of the answers")
     names = [str(name) for name in classes]
     if not names or len(set(names)) != len(names):
         raise UsageError(

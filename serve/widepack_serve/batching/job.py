@@ -129,8 +129,8 @@ class Job:
             dims: In which dim of each output the rows are.
             version: Of the members that answered; None if one was replaced meanwhile.
         """
-        if self._finished:
-            return
+        if self._finished or self.again:
+            return  # a batch may have several parts of it, and those after a replaced member do not count
         if version is None or (self._parts and version != self._version):
             self._parts.clear()
             self.again = True

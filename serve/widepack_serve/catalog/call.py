@@ -117,7 +117,9 @@ class CallChecker:
                 values[one.name] = []
             else:
                 datatype = datatype_of(one.title, one.datatype)
-                values[one.name] = torch.zeros((), dtype=datatype.dtype).expand(one.shape)
+                # on the device of the model: a copy to it would have the memory of all its numbers
+                zero = torch.zeros((), dtype=datatype.dtype, device=model.artifact.model.device)
+                values[one.name] = zero.expand(one.shape)
             if one.name == MEMBER and math.prod(one.shape) > self._limits.rows:
                 raise self._too_many_rows(math.prod(one.shape))
         tensors, _ = self._inputs(model, values)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable
 
 from ..batching.shared_limit import SharedLimit
+from ..errors import Busy
 
 
 class Sending:
@@ -13,19 +15,35 @@ class Sending:
     Clients that do not read their answers would keep them in memory. If all answers together are too large,
     the client that has most of them loses its oldest one: its connection is closed.
 
+    gRPC keeps the bytes of an answer that was dropped until the client reads them or its connection ends, so
+    they count for a limit of their own. A client that reaches it gets no more large answers.
+
     Args:
-        most: The most bytes.
+        most: The most bytes of answers that are being sent, and of those that gRPC keeps.
         dropped: Is called for each answer that is dropped.
     """
 
     def __init__(self, most: int, dropped: Callable[[], None]) -> None:
-        self._limit, self._dropped = SharedLimit(most), dropped
+        self._limit, self._kept, self._dropped = SharedLimit(most), SharedLimit(most), dropped
         self._answers: dict[SentAnswer, None] = {}  # in the order in which they began
 
     @property
     def bytes(self) -> int:
         """How many bytes are not read."""
         return self._limit.total
+
+    def check_kept(self, client: Hashable, size: int) -> None:
+        """Raises: Busy if a client has left too much unread to get one more answer of a size."""
+        if not self._kept.admits(client, size):
+            raise Busy(
+                f"answers of {self._kept.total} bytes were not read in time and are still kept; read "
+                "them, or close the connection, and try again"
+            )
+
+    def keep(self, client: Hashable, size: int, sent: asyncio.Future[None]) -> None:
+        """Counts an answer that was dropped until gRPC has sent or discarded it. sent: done then."""
+        self._kept.add(client, size)
+        sent.add_done_callback(lambda _: self._kept.remove(client, size))
 
     def answer(self, client: Hashable, size: int, close: Callable[[], None]) -> SentAnswer:
         """Returns a large answer that is sent now. It counts until its block ends.

@@ -8,6 +8,7 @@ has values, and names and shapes are compared with the model before a number is 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,9 @@ _KEY = re.compile(rb'data"[ \t\n\r]*:[ \t\n\r]*\[')
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ELEMENT = re.compile(rb'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*([,\]])', re.DOTALL)
 _LONGEST = 1 << 12
-"""The most white space after a list."""
-_MARK = "\0list "
+"""The most white space before and after a list."""
+_MARK = f"\0list {secrets.token_hex(8)} "
+"""Stands for a list while the rest is read. A client cannot write it, since it does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def read_large(text: bytes | bytearray, length: int, most_texts: int, work: Work
     at = size = steps = 0
     while True:
         quote = text.find(b'"', at, min(at + MOST_ELSE, length))
-        key = None if quote < 0 else _KEY.match(text, quote + 1, length)
+        key = None if quote < 0 else _KEY.match(text, quote + 1, min(quote + _LONGEST, length))
         one = None
         if key is not None:
             end = key.end() - 1

@@ -60,6 +60,8 @@ def read_numbers(
     count = math.prod(shape)
     _check_structure(title, shape, given, work)
     found: array[Any] = array(code)
+    if not count:
+        return found  # nothing is between its brackets
     text, at, end = given.body, given.start + 1, given.end - 1
     while at <= end:
         comma = text.find(b",", min(at + PIECE, end), end)
@@ -97,11 +99,11 @@ def _check_structure(title: str, shape: Sequence[int], given: JsonList, work: Wo
     )
     if not sizes or _length(sizes) > end - first:
         raise wrong
-    expected, at, before = _brackets(sizes), 0, b""
+    expected, at, before, empty = _brackets(sizes), 0, b"", 0 in sizes
     for start in range(first, end, _WINDOW):
         kinds = bytes(text[start : min(start + _WINDOW, end)].translate(_KINDS, _SPACE))
         near = before + kinds
-        if b"!" in kinds or b"0[" in near or b"]0" in near:
+        if b"!" in kinds or b"0[" in near or b"]0" in near or (empty and b"0" in kinds):
             raise wrong
         before = kinds[-1:] or before
         found = kinds.replace(b"0", b"")

@@ -98,7 +98,7 @@ class Methods:
                     if isinstance(found, dict):
                         found = CLASSES[f"{name}Response"](**found)
                     found = bytes(found.SerializeToString())
-                await self._send(found, context, client)
+                await self.send(found, context, client)
                 return
             except RequestError as e:
                 error = e.with_traceback(None)  # its frames hold the request and the answer
@@ -110,11 +110,15 @@ class Methods:
 
         return grpc.stream_stream_rpc_method_handler(handled)
 
-    async def _send(self, data: bytes, context: Any, client: str) -> None:
-        """Sends an answer. A client that does not take it in time, or that holds too many, loses the call."""
+    async def send(self, data: bytes, context: Any, client: str) -> None:
+        """Sends an answer. A client that does not take it in time, or that holds too many, loses the call.
+
+        Raises: TooSlow; Busy.
+        """
         if len(data) <= SMALL:
             await context.write(data)
             return
+        self._service.sending.check_kept(client, len(data))
         seconds = self._service.settings.send_timeout + len(data) / _SLOWEST
         sending = asyncio.ensure_future(context.write(data))
         sending.add_done_callback(_forget)  # it is not cancelled: gRPC would keep its bytes
@@ -127,6 +131,7 @@ class Methods:
         with self._service.sending.answer(client, len(data), drop):
             await asyncio.wait([sending, dropped], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
+            self._service.sending.keep(client, len(data), sending)
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
 
     async def _bytes(self, messages: AsyncIterator[bytes]) -> bytes:
