@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,15 +248,19 @@ def test_a_damaged_program_is_refused(
         widepack.load(artifact, backend="aot", cache=copy)
 
 
+def _nothing_compiled(task: Any, flat: Any, example: Any, path: Path) -> Any:
+    """Writes an empty package that holds at all sizes."""
+    path.write_bytes(b"")
+    return SimpleNamespace(conditions=list)
+
+
 def test_a_program_that_answers_wrongly_is_not_kept(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.backends import aot
     from widepack.backends.variants import Variant
 
-    monkeypatch.setattr(
-        aot, "_compile", lambda task, flat, example, path: (path.write_bytes(b"") and []) or []
-    )
+    monkeypatch.setattr(aot, "_compile", _nothing_compiled)
 
     def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
         return Variant(lambda given: [y + 0.01 for y in task.eager(*given)], row["conditions"], row["least"])
@@ -275,9 +280,7 @@ def test_the_flat_graph_runs_one_row_if_the_program_is_wrong_there(
     from widepack.backends import aot
     from widepack.backends.variants import Variant
 
-    monkeypatch.setattr(
-        aot, "_compile", lambda task, flat, example, path: (path.write_bytes(b"") and []) or []
-    )
+    monkeypatch.setattr(aot, "_compile", _nothing_compiled)
 
     def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
         return Variant(

@@ -286,7 +286,7 @@ def test_a_dataclass_among_the_inputs_is_refused(tmp_path: Path) -> None:
     make = net(lambda self, x: self.fc(x.mean), fc=linear(6, 5))
     message = refused(make, tmp_path, ROWS, sample=lambda sizes, seed: {"x": Scores(torch.randn(4, 6))})
     assert "input x is a Scores" in message
-    assert "let forward take the fields of this dataclass as separate inputs, or as a dict" in message
+    assert "or let forward take its fields as separate inputs, or as a dict" in message
 
 
 def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Path) -> None:
@@ -316,7 +316,10 @@ def test_a_number_of_a_tensor_is_no_size(code: str, tmp_path: Path) -> None:
 NUMBERS = [
     ("y[: int(n / 2) + 1]", "write n // 2 for int(n / 2)"),
     ("y[: round(n / 2)]", "(n + 1) // 2 for round(n / 2)"),
-    ("y[: round(n / 2)] * 1", "computes with a size by round()"),
+    (
+        "y[: round(n / 2)] * 1",
+        "computes with a size, or with a number that it reads from a tensor, by round()",
+    ),
     ("y / math.log(n)", "write x.new_full((), n).log() for math.log(n)"),
     ("y * torch.linspace(0, 1, n, dtype=torch.float16)[:, None]", "write torch.linspace(a, b, n).to(dtype)"),
 ]

@@ -226,9 +226,9 @@ def test_a_body_that_arrives_during_a_reload_is_answered(
     async def scene() -> Response | None:
         whole = binary_request("plain.1", {"x": X})
         assert isinstance(whole.body, bytes)
-        slow = Request("POST", whole.path, [whole.body[:20], whole.body[20:]], whole.headers, gap=0.6)
+        slow = Request("POST", whole.path, [whole.body[:20], whole.body[20:]], whole.headers, gap=2.0)
         task = asyncio.ensure_future(exchange(server.app, slow))
-        await asyncio.sleep(0.65)
+        await asyncio.sleep(2.05)
         await server.app.state.service.reload()
         await asyncio.sleep(0.3)
         return await task

@@ -37,7 +37,7 @@ def test_the_options_exist_and_their_defaults_are_right() -> None:
     options = {name: p for p in command.params for name in (*p.opts, *p.secondary_opts)}
     used = set(re.findall(r"`(?:widepack serve [^`]*?)?(--[a-z-]+)[^`]*`", PAGE)) - {"--build-arg"}
     assert used <= set(options)
-    errors = section("Limits and errors")
+    limits = section("Limits and errors") + section("Limits")
     for option, text in {
         "--max-body": "64 MB",
         "--max-queue": "1024 rows",
@@ -45,7 +45,7 @@ def test_the_options_exist_and_their_defaults_are_right() -> None:
         "--receive-timeout": "60 s",
         "--timeout": "30 s",
     }.items():
-        assert f"`{option}`, {text}" in errors
+        assert f"`{option}`, {text}" in limits or f"`{option}` | {text}" in limits
         assert str(options[option].default).lower() == text.split(" rows")[0].replace(" ", "").lower()
     for text in ("`--drain 5s`", "`--hang 60s`"):
         assert text in PAGE and options[text[1:-1].split()[0]].default == text[1:-1].split()[1]

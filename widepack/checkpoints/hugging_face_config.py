@@ -31,7 +31,8 @@ LOCAL = frozenset({"eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm"
 """Implementations that transformers and torch contain. transformers downloads others as code."""
 _FLASH = re.compile(r"(paged\|)?flash_attention_\d")
 _COUNT = re.compile(
-    r"(?:^|_)(?:layers?|depths?|blocks?|stages?|experts?|heads?|groups?|levels?|repeats?|stacks?|branches)(?:_|$)"
+    r"(?:^|_)(?:layers?|depths?|blocks?|stages?|experts?|heads?|groups?|levels?|repeats?|stacks?|branches)"
+    r"(?:_|$)"
 )
 _NO_COUNT = re.compile(
     r"(?:^|_)(?:size|sizes|dim|dims|length|width|ids?|tokens?|window|channels?|eps|max)(?:_|$)"

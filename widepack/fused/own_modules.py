@@ -79,8 +79,8 @@ def _changed(name: str, value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
     if not value.is_floating_point():
         return value.clone()
-    g = torch.Generator().manual_seed(sum(name.encode()))
-    factor = 1.05 + 0.2 * torch.rand(value.shape, generator=g, dtype=torch.float64)
+    g = torch.Generator("cpu").manual_seed(sum(name.encode()))
+    factor = 1.05 + 0.2 * torch.rand(value.shape, generator=g, dtype=torch.float64, device="cpu")
     return (value.double() * factor.to(value.device)).to(value.dtype)
 
 

@@ -125,24 +125,22 @@ def select(
     predictions = predictions_of(found.answers, of, dim)
     _check_class_names(names, predictions)
     targets = checked_targets(found.targets, predictions, metric in OF_CLASSES)
-    losses = METRICS[metric]
-    selected = select_members(predictions, targets, losses, rounds, most)
+    selected = select_members(predictions, targets, METRICS[metric], rounds, most)
     scores, best = _scores(metric, predictions, targets, selected)
     settings, figures = None, None
     if of is not None and len(selected.order) > 1:
         settings, figures = _cascade(
             CascadeData(
-                predictions[selected.order], targets, [selected.weights[i] for i in selected.order], losses[0]
+                predictions[selected.order], targets, [selected.weights[i] for i in selected.order],
+                METRICS[metric][0],
             ),
             selected, metric, allowed, first, of, dim, answer,
         )  # fmt: skip  # one line for the rest
     text = {"metric": metric, "rows": len(targets), "scores": scores, "on": found.sha256, "figures": figures}
-    digest, place = "", ""
+    digest, place = "", "" if dry_run else fspath(path)
     if not dry_run:
-        place = fspath(path)
         weights, chosen = selected.weights, settings
-        digest = ens.manifest.digest
-        manifest = ens.manifest
+        manifest, digest = ens.manifest, ens.manifest.digest
         if out is not None:
             place = fspath(out)
             manifest, digest = _selected_alone(path, place, selected, force, progress)
