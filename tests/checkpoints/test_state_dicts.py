@@ -179,7 +179,7 @@ def test_the_user_chooses_between_weights_and_their_average(tmp_path: Path) -> N
     )
     assert (
         f"Dicts of tensors in it: model ({len(STATE)} tensors), ema ({len(STATE)} "
-        "tensors), best (1 tensor); name one, for example --key model." in words
+        "tensors), best (1 tensor); name one, for example --key model, or all" in words
     )
     assert "optimizer (dict)" in words
     wrapped = {f"module.{k}": v for k, v in AVERAGE.items()}

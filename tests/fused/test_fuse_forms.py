@@ -290,7 +290,7 @@ def test_invalid_dropout_is_refused(tmp_path: Path) -> None:
 
     modules = [InTrainModeAlone().train() for _ in range(2)]
     with pytest.raises(
-        UsageError, match="dropout is on, but InTrainModeAlone draws no random numbers in eval mode"
+        UsageError, match="dropout is on, but the program of InTrainModeAlone draws no random numbers"
     ):
         widepack.fuse(modules, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
     assert not (tmp_path / "a.wide").exists()

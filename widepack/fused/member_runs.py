@@ -64,12 +64,15 @@ def run_module(
     if exact:
         member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])
-    rests = without_draws() if fused.drops_only_when_fused else nullcontext()
+    rests = without_draws if fused.drops_only_when_fused else nullcontext
     collecting = terms_of(member, names if terms is not None else ())
-    with calm(), torch.enable_grad(), rests, collecting as sizes:
-        answer = known_forms(member(*args, **kwargs))
+    with calm(), torch.enable_grad(), collecting as sizes:
+        with rests():
+            answer = known_forms(member(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
-        gradients = gradients_of(weighted_sum(outputs, i), weights_of(member), names)
+        total = weighted_sum(outputs, i)  # which draws its weights
+        with rests():  # a checkpoint runs its part again
+            gradients = gradients_of(total, weights_of(member), names)
     if terms is not None:
         terms.update(sizes)
     return outputs, gradients

@@ -42,7 +42,9 @@ def refuse_other_copies(
         UsageError: A copy differs. The message says in what, and what in it still belongs to the original.
     """
     for i, (member, skeleton) in enumerate(zip(members, skeletons)):
-        if words := _difference(member, skeleton, call):
+        words = _difference(member, skeleton, call)
+        torch.clear_autocast_cache()  # it would keep casts of the changed weights
+        if words:
             raise UsageError(
                 f"a copy of member {i} does not do what member {i} does: {words}.\n"
                 f"{_still_used(member, skeleton) or 'No attribute, closure or global name explains it.'}\n"

@@ -8,6 +8,7 @@ One error lists all differences.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -63,9 +64,11 @@ def refuse_mismatches(models: Sequence[nn.Module], who: str = "", options: bool 
 
 
 def _refuse_one_object(models: Sequence[nn.Module]) -> None:
-    """Raises UsageError if two members are one object."""
+    """Raises UsageError if two members are one object that has weights or buffers."""
     first: dict[int, int] = {}
     for i, model in enumerate(models):
+        if next(itertools.chain(model.parameters(), model.buffers()), None) is None:
+            continue  # a pool or an activation
         if (k := first.setdefault(id(model), i)) != i:
             raise UsageError(
                 f"members {k} and {i} are one module object. Give each member its own module, for example "

@@ -14,6 +14,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 
@@ -133,7 +134,7 @@ def batch_norm_functional(
         return found
     y, mean, rstd, variance = _batch_norm(input, weight, bias, momentum, eps)
     rows = input.numel() // input.shape[1]
-    unbiased = variance * rows / (rows - 1)
+    unbiased = variance * (rows / (rows - 1) if rows > 1 else math.nan)
     return (
         y,
         mean,
