@@ -431,10 +431,7 @@ def test_build_takes_any_checkpoint(checkpoints: list[str], tmp_path: Path) -> N
         tmp_path / "names.txt",
     ).stdout
     assert "members: fold 0, fold 1" in text
-    assert (
-        "bit for bit"
-        in done("verify", out, *saved, "--key", "model_ema.module", "--model", MODEL).stdout
-    )
+    assert "bit for bit" in done("verify", out, *saved, "--key", "model_ema.module", "--model", MODEL).stdout
     assert "unknown dtype 'int3'" in refused(
         2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--dtype", "int3"
     )

@@ -208,11 +208,14 @@ def _of_module(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.T
 def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool = False) -> str:
     """Returns how member 0 and its program differ at these sizes; "" if they do not.
 
-    Inputs that neither of the two takes show no difference. answered: then both must answer to some inputs.
+    Inputs that neither of the two takes show no difference if there are integers among them, which may be
+    invalid at these sizes. Other inputs show that the member itself refuses the sizes. answered: then both
+    must answer to some inputs.
     """
     if subject.module is None:
         return ""
     refusal = ""
+    carried = {s.input for s in subject.states}
     for inputs in _valid_inputs(subject, sizes):
         of_member, theirs = _failure(_of_module, subject, inputs)
         of_program, answers = _failure(_of_program, subject, inputs)
@@ -220,7 +223,8 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool
             return _difference_of(subject, inputs, theirs, answers)
         if of_program and not of_member:
             return f"the captured program fails there: {of_program}"
-        if of_member and not of_program:
+        integers = any(x.dtype in _INDICES for i, x in enumerate(inputs) if i not in carried)
+        if of_member and not (of_program and integers):
             refusal = refusal or f"the member itself fails there: {of_member}"
     return refusal or ("neither answers there" if answered else "")
 
