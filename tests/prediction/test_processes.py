@@ -107,7 +107,7 @@ def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artif
         "import pyarrow, pyarrow.parquet, pyarrow.csv\n"
         "ens, most = widepack.load(sys.argv[1]), 0\n"
         "import torch; ens.mean(torch.zeros(4096, 6))\n"
-        # the rows of the program are examined once, which imports torch's symbolic sizes: not a part of the file
+        # the first examination of rows imports torch's symbolic sizes: no part of the file
         "ens.route(torch.zeros(4, 6), member=[0, 1, 1, 0])\n"
         "before, seen = private(), 0\n"
         "class Enough(Exception): pass\n"
