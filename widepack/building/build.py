@@ -87,9 +87,8 @@ def build(
             changes (`"cache"`), or an input with the output that is its new value (`"h=h_new"`).
         names: The names of the members: a list, a text `"A,B"`, or a file with one name on each line.
             Default: the parts of the paths that differ.
-        key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places. A
-        `*`
-            names several members in one file: `"*"` every state dict of a list or dict, `"models.*"` those
+        key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places.
+            A `*` names several members in one file: `"*"` every state dict of a list or dict, `"models.*"` those
             under numbered names, `"[*]"` the slices of stacked weights `[N, ...]`.
         dtype: The dtype to convert all floating weights to, for example `"bfloat16"`. Default: no conversion.
         trust_pickle: Whether to run the code that pickled files name.

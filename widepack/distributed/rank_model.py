@@ -125,7 +125,9 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
             checkpoint: The file or folder of the new weights, as the member's rank finds it.
             key: As `build` takes it.
             trust_pickle: As `build` takes it.
-            ignore, model, model_args: As `WideModel.swap` takes them.
+            ignore: As `WideModel.swap` takes it.
+            model: As `WideModel.swap` takes it.
+            model_args: As `WideModel.swap` takes them.
 
         Returns:
             A `SwapReport`, the same on every rank.

@@ -83,7 +83,9 @@ def select(
         answer: The output that predictions are read from. Default: `logits`, else the first.
         dim: The dim of the classes in a member's answer.
         batch: The rows of a batch. Default: 256.
-        header, delimiter, decimal: How a CSV file is written, as `widepack.predict` takes them.
+        header: Whether the first line of a CSV file has names, as `widepack.predict` takes it.
+        delimiter: What stands between the values of a CSV file.
+        decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
         out: A folder for an artifact with the selected members alone. Default: the record is added to the
             artifact at `path`, and all members stay.
         force: Whether to replace an artifact at `out`.
