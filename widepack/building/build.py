@@ -88,8 +88,8 @@ def build(
         names: The names of the members: a list, a text `"A,B"`, or a file with one name on each line.
             Default: the parts of the paths that differ.
         key: Where the state dict is in each file, for example `"ema"`. Default: one of the usual places.
-            A `*` names several members in one file: `"*"` every state dict of a list or dict, `"models.*"` those
-            under numbered names, `"[*]"` the slices of stacked weights `[N, ...]`.
+            A `*` names several members in one file: `"*"` every state dict of a list or dict, `"models.*"`
+            those under numbered names, `"[*]"` the slices of stacked weights `[N, ...]`.
         dtype: The dtype to convert all floating weights to, for example `"bfloat16"`. Default: no conversion.
         trust_pickle: Whether to run the code that pickled files name.
         ignore: Patterns of names in the checkpoints that are not the model's and are left out, for example
