@@ -7,6 +7,7 @@ modules convert older state dicts by these versions when they load them.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,14 @@ class StateDicts:
     verbatim_bare: bool = True
     ignored: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+
+    def versioned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a state dict as `nn.Module.state_dict` does, with the versions of the submodules."""
+        found: dict[str, Any] = OrderedDict(state)
+        if self.versions:
+            rows = {path: dict(row) for path, row in self.versions.items()}
+            vars(found)["_metadata"] = OrderedDict(rows)  # where `load_state_dict` reads it
+        return found
 
     @property
     def needed(self) -> bool:

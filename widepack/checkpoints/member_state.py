@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
-
-from torch import Tensor
 
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.weights import Weights
 
 from .extra_state import state_in
@@ -32,12 +28,3 @@ def extra_of_member(reader: Reader, file: Weights | None, member: int) -> dict[s
         return state_in(file, len(reader.manifest.members), member)
     except ArtifactError as e:
         raise ArtifactError(f"{reader.root / reader.manifest.state_dicts.extra}: {e}") from None
-
-
-def as_state_dict(tensors: dict[str, Tensor], extra: dict[str, Any], record: StateDicts) -> dict[str, Any]:
-    """Returns a state dict as `nn.Module.state_dict` does, with versions and extra state."""
-    state: dict[str, Any] = OrderedDict({**tensors, **extra})
-    if record.versions:
-        rows = {path: dict(row) for path, row in record.versions.items()}
-        vars(state)["_metadata"] = OrderedDict(rows)  # where `load_state_dict` reads it
-    return state

@@ -13,7 +13,6 @@ from torch import nn
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
-from ..checkpoints.member_state import as_state_dict
 from ..errors import UsageError
 from ..spec.names import checkpoint_of
 from ..system.memory import give_back
@@ -100,7 +99,7 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         i = self._artifact.chosen[self._artifact.index(member)]
         saved = [w for w in self._artifact.manifest.member_weights if w.role != "constant"]
         tensors = {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
-        return as_state_dict(tensors, self._artifact.extra_state(i), self._artifact.manifest.state_dicts)
+        return self._artifact.manifest.state_dicts.versioned({**tensors, **self._artifact.extra_state(i)})
 
     def swap(
         self,

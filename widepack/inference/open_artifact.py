@@ -24,7 +24,6 @@ from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
-from ..checkpoints.member_state import extra_file, extra_of_member
 from ..errors import UsageError
 from ..runtime.admission import check_counts, check_member_slots
 from ..runtime.executable import Executable
@@ -155,7 +154,8 @@ class OpenArtifact:
         self.manifest: Manifest = reader.manifest
         probe = reader.path(self.manifest.probe) if self.manifest.probe else None
         self.probe = Weights([probe]) if probe is not None else None
-        self.extra = extra_file(reader)
+        extra = self.manifest.state_dicts.extra
+        self.extra = Weights([reader.path(extra)]) if extra else None
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = self.chosen == tuple(range(len(self.manifest.members)))
         self.lock = threading.RLock()
@@ -235,6 +235,10 @@ class OpenArtifact:
         """
         if (replacement := self.replaced.get(number)) is not None:
             return copy.deepcopy(dict(replacement.extra))
+        if self.extra is None:
+            return {}
+        from ..checkpoints.member_state import extra_of_member  # most members have no extra state
+
         return extra_of_member(self.reader, self.extra, number)
 
     def reads(self, name: str) -> bool:
