@@ -14,7 +14,7 @@ from ..errors import LoweringError, ProbeError, VerificationError
 from ..spec.dtypes import dtype_name
 from ..verification import probe as probes
 from ..verification.record import OutputBounds
-from ..verification.tolerance import ErrorStats, floating, same_places
+from ..verification.tolerance import floating, same_places
 from .member_runs import MemberRuns
 
 Renewal = tuple[list[OutputBounds], dict[str, Tensor]]
@@ -50,7 +50,7 @@ class CastBounds:
     def _computed(self, pattern: str) -> Renewal:
         artifact, prefix = self.artifact, self.runs.inputs.probe_prefix(pattern)
         assert artifact.probe is not None
-        stats = [ErrorStats(o.name) for o in self.runs.entry.outputs]
+        stats = self.runs.new_stats(pattern)
         answers: dict[str, Tensor] = {}
         for place, number in enumerate(artifact.chosen):
             if number in artifact.swapped:

@@ -17,7 +17,8 @@ from ..errors import ArtifactError
 from ..ir.at_rest import draws, rested
 from ..runtime.admission import admit
 from ..runtime.graph_module import Function, evaluate, graph_module
-from ..verification.record import OutputBounds, has_float64_reference
+from ..verification.probe import recorded_terms
+from ..verification.record import OutputBounds, has_float64_reference, read_bounds
 from ..verification.tolerance import ErrorStats, reference_of
 from .entry_inputs import EntryInputs
 
@@ -64,12 +65,25 @@ class MemberRuns:
         with torch.inference_mode():
             own = self.own(pattern, place, weight)
             truth = self._float64(pattern, place, exact) or [reference_of(o) for o in own]
-        stats = [ErrorStats(o.name) for o in self.entry.outputs]
+        stats = self.new_stats(pattern)
         for output, a, b in zip(stats, own, truth):
             output.add_own(a, b)
             if not self.float64:
                 output.widen()
         return OwnAnswers(own, truth, [output.bounds() for output in stats])
+
+    def new_stats(self, pattern: str) -> list[ErrorStats]:
+        """Returns for each output statistics without errors.
+
+        Those of an output that is zero but for rounding in the artifact have the scale of its terms.
+        """
+        stats = [ErrorStats(o.name) for o in self.entry.outputs]
+        bounds = read_bounds(self.artifact.manifest.verification, self.name, pattern)
+        if bounds is not None and self.artifact.probe is not None:
+            prefix = self.inputs.probe_prefix(pattern)
+            for output, terms in zip(stats, recorded_terms(self.artifact.probe, prefix, bounds)):
+                output.terms = terms
+        return stats
 
     def own(self, pattern: str, place: int, weight: Weight) -> list[Tensor]:
         """Returns one member's answers in its own dtype."""

@@ -16,7 +16,7 @@ from ..checkpoints.newcomer import Newcomer
 from ..errors import MemberMismatch, VerificationError
 from ..fleet.new_members import new_factors
 from ..verification.coarse_eps import coarsest
-from ..verification.tolerance import ErrorStats, floating, same_places
+from ..verification.tolerance import floating, same_places
 from .member_runs import OwnAnswers
 from .open_artifact import OpenArtifact
 from .programs import EntryPrograms
@@ -133,7 +133,8 @@ def _check_answers(e: EntryPrograms, pattern: str, place: int, found: OwnAnswers
     others = e.probe_check.answers(pattern)
     prefix = e.inputs.probe_prefix(pattern)
     program = e.source.member_program(place)
-    for k, (own, truth, eps) in enumerate(zip(found.own, found.truth, coarsest(program))):
+    rows = zip(found.own, found.truth, coarsest(program), e.probe_check.runs.new_stats(pattern))
+    for k, (own, truth, eps, stats) in enumerate(rows):
         if not floating(own):
             continue
         name = e.entry.outputs[k].name or k
@@ -148,7 +149,7 @@ def _check_answers(e: EntryPrograms, pattern: str, place: int, found: OwnAnswers
                 "members' "
                 "answers are finite: its weights are damaged, or its training diverged"
             )
-        stats = ErrorStats(str(name))
+        stats.name = str(name)
         stats.add_own(own, truth)
         if not same_places(own, truth) or (e.probe_check.runs.float64 and stats.unsteady(eps)):
             why = stats.unsteady(eps) or f"output {name} is NaN or inf where float64 is not"

@@ -25,6 +25,7 @@ from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
 from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
+from .term_sizes import scale_by_terms
 from .tolerance import ErrorStats, floating, reference_of
 from .unsteady import why_unsteady
 
@@ -85,6 +86,8 @@ def collect(
         if progress:
             progress(i + 1, len(subject.members))
     coarse = coarsest(subject.program(0))
+    if float64:
+        scale_by_terms(subject, calls, stats, coarse)
     in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
     if in_double:
         add_rounding(subject, calls, found, stats, in_double)
@@ -117,6 +120,7 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequ
             return nothing
         give_back()
     coarse = coarsest(subject.program(0))
+    scale_by_terms(subject, calls, stats, coarse)
     if any(s.unsteady(eps) for s, eps in zip(stats, coarse)):
         return nothing
     in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]

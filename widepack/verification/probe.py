@@ -163,6 +163,24 @@ def check_bounds(
                 )
 
 
+def recorded_terms(
+    tensors: Mapping[str, torch.Tensor] | Weights, pattern: str, bounds: Sequence[OutputBounds]
+) -> list[float]:
+    """Returns for each output the scale of its terms, if its recorded answers are all 0; else 0.
+
+    Args:
+        tensors: The probe.
+        pattern: The pattern, with the entry's prefix.
+        bounds: Those of each output, as recorded.
+    """
+    names = tensors.names if isinstance(tensors, Weights) else list(tensors)
+    found = []
+    for k, bound in enumerate(bounds):
+        own = [recorded(tensors, name)[1] for name in names if name.startswith(f"{pattern}.y{k}.")]
+        found.append(0.0 if any(bool(answers.any()) for answers in own) else bound.scale)
+    return found
+
+
 def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBounds, what: str) -> str:
     """Checks one member's output. Returns and raises: as `check`. what: the output and member, for
     messages.

@@ -265,13 +265,18 @@ class ReferenceAnswers:
             call = next((c for c in own if c.pattern == pattern), None) or self.small(pattern)
             inputs = [None if k in buffers else x for k, x in enumerate(call.stacked())]
             answer = next(answer for c, answer in zip(self.calls, self.answers) if c is call)
-            truths = [list(map(_as_answered, *pair)) for pair in zip(answer.own, answer.truth)]
+            zero = [output.cancels for output in self.stats]
+            truths = [list(map(_as_answered, *pair, zero)) for pair in zip(answer.own, answer.truth)]
             found[f"{probe.prefix(self.entry.entry)}{pattern}"] = inputs, truths
         return found
 
 
-def _as_answered(own: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Returns the float64 answer with infinities and NaN where the member's own answer leaves its dtype."""
+def _as_answered(own: torch.Tensor, truth: torch.Tensor, zero: bool) -> torch.Tensor:
+    """Returns the float64 answer with infinities and NaN where the member's own answer leaves its dtype.
+
+    zero: whether the answer is zero but for the rounding of float64, which is recorded as 0.
+    """
+    truth = torch.where(torch.isfinite(truth), 0, truth) if zero else truth
     if not floating(own) or own.shape != truth.shape or bool(torch.isfinite(own).all()):
         return truth
     return torch.where(torch.isfinite(own), truth, own.to(truth.dtype))

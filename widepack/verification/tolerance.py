@@ -16,6 +16,9 @@ calls.
 
 NaN, inf and the largest number of the dtype (which replaces inf after `nan_to_num`) must be at the same
 positions as in the member's own answer. They do not count in an rms. Integers and booleans must be equal.
+
+Answers that are zero but for rounding (the batch mean of numbers that a norm has centered) have no size of
+their own. Their scale is that of the terms whose sum they are (`term_sizes.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ WITHOUT_FLOAT64 = 1e-5
 """The part of an output's rms that replaces the members' own error if no float64 reference exists."""
 
 FLOAT64_EPS = torch.finfo(torch.float64).eps
+ROUNDING = 100
+"""The error of a sum that is rounding, in eps of its terms, at most."""
 
 
 @dataclass
@@ -50,6 +55,7 @@ class ErrorStats:
         own_max: The largest of the members' own errors.
         scale_square: The sum of squares of the float64 answers.
         count: How many numbers the sums are over.
+        terms: The rms of the terms of answers that are zero but for rounding; else 0.
         wide: The errors of the wide answers that were added.
     """
 
@@ -59,6 +65,7 @@ class ErrorStats:
     own_max: float = 0.0
     scale_square: float = 0.0
     count: int = 0
+    terms: float = 0.0
     wide: list[WrongValue] = field(default_factory=list)
 
     @classmethod
@@ -77,8 +84,25 @@ class ErrorStats:
 
     @property
     def scale(self) -> float:
-        """The rms of the float64 answers."""
+        """The rms of the float64 answers, or of the terms of answers that are zero but for rounding."""
+        return max(self._answers_rms, self.terms)
+
+    @property
+    def _answers_rms(self) -> float:
         return math.sqrt(self.scale_square / self.count) if self.count else 0.0
+
+    @property
+    def cancels(self) -> bool:
+        """Whether the float64 answers are rounding of float64 for the size of their terms."""
+        return 0 < self._answers_rms <= ROUNDING * FLOAT64_EPS * self.terms
+
+    @property
+    def _recorded_scale(self) -> float:
+        """The scale as a record stores it: small enough for the loader's check of the recorded answers.
+
+        Answers that cancel are recorded as 0.
+        """
+        return self.scale if self.cancels else min(self.scale, max(1e3 * self._answers_rms, self.own_rms))
 
     @property
     def own_rms(self) -> float:
@@ -120,7 +144,7 @@ class ErrorStats:
 
     def restart(self) -> None:
         """Forgets the members' own errors and the scale, but not the wide answers."""
-        self.own_square = self.own_max = self.scale_square = 0.0
+        self.own_square = self.own_max = self.scale_square = self.terms = 0.0
         self.count = 0
 
     def raise_own(self, rms: float, largest: float) -> None:
@@ -145,12 +169,12 @@ class ErrorStats:
 
     def without_wide(self) -> ErrorStats:
         """Returns a copy that has the members' own errors and no wide answer."""
-        return ErrorStats(self.name, self.eps, self.own_square, self.own_max, self.scale_square, self.count)
+        return replace(self, wide=[])
 
     def take_own(self, other: ErrorStats) -> None:
         """Replaces the members' own errors and the scale by those of other statistics of the same output."""
         self.eps, self.own_square, self.own_max = other.eps, other.own_square, other.own_max
-        self.scale_square, self.count = other.scale_square, other.count
+        self.scale_square, self.count, self.terms = other.scale_square, other.count, other.terms
 
     def unsteady(self, eps: float = 0.0) -> str:
         """Returns why the members' own answers are too far from float64 to compare anything with them, or "".
@@ -229,7 +253,7 @@ class ErrorStats:
         pooled = self.pooled()
         return {
             "output": self.name,
-            "scale": self.scale,
+            "scale": self._recorded_scale,
             "eps": self.eps,
             "own_rms": self.own_rms,
             "own_max": self.own_max,

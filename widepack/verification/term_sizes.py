@@ -1,0 +1,213 @@
+"""Measures the terms of answers whose sum is zero but for rounding.
+
+The mean of a BatchNorm's answers is its shift. So a second BatchNorm behind a linear layer has a batch mean
+of exactly 0, and what a member writes into `running_mean` is rounding: its size says nothing of the error
+that is right. The numbers that were added do. A sum of numbers of this size has an error of this size times
+eps.
+
+The program runs node by node in float64, and each value gets a bound of its terms:
+
+| value | its terms |
+|---|---|
+| a weight, an input, the result of an op that is not below | its absolute value |
+| a sum, mean or pool; a product; a view; an activation of at most its argument | the same op on the terms |
+| a sum or difference of values | the sum of both terms |
+| the answers of a batch norm | (the terms + their mean) x weight / deviation + shift |
+| `running_mean` of a norm | (1 - momentum) x that of before + momentum x the mean of the input's terms |
+| `running_var` | the same with the mean of the squares |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Program, substitute
+
+from ..ir import ops
+from ..ir.cast import raised
+from ..ir.encoding import decode
+from ..ir.fake_values import CPU
+from ..ir.float64 import raise_value
+from .subject import Subject, VerifiedCall
+from .tolerance import FLOAT64_EPS, ROUNDING, ErrorStats
+
+Rule = Callable[..., Any]
+
+_NAMES = """
+_to_copy abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addmm alias amax avg_pool1d
+avg_pool2d avg_pool3d baddbmm bmm cat clone contiguous conv1d conv2d conv3d convolution cumsum detach dot expand flatten
+leaky_relu linalg_vector_norm linear matmul max_pool1d max_pool2d max_pool3d mean mm mul mv narrow neg permute
+pow relu repeat reshape select slice square squeeze stack sum t to transpose unflatten unsqueeze view view_as
+"""
+_SAME = frozenset(_NAMES.split())
+"""Ops that give at most their result of the terms, where the terms are those of each argument."""
+
+_ARGUMENT = frozenset({"elu", "gelu", "silu", "sin", "tanh"})
+"""Functions of one number whose result is at most as large as the argument."""
+
+
+def term_sizes(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns for each output the sizes of its terms, in float64; None for an output of whole numbers.
+
+    Args:
+        program: The program of a member.
+        weights: The weights, in the order of the program.
+        inputs: The inputs, in the order of the program.
+    """
+    exact = raised(program)
+    values: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
+    for slot, value in zip((*exact.weights, *exact.inputs), (*weights, *inputs)):
+        values[slot.name] = raise_value(value)
+        sizes[slot.name] = _absolute(values[slot.name])
+    with torch.inference_mode():
+        for node in exact.nodes:
+            args = decode(substitute(node.args, values.__getitem__), CPU)
+            kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
+            values[node.name] = ops.function(node.op)(*args, **kwargs)
+            terms = decode(substitute((node.args, node.kwargs), sizes.__getitem__), CPU)
+            sizes[node.name] = _of_node(node, values[node.name], args, *terms)
+    found = [decode(substitute(o.value, sizes.__getitem__), CPU) for o in exact.outputs]
+    return [s if isinstance(s, Tensor) and s.is_floating_point() else None for s in found]
+
+
+def scale_by_terms(
+    subject: Subject, calls: Sequence[VerifiedCall], stats: Sequence[ErrorStats], coarse: Sequence[float]
+) -> None:
+    """Gives outputs whose answers cancel the size of their terms as the scale.
+
+    An answer cancels if its float64 value is rounding of float64, or if the members' own errors are large for
+    its size, and rounding for the size of its terms.
+
+    Args:
+        subject: The members.
+        calls: Their calls.
+        stats: For each output the members' own errors.
+        coarse: For each output the coarsest eps that it is computed through.
+    """
+    in_doubt = [k for k, s in enumerate(stats) if s.count and (s.eps == FLOAT64_EPS or s.unsteady(coarse[k]))]
+    if not in_doubt:
+        return
+    squares, counts = dict.fromkeys(in_doubt, 0.0), dict.fromkeys(in_doubt, 0)
+    for call in calls:
+        for i in range(len(subject.members)) if call.after is None else ():
+            try:
+                found = term_sizes(subject.program(i), subject.arguments(i), call.inputs[i])
+            except (RuntimeError, TypeError, ValueError, IndexError):  # an op that takes no absolute numbers
+                return
+            for k in in_doubt:
+                terms = found[k]
+                if terms is not None:
+                    terms = terms[torch.isfinite(terms)]
+                    squares[k] += float(terms.square().sum())
+                    counts[k] += terms.numel()
+    for k in in_doubt:
+        terms_rms = math.sqrt(squares[k] / counts[k]) if counts[k] else 0.0
+        rounding = ROUNDING * max(stats[k].eps, coarse[k]) * terms_rms
+        double = stats[k].eps == FLOAT64_EPS
+        if (stats[k].scale if double else stats[k].own_rms) <= rounding:
+            stats[k].terms = terms_rms
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_absolute(v) for v in value)
+    return value.abs() if isinstance(value, Tensor) and value.dtype != torch.bool else value
+
+
+def _of_node(
+    node: Node, value: Any, args: Sequence[Any], sizes: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Returns the sizes of the terms of a node's value. args: its arguments; sizes: those of their terms."""
+    family, _, name = node.op.partition(".")
+    base = name.partition(".")[0]
+    if family == "operator":
+        return sizes[0][args[1]] if base == "getitem" else value
+    if not _has_floats(value) or node.op == "aten.view.dtype":
+        return _absolute(value)
+    if base in _SAME:
+        return _absolute(ops.function(node.op)(*sizes, **kwargs))
+    if base in _ARGUMENT:
+        return sizes[0]
+    rule = _RULES.get(base)
+    return _absolute(value) if rule is None else rule(value, args, sizes, **kwargs)
+
+
+def _has_floats(value: Any) -> bool:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+
+
+def _sum(value: Any, args: Sequence[Any], sizes: Sequence[Any], alpha: float = 1) -> Any:
+    return _number(sizes[0]) + abs(alpha) * _number(sizes[1])
+
+
+def _quotient(value: Any, args: Sequence[Any], sizes: Sequence[Any], **kwargs: Any) -> Any:
+    return _absolute(value) if kwargs else _number(sizes[0]) / _number(args[1])
+
+
+def _between(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    weight = args[2]
+    return sizes[0] * _number(1 - weight) + sizes[1] * _number(weight)
+
+
+def _copied(value: Any, args: Sequence[Any], sizes: Sequence[Any], non_blocking: bool = False) -> Any:
+    return sizes[1].expand(value.shape)
+
+
+def _batch_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The values of a batch norm over its batch: the answers, the batch's mean and reciprocal deviation."""
+    x, weight, bias = sizes[:3]
+    shape = (1, -1, *(1 for _ in range(x.dim() - 2)))
+    deviations = value[2].reshape(shape)
+    answers = (x + _channel_means(x).reshape(shape)) * deviations
+    answers = answers if weight is None else answers * weight.reshape(shape)
+    answers = answers if bias is None else answers + bias.reshape(shape)
+    return answers, _channel_means(x), value[2]
+
+
+def _batch_norm_with_statistics(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The same with the new running statistics."""
+    x, momentum = sizes[0], args[6]
+    count = x.numel() // x.shape[1]
+    squares = _channel_means(x.square()) * count / max(count - 1, 1)
+    new = [
+        sizes[k] * (1 - momentum) + momentum * terms for k, terms in ((3, _channel_means(x)), (4, squares))
+    ]
+    return (*_batch_norm(value, args, sizes), *new)
+
+
+def _instance_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The answers of an instance norm. The op writes new running statistics into its arguments 3 and 4."""
+    x, mean, variance, uses_input, momentum = (*sizes[:1], *sizes[3:5], *args[5:7])
+    if mean is not None and uses_input:
+        count = math.prod(x.shape[2:])
+        squares = _channel_means(x.square()) * count / max(count - 1, 1)
+        for kept, new in ((mean, _channel_means(x)), (variance, squares)):
+            kept.mul_(1 - momentum).add_(new, alpha=momentum)
+    return _absolute(value)
+
+
+def _channel_means(x: Tensor) -> Tensor:
+    return x.mean([d for d in range(x.dim()) if d != 1])
+
+
+def _number(value: Any) -> Any:
+    return abs(value)
+
+
+_RULES: dict[str, Rule] = {
+    "add": _sum,
+    "sub": _sum,
+    "div": _quotient,
+    "lerp": _between,
+    "copy": _copied,
+    "instance_norm": _instance_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm_with_statistics,
+}
