@@ -95,7 +95,8 @@ def test_a_member_that_draws_is_no_sum_of_zero(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.a(x)
-            return y - self.a(x) + 1e-3 * torch.rand_like(y)
+            y = y - self.a(x) + 1e-3 * torch.rand_like(y)
+            return y
 
     with pytest.raises(widepack.WidepackError):
         widepack.build(

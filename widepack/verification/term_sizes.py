@@ -40,9 +40,10 @@ Rule = Callable[..., Any]
 
 _NAMES = """
 _to_copy abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addmm alias amax avg_pool1d
-avg_pool2d avg_pool3d baddbmm bmm cat clone contiguous conv1d conv2d conv3d convolution cumsum detach dot expand flatten
-leaky_relu linalg_vector_norm linear matmul max_pool1d max_pool2d max_pool3d mean mm mul mv narrow neg permute
-pow relu repeat reshape select slice square squeeze stack sum t to transpose unflatten unsqueeze view view_as
+avg_pool2d avg_pool3d baddbmm bmm cat clone contiguous conv1d conv2d conv3d convolution cumsum
+detach dot expand flatten leaky_relu linalg_vector_norm linear matmul max_pool1d max_pool2d
+max_pool3d mean mm mul mv narrow neg permute pow relu repeat reshape select slice square squeeze
+stack sum t to transpose unflatten unsqueeze view view_as
 """
 _SAME = frozenset(_NAMES.split())
 """Ops that give at most their result of the terms, where the terms are those of each argument."""
