@@ -130,6 +130,39 @@ def method_patch(rng: random.Random) -> nn.Module:
 
 
 @part
+def method_with_a_closure(rng: random.Random) -> nn.Module:
+    net: Any = Two()
+    old, other = net.b.forward, net.a
+    net.b.forward = types.MethodType(lambda self, x: torch.sin(old(x)) + other(x) * self.bias, net.b)
+    return net  # type: ignore[no-any-return]
+
+
+@part
+def class_that_holds_its_parent(rng: random.Random) -> nn.Module:
+    weak = rng.random() < 0.5
+
+    class Parent(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            parent: Any = weakref.ref(self) if weak else lambda: self
+
+            class Child(nn.Module):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.own = linear()
+
+                def forward(self, x: Tensor) -> Tensor:
+                    return self.own(x) + parent().a(x)  # type: ignore[no-any-return]
+
+            self.child = Child()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.tanh(self.child(x)))
+
+    return Parent()
+
+
+@part
 def closure_over_the_module(rng: random.Random) -> nn.Module:
     net: Any = Two()
     net.forward = lambda x: torch.sigmoid(net.b(net.a(x)))

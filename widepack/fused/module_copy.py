@@ -7,6 +7,7 @@ is copied is copied too, and reads the copies.
 | value | in the copy |
 |---|---|
 | function that holds what changes | a function with the same code, and copies of what it holds |
+| class whose methods hold what changes, defined in a function | a class with copies of these methods |
 | `weakref.ref`, `WeakMethod`, proxy, weak collection | one that refers to the copy |
 | built-in method (`self.rows.append`) | the method of the copied object |
 | `fx.GraphModule` | a module with a copy of the graph, and all attributes |
@@ -34,6 +35,7 @@ from torch import fx, nn
 
 from ..capture.reachable import STRONG, OwnGlobals, edges, globals_of, is_atom, target_of, walk
 from ..ir.torch_internals import memory_id
+from . import local_classes
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _WEAK_COLLECTIONS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
@@ -80,6 +82,7 @@ class CopyMemo(dict[Any, Any]):
         self._left: list[Callable[[], None]] = []  # what is filled in when all objects exist
         self._held = [r.value for r in walk(root, STRONG)]
         self._ids = set(map(id, self._held))
+        self._add_classes({*owned, *weights})
         self._globals = {
             id(v): own for v in self._held if isinstance(v, types.FunctionType) and (own := _own(v, owned))
         }
@@ -96,6 +99,21 @@ class CopyMemo(dict[Any, Any]):
             self.update({id(e.value): e.value for e in edges(value) if isinstance(e.value, types.ModuleType)})
             if id(value) not in self and id(value) not in self._makers:
                 self._plan(value, by_memory)
+
+    def _add_classes(self, owned: Collection[int]) -> None:
+        """Plans copies of the classes that hold parts of the module. What they lead to is held, too."""
+        self._classes: dict[int, type] = {}
+        new: list[type] = local_classes.classes_that_hold(self._held, owned)
+        while new:
+            self._classes.update({id(cls): cls for cls in new})
+            before = len(self._held)
+            for value in [v for cls in new for v in local_classes.values_of(cls)]:
+                self._held += [r.value for r in walk(value, STRONG) if id(r.value) not in self._ids]
+                self._ids.update(map(id, self._held))
+            found = local_classes.classes_that_hold([*self._held[before:], *new], owned)
+            new = [cls for cls in found if id(cls) not in self._classes]
+        for cls in self._classes.values():
+            self._makers[id(cls)] = functools.partial(self._class, cls)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Returns the copy of the object with this id; the default lets deepcopy make it."""
@@ -125,6 +143,8 @@ class CopyMemo(dict[Any, Any]):
         elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             if not is_atom(value.__self__):
                 make = lambda: getattr(self._copy(value.__self__), value.__name__)  # noqa: E731
+        elif isinstance(value, types.MethodType):  # deepcopy would keep its function
+            make = lambda: types.MethodType(self._copy(value.__func__), self._copy(value.__self__))  # noqa: E731
         elif isinstance(value, _WEAK_COLLECTIONS):
             make = lambda: self._weak_collection(value)  # noqa: E731
         elif isinstance(value, fx.GraphModule):
@@ -208,6 +228,8 @@ class CopyMemo(dict[Any, Any]):
             return all(self._constant(v, chosen) for v in value)
         if isinstance(value, types.BuiltinFunctionType):
             return is_atom(value.__self__)
+        if isinstance(value, type):
+            return id(value) not in self._classes
         return is_atom(value)
 
     def _function(self, old: types.FunctionType) -> types.FunctionType:
@@ -227,6 +249,11 @@ class CopyMemo(dict[Any, Any]):
                 namespace.update({name: self._copy(value) for name, value in own.items()})
 
         self._left.append(fill)
+        return new
+
+    def _class(self, old: type) -> type:
+        new = local_classes.new_class(old, tuple(self._copy(base) for base in old.__bases__))
+        self._left.append(lambda: local_classes.fill(new, old, self._copy))
         return new
 
     def _cell(self, old: types.CellType) -> types.CellType:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +26,7 @@ from .gradients import PART, Gradients, error_and_size, gradients_of, relative_b
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .unchanged import unchanged
 
+_NOT_FOUND = "Where the copy reads the original was not found."
 _Answer = tuple[list[torch.Tensor], Gradients]
 
 
@@ -47,7 +49,7 @@ def refuse_other_copies(
         if words:
             raise UsageError(
                 f"a copy of member {i} does not do what member {i} does: {words}.\n"
-                f"{_still_used(member, skeleton) or 'No attribute, closure or global name explains it.'}\n"
+                f"{_still_used(member, skeleton) or _NOT_FOUND}\n"
                 "fuse makes its programs from copies. Hold the parts of a member in attributes, closures or "
                 "arguments of its own functions"
             )
@@ -148,4 +150,14 @@ def _still_used(member: nn.Module, skeleton: ModuleSkeleton) -> str:
     own = {id(v): n for n, v in weights_of(member).items()}
     own |= {id(part): n or "the member itself" for n, part in member.named_modules()}
     found = [f"{own[id(r.value)]} (as {r.path})" for r in walk(skeleton.module) if id(r.value) in own]
+    found = found or [f"{own[id(value)]} (as {path})" for path, value in _in_classes(skeleton.module, own)]
     return f"What the copy reads of the original: {', '.join(found[:4])}." if found else ""
+
+
+def _in_classes(module: nn.Module, own: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    """Yields what the bodies of the classes of a module's parts hold of the original, with its path."""
+    for cls in dict.fromkeys(base for part in module.modules() for base in type(part).__mro__):
+        for name, body in vars(cls).items() if not cls.__module__.startswith("torch.") else ():
+            for r in walk(body, ("strong", "weak")):
+                if id(r.value) in own:
+                    yield f"{cls.__qualname__}.{name}" + (f".{r.path}" if r.path else ""), r.value
