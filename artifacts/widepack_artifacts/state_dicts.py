@@ -27,14 +27,16 @@ class StateDicts:
     `versions`: what `_metadata` of a state dict has of each submodule. `extra`: the file of the members'
     extra state, or "". `verbatim`, `verbatim_bare`: whether the model takes a state dict with these
     versions, or one without versions, as it is. If it does not, only the model's code can load it.
-    `ignored`: patterns of names in checkpoints that are not the model's. `left_out`: the names of extra
-    states that are not stored.
+    `copies`: whether the model only copies the tensors when it loads a state dict: it has no code of its own
+    that may change them. `ignored`: patterns of names in checkpoints that are not the model's. `left_out`:
+    the names of extra states that are not stored.
     """
 
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     extra: str = ""
     verbatim: bool = True
     verbatim_bare: bool = True
+    copies: bool = True
     ignored: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -51,8 +53,24 @@ class StateDicts:
         """Whether a reader without this record would treat a state dict in another way."""
         converted = any(row != {"version": 1} for row in self.versions.values())
         return bool(converted or self.extra or self.ignored or self.left_out) or not (
-            self.verbatim and self.verbatim_bare
+            self.verbatim and self.verbatim_bare and self.copies
         )
+
+    @property
+    def changed_at_load(self) -> str:
+        """Why no state dict of a member can be given that the model loads as this member; "" if one can."""
+        if not self.verbatim:
+            return (
+                "load_state_dict of the model changes state dicts of this form (a hook or"
+                " _load_from_state_dict), so the model would load other weights from this member's state;"
+                " keep its checkpoint"
+            )
+        if self.left_out:
+            return (
+                f"its extra state {', '.join(self.left_out[:5])}, which the model reads, is not in the"
+                " artifact (--ignore); keep its checkpoint"
+            )
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,6 +78,7 @@ class StateDicts:
             "extra": self.extra,
             "verbatim": self.verbatim,
             "verbatim_bare": self.verbatim_bare,
+            "copies": self.copies,
             "ignored": self.ignored,
             "left_out": self.left_out,
         }
@@ -68,7 +87,7 @@ class StateDicts:
     def from_json(cls, data: Any, files: Mapping[str, File]) -> StateDicts:
         """Reads the record. Raises: ArtifactError."""
         where = "state_dicts"
-        keys = ("versions", "extra", "verbatim", "verbatim_bare", "ignored", "left_out")
+        keys = ("versions", "extra", "verbatim", "verbatim_bare", "copies", "ignored", "left_out")
         d = read_object(data, where, keys)
         extra = d["extra"] if d["extra"] == "" else read_file_name(d["extra"], files, f"{where}: extra")
         if extra and not (extra.startswith(f"{STEM}-") and extra.endswith(".safetensors")):
@@ -80,6 +99,7 @@ class StateDicts:
             extra,
             _read_bool(d["verbatim"], f"{where}: verbatim"),
             _read_bool(d["verbatim_bare"], f"{where}: verbatim_bare"),
+            _read_bool(d["copies"], f"{where}: copies"),
             read_list(d["ignored"], f"{where}: ignored", read_name),
             read_list(d["left_out"], f"{where}: left_out", read_name),
         )

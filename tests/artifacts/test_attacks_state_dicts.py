@@ -22,6 +22,7 @@ RECORD = {
     "extra": EXTRA,
     "verbatim": True,
     "verbatim_bare": True,
+    "copies": True,
     "ignored": [],
     "left_out": [],
 }
@@ -52,6 +53,8 @@ RECORDS: list[tuple[Callable[[Any], object], str]] = [
     (lambda r: r.update(more=1), "unknown more"),
     (lambda r: r.pop("verbatim"), "verbatim missing"),
     (lambda r: r.update(verbatim=1), "expected true or false"),
+    (lambda r: r.pop("copies"), "copies missing"),
+    (lambda r: r.update(copies=None), "expected true or false"),
     (lambda r: r.update(versions=[]), "expected an object"),
     (lambda r: r.update(versions={"a\x1b[31m": {}}), "versions"),
     (lambda r: r.update(versions={"": {"version": [1]}}), "numbers and texts"),

@@ -101,7 +101,7 @@ def build_extract_swap(kind: Drawn, folder: Path) -> None:
             fresh = kind().eval()
             fresh.load_state_dict(ens.state_dict(i))
             close(fresh(y), modules[i](y), f"the extracted member {i}")
-        ens.swap(1, files[2])
+        ens.swap(1, files[2], model=kind)
         close(ens(y)[1], modules[2](y), "the swapped member")
         close(ens(y)[0], modules[0](y), "the other member after a swap")
 

@@ -221,7 +221,7 @@ def test_members_with_different_constants_are_refused(tmp_path: Path) -> None:
     check_refused(
         lambda: update(tmp_path / "e.wide", {0: paths[2]}),
         MemberMismatch,
-        "the members have different constants (constant)",
+        "constants that differ from member to member (constant). The weights of a checkpoint do not give",
         "build the artifact again",
     )
     drop(tmp_path / "e.wide", [0])

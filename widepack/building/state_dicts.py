@@ -41,7 +41,8 @@ def member_states(aligned: Alignment, loader: MemberLoader) -> MemberStates:
     takes = loader.verbatim()
     left_out = sorted({n for c in aligned.checkpoints for n in c.extra_state() if ignored(n, loader.ignore)})
     ignore = list(loader.ignore)
-    return MemberStates(StateDicts(versions, "", takes.versions, takes.bare, ignore, left_out), extra)
+    record = StateDicts(versions, "", takes.versions, takes.bare, loader.plain, ignore, left_out)
+    return MemberStates(record, extra)
 
 
 def stored_extra(state: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:

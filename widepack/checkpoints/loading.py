@@ -42,9 +42,9 @@ _COPIES: tuple[object, ...] = (
     getattr(_InstanceNorm, _LOAD),  # refuses statistics of older files
 )
 _OF_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
+_LOAD_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 _HOOKS = (
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
+    *_LOAD_HOOKS,
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
 )
@@ -65,14 +65,14 @@ class MemberLoader:
 
     ignore: patterns of names that are not the model's and are left out. state: the state of the first member
     after it was loaded, or of a fresh member. versions: of its submodules. copies: whether every load has
-    only copied.
+    only copied. plain: whether no member has code of its own that may change tensors in a load.
     """
 
     def __init__(self, factory: Factory, ignore: Sequence[str] = ()) -> None:
         self.factory, self.ignore = factory, tuple(ignore)
         self.state: dict[str, Tensor] = {}
         self.versions: dict[str, Any] = {}
-        self.copies = True
+        self.copies = self.plain = True
         self._fresh: dict[object, nn.Module] = {}
         self._first: Checkpoint | None = None
         self._changed: set[bool] = (
@@ -86,6 +86,7 @@ class MemberLoader:
         UsageError.
         """
         module, given = self._module(checkpoint)
+        self.plain = self.plain and (given.program is not None or copies_tensors(module))
         if self.factory.brings_weights:
             names = set(given.tensors()) == set(state_of(module)) or given.program is not None
             loaded = given if names else _after(module, given)
@@ -323,15 +324,28 @@ def copies(module: nn.Module) -> bool:
     No part has hooks, extra state, or its own way to load and save; no tensor is of a subclass, and no two
     tensors overlap.
     """
+    for part in module.modules():
+        kind, own = type(part), vars(part)
+        if any(getattr(kind, name) is not getattr(nn.Module, name) or name in own for name in _OF_STATE):
+            return False
+        if any(own.get(name) for name in _HOOKS):
+            return False
+    return copies_tensors(module)
+
+
+def copies_tensors(module: nn.Module) -> bool:
+    """Returns whether no code of the user's can change tensors when the module loads its own names.
+
+    Extra state is allowed: where it is equal, it is loaded equally. So are hooks of torch, which convert
+    other names.
+    """
     if type(module).load_state_dict is not nn.Module.load_state_dict:
         return False
     for part in module.modules():
         kind, own = type(part), vars(part)
         if getattr(kind, _LOAD) not in _COPIES or _LOAD in own:
             return False
-        if any(getattr(kind, name) is not getattr(nn.Module, name) or name in own for name in _OF_STATE):
-            return False
-        if any(own.get(name) for name in _HOOKS):
+        if not all(_of_torch(hook) for name in _LOAD_HOOKS for hook in (own.get(name) or {}).values()):
             return False
     places: dict[int, Tensor] = {}
     for tensor in state_of(module).values():
@@ -341,6 +355,14 @@ def copies(module: nn.Module) -> bool:
         if first is not tensor and not _same_place(first, tensor):
             return False
     return True
+
+
+def _of_torch(hook: Any) -> bool:
+    """Returns whether a hook is one that torch registers for its own parametrizations."""
+    inner = getattr(hook, "hook", hook)  # torch wraps the hooks that take the module
+    inner = getattr(inner, "__func__", inner)
+    where = getattr(inner, "__module__", None) or type(inner).__module__
+    return str(where).startswith("torch.")
 
 
 def _same_place(a: Tensor, b: Tensor) -> bool:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import Weight
+from widepack_artifacts.weights import Weights
 
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
@@ -25,6 +27,7 @@ from .differences import mismatch
 from .discovery import Checkpoint, open_checkpoint
 from .factory import Factory
 from .loading import MemberLoader, in_dtypes_of, patterns_of, without_ignored
+from .member_state import extra_file, extra_of_member
 from .named_factory import find_factory
 from .stored_states import check_extra, check_versions, extra_names, with_counters
 
@@ -103,13 +106,15 @@ def newcomer(
     which no checkpoint stores.
     """
     manifest = artifact.manifest
-    constants = [w.name for w in manifest.member_weights if w.role == CONSTANT and w.kind != SHARED]
-    if constants:
+    if constants := [w.name for w in manifest.member_weights if w.role == CONSTANT and w.kind != SHARED]:
+        source = (
+            "They are the extra state of the checkpoints, and an artifact takes other weights only"
+            if all(_in_extra_state(artifact, name) for name in constants)
+            else "The weights of a checkpoint do not give them, only the model's code does"
+        )
         raise MemberMismatch(
-            f"checkpoint {path}: the members have different constants ({', '.join(constants[:5])}), which a"
-            " checkpoint"
-            " does not store: only the model's code makes them; build the artifact again with all its"
-            " checkpoints"
+            f"checkpoint {path}: forward reads constants that differ from member to member"
+            f" ({', '.join(constants[:5])}). {source}: build the artifact again with all its checkpoints"
         )
     merged = opened is not None  # an adapter over the artifact's own base
     opened = opened or how.open(path)
@@ -162,6 +167,16 @@ def _named(
     left_out = artifact.manifest.state_dicts.left_out
     names = dict.fromkeys((*_expected(artifact.manifest, 0), *extra_names(artifact), *left_out))
     return without_ignored(opened, names, ignore)
+
+
+def _in_extra_state(artifact: Reader, constant: str) -> bool:
+    """Returns whether a constant of member 0 is a tensor in this member's extra state."""
+    manifest = artifact.manifest
+    extra = extra_of_member(artifact, extra_file(artifact), 0)
+    held = [v for v in tree_leaves(extra) if isinstance(v, Tensor)]
+    kind = next(w.kind for w in manifest.member_weights if w.name == constant)
+    own = Weights(artifact.weights_files()).of_member(constant, kind, 0)
+    return any(t.dtype == own.dtype and torch.equal(t, own) for t in held)
 
 
 def _one_of_each_shape(manifest: Manifest) -> list[int]:

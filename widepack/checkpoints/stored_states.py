@@ -75,6 +75,11 @@ def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -
         raise MemberMismatch(
             f"checkpoint {path} is a state dict {form}, which the model changes when it loads it; {_CODE}"
         )
+    if not record.copies:
+        raise MemberMismatch(
+            f"checkpoint {path}: the model has code of its own that runs when it loads a state dict (a hook"
+            f" or _load_from_state_dict), and may change these weights; {_CODE}"
+        )
 
 
 def extra_names(artifact: Reader) -> list[str]:

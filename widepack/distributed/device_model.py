@@ -110,6 +110,10 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
         model, place = self._place(member)
         return model.state_dict(place)
 
+    def stored_state(self, member: int | str) -> dict[str, Any]:
+        model, place = self._place(member)
+        return model.stored_state(place)
+
     def swap(
         self,
         member: int | str,

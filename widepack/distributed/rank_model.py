@@ -104,6 +104,11 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         next(iter(self._entries.values())).refuse_elsewhere(place)
         return self.here.state_dict(self.members[place])
 
+    def stored_state(self, member: int | str) -> dict[str, Any]:
+        place = number_of(self.members, member)
+        next(iter(self._entries.values())).refuse_elsewhere(place)
+        return self.here.stored_state(self.members[place])
+
     def swap(
         self,
         member: int | str,

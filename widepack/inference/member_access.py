@@ -82,6 +82,25 @@ class MemberAccess(ABC):
             Views of the mapped weights. A swap of this member writes into them.
 
         Raises:
+            UsageError: No loaded member has this number or name, or the model was closed. Or the model
+                changes its own state dict when it loads it, or the build ignored extra state: the model would
+                load another member.
+        """
+
+    @abstractmethod
+    def stored_state(self, member: int | str) -> dict[str, Any]:
+        """Returns one member's tensors, versions and extra state, as the artifact has them.
+
+        Other than `state_dict`, it does not refuse what `load_state_dict` of the model would change: for
+        comparisons with a checkpoint after it was loaded.
+
+        Args:
+            member: The member's number or name.
+
+        Returns:
+            Views of the mapped weights.
+
+        Raises:
             UsageError: No loaded member has this number or name, or the model was closed.
         """
 
@@ -112,8 +131,7 @@ class MemberAccess(ABC):
             trust_pickle: As `build` takes it.
             ignore: As `build` takes it. What the build ignored is ignored too.
             model: The factory of one member, as `build` takes it, for a checkpoint that the model changes
-            when
-                it loads it (older versions, other names).
+                when it loads it (older versions, other names), or that its own code may change.
             model_args: Keyword arguments of the factory.
 
         Returns:

@@ -96,6 +96,13 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
     def state_dict(self, member: int | str) -> dict[str, Any]:
         self._artifact.check_open()
+        name = self.members[self._artifact.index(member)]
+        if refused := self._artifact.manifest.state_dicts.changed_at_load:
+            raise UsageError(f"member {name}: {refused}")
+        return self.stored_state(member)
+
+    def stored_state(self, member: int | str) -> dict[str, Any]:
+        self._artifact.check_open()
         i = self._artifact.chosen[self._artifact.index(member)]
         saved = [w for w in self._artifact.manifest.member_weights if w.role != "constant"]
         tensors = {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}

@@ -42,7 +42,7 @@ from ..checkpoints.factory import Factory
 from ..checkpoints.loading import filled
 from ..checkpoints.member_state import extra_file, extra_of_member
 from ..checkpoints.newcomer import Newcomer
-from ..errors import ArtifactError, UsageError
+from ..errors import ArtifactError, UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
 from ..inference.unpublished import check_opens
@@ -60,6 +60,7 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
+from .extra_state_cause import explained
 from .prove import Modules, ProofContext
 from .report import ReviseReport
 from .request import ReviseRequest
@@ -123,7 +124,11 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
             WeightFiles.open(writer, files, factored), checked.slots, checked.modules, strategies, stages
         )
         with stages.stage("verify"), guarded(title):
-            proved = _proved(checked, wides, context)
+            try:
+                proved = _proved(checked, wides, context)
+            except VerificationError as e:
+                again = partial(_proved_with, checked, wides, context)
+                raise explained(e, request, reader, checked.slots, again) from e
         new = _exported(reader, checked, proved, context.written, writer, stages)
         with stages.stage("publish"):
             history = _history(request, reader.manifest, checked, proved)
@@ -186,6 +191,16 @@ def _proved(
         # Warnings of members at trial sizes do not concern the user.
         warnings.simplefilter("ignore")
         return [entry.prove(wides[entry.name], context) for entry in checked.entries]
+
+
+def _proved_with(
+    checked: CheckedRevision,
+    wides: Mapping[str, list[LoweredProgram]],
+    context: ProofContext,
+    modules: Modules,
+) -> list[ProvedRevision]:
+    """Verifies all entries with other modules of new members. Raises: VerificationError."""
+    return _proved(checked, wides, replace(context, modules=modules))
 
 
 def _exported(

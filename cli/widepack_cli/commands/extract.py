@@ -56,9 +56,10 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     from widepack.system.atomic_file import admit, whole
 
     admit(out, force)
-    state = widepack.load(artifact, verify="hashes", prologue=False, warmup=False).state_dict(name)
-    if refused := _changed_at_load(manifest.state_dicts):
+    ens = widepack.load(artifact, verify="hashes", prologue=False, warmup=False)
+    if refused := manifest.state_dicts.changed_at_load:
         raise Failure(f"member {name}: {refused}")
+    state = ens.state_dict(name)
     for k in state:  # clones: the file must not share memory with the artifact, nor two names with each other
         state[k] = state[k].detach().clone() if hasattr(state[k], "detach") else state[k]
     try:
@@ -79,22 +80,6 @@ def _needs_pt(record: StateDicts) -> str:
     if record.extra:
         return "extra state"
     return "versions (_metadata)" if record.verbatim and not record.verbatim_bare else ""
-
-
-def _changed_at_load(record: StateDicts) -> str:
-    """Returns why no state dict of the member can be written; "" if one can."""
-    if not record.verbatim:
-        return (
-            "load_state_dict of the model changes state dicts of this form (a hook or"
-            " _load_from_state_dict), so the model would load other weights from a file of this member; keep"
-            " its checkpoint"
-        )
-    if record.left_out:
-        return (
-            f"its extra state {', '.join(record.left_out[:5])}, which the model reads, is not in the artifact"
-            " (--ignore); keep its checkpoint"
-        )
-    return ""
 
 
 def save(state: dict[str, Any], path: Path) -> None:

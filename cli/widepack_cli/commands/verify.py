@@ -235,7 +235,7 @@ def _factors(ens: Any) -> Iterator[tuple[str, str]]:
     if not factored.weights:
         return
     for member in ens.members:
-        ens.state_dict(member)
+        ens.stored_state(member)
     exact = ", bit for bit" if factored.corrections else ""
     count = f"{plural(len(factored.weights), 'weight')} of {plural(len(ens), 'member')}"
     yield "factors", f"{count} computed from factors{exact}"

@@ -95,7 +95,7 @@ def _loaded(ens: Any, checkpoints: Sequence[Checkpoint], factory: Any) -> list[C
 
     ignore = ens.manifest.state_dicts.ignored
     if factory is None:
-        states = [ens.state_dict(name) for name in ens.members]
+        states = [ens.stored_state(name) for name in ens.members]
         return [with_counters(without_ignored(c, s, ignore), s) for c, s in zip(checkpoints, states)]
     loader = MemberLoader(factory, ignore)
     try:
@@ -156,7 +156,7 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
     converted: set[str] = set()
     count = 0
     for name, checkpoint in zip(ens.members, given.checkpoints, strict=True):
-        state = {k: v for k, v in ens.state_dict(name).items() if not is_extra_state(k)}
+        state = {k: v for k, v in ens.stored_state(name).items() if not is_extra_state(k)}
         weights = {k: checkpoint.get(k) for k in checkpoint.tensors()}
         count += len(weights)
         missing = sorted(

@@ -1,0 +1,97 @@
+"""Finds out whether the extra state of a new member is why the artifact's programs do not answer as it does.
+
+The programs were captured from members with other extra state, which forward may read. A new member is made
+again, with its own weights and the extra state of a member of the artifact. If the programs answer as this
+module, the extra state is the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from widepack_artifacts.reader import Reader
+
+from ..checkpoints.extra_state import NotData, equal
+from ..checkpoints.factory import Factory
+from ..checkpoints.loading import load
+from ..checkpoints.member_state import extra_file, extra_of_member
+from ..checkpoints.newcomer import Newcomer
+from ..errors import MemberMismatch, VerificationError
+from .request import ReviseRequest
+from .slots import MemberSlot
+
+Modules = Mapping[int, Callable[[], nn.Module]]
+
+
+def explained(
+    error: VerificationError,
+    request: ReviseRequest,
+    reader: Reader,
+    slots: Sequence[MemberSlot],
+    prove: Callable[[Modules], object],
+) -> VerificationError | MemberMismatch:
+    """Returns the error to raise for a revision whose comparison failed.
+
+    Args:
+        error: The error of the comparison.
+        request: The revision.
+        reader: The artifact before it.
+        slots: The members of the revised artifact.
+        prove: Makes the comparison with other modules of new members.
+
+    Returns:
+        an error that names the extra state, if the comparison passes with that of a member; else `error`.
+    """
+    extra = extra_of_member(reader, extra_file(reader), 0)
+    differing: dict[str, list[str]] = {}
+    modules: dict[int, Callable[[], nn.Module]] = {}
+    for i, slot in enumerate(slots):
+        if slot.new is None or (factory := request.how.factory(slot.new.checkpoint.path)) is None:
+            continue
+        factory.dtype = slot.new.dtype
+        modules[i] = partial(_with_extra, factory, slot.new, extra)
+        if names := _differing(slot.new.checkpoint.extra_state(), extra):
+            differing[slot.name] = names
+    if not differing or not _passes(prove, modules):
+        return error
+    name, names = next(iter(differing.items()))
+    return MemberMismatch(
+        f"member {name}: its extra state ({', '.join(names[:5])}) differs from that of the artifact's"
+        " members, and forward depends on it: with their extra state and its own weights, it answers as the"
+        " artifact's programs. Build the artifact again with this checkpoint"
+    )
+
+
+def _passes(prove: Callable[[Modules], object], modules: Modules) -> bool:
+    try:
+        prove(modules)
+    except (VerificationError, MemberMismatch):
+        return False
+    return True
+
+
+def _differing(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
+    """Returns the names of extra states that are not equal."""
+    found = []
+    for name in sorted({*own, *extra}):
+        try:
+            same = name in own and name in extra and equal({name: own[name]}, {name: extra[name]})
+        except NotData:
+            same = False
+        if not same:
+            found.append(name)
+    return found
+
+
+def _with_extra(factory: Factory, new: Newcomer, extra: Mapping[str, Any]) -> nn.Module:
+    """Returns a new member's module with its own weights, and with other extra state."""
+    checkpoint = new.aligned.checkpoints[0]
+    given = checkpoint.given or checkpoint
+    module, state = factory.fresh(checkpoint), given.state_dict()
+    state.update(extra)
+    load(module, given, state)
+    return module.eval()
