@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,10 +376,30 @@ def test_random_numbers_of_another_source_are_found() -> None:
 
     with pytest.raises(
         VerificationError,
-        match="differs from its module's by .*, with the same seed. Either the members draw from "
-        "a generator of Python or NumPy",
+        match="differs from its module's by .*, with the same seed of torch. The module draws from the "
+        "generator of Python's random, and its captured program does not",
     ):
         widepack.fuse([m.train() for m in members(Jitter)], draw(5, 4))
+
+
+class Keeps(nn.Module):
+    """Draws, and keeps a count or a generator of its own."""
+
+    def __init__(self, generator: bool = False) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 3), 0
+        self.own = random.Random(3) if generator else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        factor = self.own.random() if self.own is not None else self.calls
+        return torch.nn.functional.dropout(self.layer(x), 0.5, self.training) * factor  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_members_that_draw_and_keep_something_else(generator: bool) -> None:
+    with pytest.raises(VerificationError, match="the next call reads: member 0 answers otherwise"):
+        widepack.fuse([Keeps(generator).train() for _ in range(2)], draw(5, 4))
 
 
 def test_a_mode_is_reported_once_and_hides_no_constant() -> None:

@@ -54,13 +54,14 @@ def run_module(
     *,
     exact: bool = False,
     terms: dict[str, float] | None = None,
+    member: nn.Module | None = None,
 ) -> tuple[list[torch.Tensor], Gradients]:
     """Returns what member i's own module answers, and the gradients of these weights.
 
     exact: whether it runs in float64. terms: gets the sizes of the terms of biases' gradients
-    (`gradient_terms.py`).
+    (`gradient_terms.py`). member: the module, if it was made already.
     """
-    member = fused.member(i, CPU)
+    member = fused.member(i, CPU) if member is None else member
     if exact:
         member, leaves = member.double(), [v.double() if v.is_floating_point() else v for v in leaves]
     args, kwargs = sample_with(fused, [clone(v) for v in leaves])

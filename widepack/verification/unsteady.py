@@ -49,13 +49,17 @@ def _moved(subject: Subject, i: int) -> list[str]:
         return []
     module = subject.module(i)
     (inputs,) = subject.draw(subject.sizes, 3, "shared", 1)
-    before = _states()
+    before = generator_states()
     run_module(module, subject, inputs)
-    after = _states()
-    return [name for name, state in after.items() if state != before.get(name)]
+    return moved_since(before)
 
 
-def _states() -> dict[str, Any]:
+def moved_since(before: dict[str, Any]) -> list[str]:
+    """Returns the generators whose state is another one now. before: what `generator_states` returned."""
+    return [name for name, state in generator_states().items() if state != before.get(name)]
+
+
+def generator_states() -> dict[str, Any]:
     """Returns the states of the generators that a member may draw from."""
     states: dict[str, Any] = {
         "Python's random": random.getstate(),
