@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import widepack
 from widepack import VerificationError
@@ -95,3 +97,38 @@ def test_only_calls_whose_own_answers_overflow_are_free(
     else:
         assert [(row["member"], row["places"]) for row in build().not_finite] == [("m1", "any")]
     assert changed
+
+
+class AlwaysOverflows(nn.Module):
+    """Its last number leaves float32 in every call if `s` is 100, and not float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.s = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.a(x), torch.exp(self.s) + 0 * x[:, :1]], 1)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_member_that_overflows_in_every_call_is_compared(
+    wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = []
+    for i in range(3):
+        torch.manual_seed(i)
+        module = AlwaysOverflows()
+        module.s.data.fill_(100.0 if i == 1 else 1.0)
+        paths.append(tmp_path / f"{i}.pt")
+        torch.save(module.state_dict(), paths[-1])
+    right = wide.wide_answers
+
+    def answers(*args: Any) -> Iterator[tuple[int, int, list[Tensor]]]:
+        for call, i, found in right(*args):
+            yield call, i, [y * math.nan for y in found] if wrong and i == 1 else found
+
+    monkeypatch.setattr(wide, "wide_answers", answers)
+    with pytest.raises(VerificationError, match="member 1") if wrong else contextlib.nullcontext():
+        widepack.build(
+            paths, tmp_path / "e.wide", model=AlwaysOverflows, sample=(torch.randn(4, 4),), pt2=False
+        )

@@ -81,9 +81,8 @@ def _refuse_kept(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> None:
             answers.append(run_module(fused, 0, leaves, [], member=member)[0])
     if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers)):
         changed = [d.path for d in differences(before, attributes_of(member))]
-        what = (
-            f"leaves other values in {', '.join(changed[:5])}, which" if changed else "keeps something that"
-        )
+        names = ", ".join(changed[:5])
+        what = f"leaves other values in {names}, which" if names else "keeps something that"
         raise VerificationError(
             f"forward {what} the next call reads: member 0 answers otherwise in a second call from the same "
             "seed of torch. Make what it keeps a buffer with register_buffer, and draw from torch's default "
@@ -108,8 +107,8 @@ def _why_draws_differ(
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(again, expected)):
         return (
             "The module answers otherwise in a second run with this seed, and draws no number of Python's "
-            "random or numpy.random: it stores something between calls, or draws from a generator of its own. "
-            "Draw from torch's default generator, or make what changes an input"
+            "random or numpy.random: it reads something else that changes from run to run. Make what changes "
+            "an input"
         )
     return f"The module answers the same in a second run with this seed. {WAY_OUT}"
 

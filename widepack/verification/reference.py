@@ -208,9 +208,17 @@ class ReferenceAnswers:
         )
 
     def _overflows(self, i: int, k: int) -> bool:
-        """Returns whether an answer of a member is not finite only because numbers leave its dtype."""
+        """Returns whether an answer of a member is not finite only because numbers leave its dtype.
+
+        Another call must be finite, and show what the wide program computes of this member: otherwise NaN
+        everywhere would pass.
+        """
         pairs = [(a.own[i][k], a.truth[i][k]) for a in self.answers]
-        return self.float64 and all(bool(torch.isfinite(truth).all()) for _, truth in pairs)
+        return (
+            self.float64
+            and all(bool(torch.isfinite(truth).all()) for _, truth in pairs)
+            and any(bool(torch.isfinite(own).all()) for own, _ in pairs)
+        )
 
     def not_finite(self) -> list[dict[str, Any]]:
         """Returns the members whose own answers have NaN or inf in an output that is finite for others.
