@@ -62,7 +62,7 @@ def machine(device: str, commit: str) -> dict[str, Any]:
     ]
     return {
         **found,
-        "commit": found["commit"] or commit,
+        "commit": commit or found["commit"],
         "torch_of_the_tests": pinned[0] if pinned else "",
         "other_torch": bool(pinned) and torch.__version__.partition("+")[0] != pinned[0].partition("+")[0],
     }

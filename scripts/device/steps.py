@@ -64,13 +64,14 @@ class Step:
     timed: bool = True
 
 
-TEST_PROCESSES, COLLECTION_PROCESSES = 6, 4
+TEST_PROCESSES, COLLECTION_PROCESSES = 8, 4
 TEST_FILES = ("graphs", "strategies", "triton", "networks", "oracle", "service")
 """The files of tests/gpu. Those with few networks come first, so that they run if the time ends early."""
 
 
 def _tests(plan: Plan) -> list[Command]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "device.record_tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command += ["-p", "device.record_tests"]
     if not plan.rehearsal:
         command += ["-n", str(TEST_PROCESSES), "--dist", "worksteal"]
     graph = "tests/bench/test_bench_parts.py::test_the_loop_as_one_cuda_graph"
