@@ -27,7 +27,7 @@ class RpcClient:
     """Calls the methods of the server at an address."""
 
     def __init__(self, address: str, service: Service) -> None:
-        self.service = service
+        self.address, self.service = address, service
         self.channel = grpc.aio.insecure_channel(address, options=UNLIMITED)
 
     async def __call__(self, method: str, *, message: Any = None, call: Any = None, **fields: Any) -> Any:

@@ -173,6 +173,7 @@ def test_errors_reach_the_client_as_sentences(triton: tuple[str, Results]) -> No
         "unknown member": f"{invalid} no member is called 'mlp-79'",
         "no rows": f"{invalid} B = 0 (input input); the model is valid for 1 <= B",
         "half": f"{invalid} input input is FP16; the model takes FP32",
+        "priority": f"{invalid} the request: all requests have one priority; leave out",
     }
     assert {n: found.error(n) for n, text in begins.items() if not found.error(n).startswith(text)} == {}
     if kind == "http":

@@ -110,7 +110,7 @@ def test_the_server_describes_itself(server: InProcess) -> None:
     assert found == {
         "name": "widepack",
         "version": __version__,
-        "extensions": ["binary_tensor_data", "model_repository", "statistics", "schedule_policy"],
+        "extensions": ["binary_tensor_data", "model_repository", "statistics"],
     }
     assert server("GET", "/v2/").json == found
     assert server("GET", "/v2/health/live").json == {"live": True}

@@ -176,7 +176,11 @@ DOCUMENTS: dict[str, tuple[Change, int, str]] = {
         400,
         "leave out the parameter sequence_start",
     ),
-    "priority": (whole(parameters={"priority": 1}), 400, "leave out the parameter priority"),
+    "priority": (
+        whole(parameters={"priority": 1}),
+        400,
+        "the request: all requests have one priority; leave out the parameter priority",
+    ),
     "an unknown parameter": (
         whole(parameters={"temperature": 0}),
         400,

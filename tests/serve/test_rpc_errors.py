@@ -174,7 +174,10 @@ REFUSED = {
         changed(_parameter("sequence_id", string_param="7")),
         "the request: the extension sequence is not supported; leave out the parameter sequence_id",
     ),
-    "priority": (changed(_parameter("priority", uint64_param=1)), "leave out the parameter priority"),
+    "priority": (
+        changed(_parameter("priority", uint64_param=1)),
+        "the request: all requests have one priority; leave out the parameter priority",
+    ),
     "an unknown parameter": (
         changed(_parameter("temperature", double_param=0.5)),
         "there is no parameter temperature; known: timeout, binary_data_output",

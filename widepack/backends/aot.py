@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,8 +35,10 @@ from .covering import covering, traced_for
 from .flat import Flat, flatten
 from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, quiet
-from .tracing import TracedGraph
 from .variants import Checked, Variant
+
+if TYPE_CHECKING:
+    from .tracing import TracedGraph
 
 NAME = "aot"
 COPIES = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,8 +13,10 @@ from ..errors import LoweringError, WidepackError
 from .flat import Flat
 from .index_flags import is_flagged
 from .task import Sizes, Task, sizes_to_try, words
-from .tracing import TracedGraph, traced
 from .variants import Checked, Variant
+
+if TYPE_CHECKING:
+    from .tracing import TracedGraph
 
 VARIANTS = 2
 """The most variants of a program."""
@@ -74,6 +76,8 @@ def traced_for(
     Raises:
         Exception: What the compiler raised for all sizes.
     """
+    from .tracing import traced  # imports torch's compiler, which a compiled program does not need
+
     try:
         made = traced(flat, example, task.dims, task.device)
         return compile_(made), made

@@ -9,7 +9,7 @@ exist until the process ends, apart from torch's cache; the backend `aot` stores
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,10 @@ from .covering import covering, traced_for
 from .flat import Flat, flatten
 from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, quiet, words
-from .tracing import TracedGraph
 from .variants import Checked, Variant
+
+if TYPE_CHECKING:
+    from .tracing import TracedGraph
 
 NAME = "compile"
 COPIES = False

@@ -145,12 +145,11 @@ def newcomer(
     code = (
         ""
         if factory is not None
-        else "; if the model changes older files when it loads them, name its code: --model"
+        else "; if the model's code renames or changes what it loads, name it: --model"
     )
     raise MemberMismatch(
-        f"checkpoint {path} is of another model than the artifact's members{which}: {whys[0]} New members"
-        " must have the"
-        f" names, shapes and dtypes of a member; build the artifact again for other checkpoints{code}"
+        f"checkpoint {path} does not fit the artifact's members{which}: {whys[0]} New members must have the"
+        f" names, shapes and dtypes of a member; build the artifact again for those of another model{code}"
     )
 
 

@@ -11,7 +11,7 @@ from .outputs import answers, described_output
 from .served import ALL, EACH, ServedModel
 
 PLATFORM = "widepack_wide"
-EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
+EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 
 
 def server_metadata() -> dict[str, Any]:

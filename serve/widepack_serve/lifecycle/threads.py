@@ -38,16 +38,26 @@ class Threads:
         """
         found: Future[T] = Future()
         found.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                found.set_result(function())
-            except BaseException as e:  # noqa: BLE001  the caller gets it
-                found.set_exception(e)
-            finally:
-                self._running.discard(thread)
-
-        thread = threading.Thread(target=work, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._work, args=(function, found), name=self._name, daemon=True)
         self._running.add(thread)
         thread.start()
-        return await asyncio.wrap_future(found)
+        try:
+            return await asyncio.wrap_future(found)
+        finally:
+            del found  # an error holds this frame, and the future holds the error
+
+    def _work(self, function: Callable[[], T], found: Future[T]) -> None:
+        """Runs a function on this thread.
+
+        No frame of an error holds the future, which holds the error: what the frames hold, such as the body
+        of a request, is freed with the error, without the garbage collector.
+        """
+        try:
+            result = function()
+        except BaseException as e:  # noqa: BLE001  the caller gets it
+            found.set_exception(e)
+        else:
+            found.set_result(result)
+        finally:
+            del found
+            self._running.discard(threading.current_thread())

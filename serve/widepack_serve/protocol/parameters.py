@@ -20,12 +20,17 @@ _EXTENSIONS = {
     "sequence_id": "sequence",
     "sequence_start": "sequence",
     "sequence_end": "sequence",
-    "priority": "schedule_policy with priorities",
     "shared_memory_region": "shared_memory",
     "shared_memory_byte_size": "shared_memory",
     "shared_memory_offset": "shared_memory",
 }
 """The parameters of extensions that the server does not support."""
+
+_REASONS = {
+    **{name: f"the extension {extension} is not supported" for name, extension in _EXTENSIONS.items()},
+    "priority": "all requests have one priority",  # of `schedule_policy` the server has `timeout` alone
+}
+"""The parameters that would have no effect, and why."""
 
 
 def parameters_of(one: Mapping[str, Any], title: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -34,8 +39,8 @@ def parameters_of(one: Mapping[str, Any], title: str, known: tuple[str, ...]) ->
     Args:
         one: The part.
         title: The part in messages.
-        known: The parameters that it may have. A parameter of an extension may also be there with a value
-            that asks for nothing, such as `"sequence_id": 0`: some clients send it always.
+        known: The parameters that it may have. A parameter without effect may also be there with a value that
+            asks for nothing, such as `"sequence_id": 0` or `"priority": 0`: some clients send it always.
 
     Raises:
         RequestError: One would have no effect.
@@ -53,14 +58,12 @@ def parameters_of(one: Mapping[str, Any], title: str, known: tuple[str, ...]) ->
                 'member is a parameter of the request; it is an input: {"name": "member", "datatype": '
                 '"BYTES", "shape": [1], "data": ["NAME"]}'
             )
-        extension = _EXTENSIONS.get(name)
-        if extension is None:
+        reason = _REASONS.get(name)
+        if reason is None:
             raise RequestError(
                 f"{title}: there is no parameter {shown(name, quoted=False)}; "
                 f"known: {', '.join(known) or 'none'}"
             )
         if value is not None and value != 0 and value != "":
-            raise RequestError(
-                f"{title}: the extension {extension} is not supported; leave out the parameter {name}"
-            )
+            raise RequestError(f"{title}: {reason}; leave out the parameter {name}")
     return found

@@ -56,13 +56,15 @@ class Rest:
         """Answers a request. Raises: Disconnected if the client closed the connection."""
         try:
             await self._answer_parts(path_parts(scope), scope, receive, send)
+            return
         except Disconnected:
             raise
         except RequestError as e:
-            await send_error(send, e)
+            error = e.with_traceback(None)  # its frames hold the body
         except Exception:
             log.exception("a request failed")
-            await send_error(send, Failed("the server failed; its log has the reason"))
+            error = Failed("the server failed; its log has the reason")
+        await send_error(send, error)
 
     async def _answer_parts(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request for a path. Raises: RequestError; Disconnected."""

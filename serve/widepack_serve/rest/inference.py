@@ -97,17 +97,21 @@ class _Sizes:
     def append(self, count: int) -> None:
         """Counts bytes. Raises: Busy."""
         found: Future[None] = Future()
+        self._loop.call_soon_threadsafe(self._add, count, found)
+        try:
+            found.result()
+        finally:
+            del found  # an error holds this frame, and the future holds the error
 
-        def add() -> None:
-            try:
-                self._held.add(count)
-            except Busy as e:
-                found.set_exception(e)
-            else:
-                found.set_result(None)
-
-        self._loop.call_soon_threadsafe(add)
-        found.result()
+    def _add(self, count: int, found: Future[None]) -> None:
+        try:
+            self._held.add(count)
+        except Busy as e:
+            found.set_exception(e)
+        else:
+            found.set_result(None)
+        finally:
+            del found
 
 
 async def _written(

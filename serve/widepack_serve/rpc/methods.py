@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -85,16 +85,16 @@ class Methods:
         answer: returns the answer of the method; None for inferences.
         """
 
-        async def handled(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def handled(_: Any, context: Any) -> None:
             self.last_call = time.monotonic()
             client = _client(context)
             try:
                 if name not in _OPEN:
                     self._check_call(context)
                 if answer is None:
-                    found = await self._infer(messages, context, client)
+                    found = await self._infer(context, client)
                 else:
-                    found = await answer(parsed(f"{name}Request", await self._small(messages)), context)
+                    found = await answer(parsed(f"{name}Request", await self._small(context)), context)
                     if isinstance(found, dict):
                         found = CLASSES[f"{name}Response"](**found)
                     found = bytes(found.SerializeToString())
@@ -134,17 +134,21 @@ class Methods:
             self._service.sending.keep(client, len(data), sending)
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
 
-    async def _bytes(self, messages: AsyncIterator[bytes]) -> bytes:
-        """Returns the message of a call. Raises: RequestError if there is none."""
-        with TimeLimit(self._service.settings.receive_timeout, "message"):
-            data = await anext(messages, None)
-        if data is None:
-            raise RequestError("the call has no message")
-        return data
+    async def _bytes(self, context: Any) -> bytes:
+        """Returns the message of a call. Raises: RequestError if there is none.
 
-    async def _small(self, messages: AsyncIterator[bytes]) -> bytes:
+        It is read from the context: the iterator over messages would keep it until the collector of garbage
+        runs, since gRPC keeps the call in a cycle.
+        """
+        with TimeLimit(self._service.settings.receive_timeout, "message"):
+            data = await context.read()
+        if data is grpc.aio.EOF:
+            raise RequestError("the call has no message")
+        return bytes(data)
+
+    async def _small(self, context: Any) -> bytes:
         """Returns the message of a call that is no inference. Raises: RequestError."""
-        data = await self._bytes(messages)
+        data = await self._bytes(context)
         if len(data) > SMALL:
             raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
         return data
@@ -173,7 +177,7 @@ class Methods:
     async def _model_metadata(self, message: Any, _: Any) -> dict[str, Any]:
         return model_metadata(self._service.catalog.find(message.name, message.version))
 
-    async def _infer(self, messages: AsyncIterator[bytes], context: Any, client: str) -> bytes:
+    async def _infer(self, context: Any, client: str) -> bytes:
         """Answers a request for an inference. Large messages are read and written on a thread.
 
         Raises: RequestError.
@@ -181,18 +185,18 @@ class Methods:
         work = Work()
         try:
             with self._service.receiving.body(client) as held:
-                model, name, request = await self._received(messages, context, work, held)
+                model, name, request = await self._received(context, work, held)
             return await self._answered(model, name, all_binary(request), work, client)
         finally:
             work.abandoned = True
 
     async def _received(
-        self, messages: AsyncIterator[bytes], context: Any, work: Work, held: PartialBody
+        self, context: Any, work: Work, held: PartialBody
     ) -> tuple[ServedModel, str, InferRequest]:
         """Reads a request. Returns: its model, the name of it, and the request. Raises: RequestError."""
         service = self._service
         try:
-            data = await self._bytes(messages)
+            data = await self._bytes(context)
             if large := len(data) > SMALL:
                 held.add(len(data))
             message = await self._message(data, work)

@@ -15,6 +15,11 @@ from ..lifecycle.service import Service
 from .methods import Methods
 
 _PING_MS = 20_000
+_AGE_MS, _LAST_CALLS_MS = 600_000, 300_000
+"""After the first, a client is asked to open another connection. The second is for the calls that still run.
+
+A client that answers pings and reads nothing keeps its calls and their answers no longer than both together.
+"""
 _LOOK_S = 0.02
 _QUIET_S = 0.2
 _MOST_QUIET_S = 2.0
@@ -53,6 +58,8 @@ class RpcServer:
                 ("grpc.so_reuseport", 0),  # two servers on one port are an error
                 ("grpc.keepalive_time_ms", _PING_MS),  # a client that answers no pings loses its connection
                 ("grpc.keepalive_timeout_ms", _PING_MS),
+                ("grpc.max_connection_age_ms", _AGE_MS),
+                ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),
             ],
             maximum_concurrent_rpcs=self._max_calls,
         )

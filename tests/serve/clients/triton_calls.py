@@ -78,7 +78,8 @@ def infer(record: Recorder, lib: Any, client: Any, kind: str, x: Any) -> None:
         found = {"id": found.id, "model_name": found.model_name} if kind == "grpc" else found
         return [found["id"], found["model_name"]]
 
-    record("id", lambda: answered(request_id="request 42", timeout=5_000_000, priority=1))
+    record("id", lambda: answered(request_id="request 42", timeout=5_000_000, priority=0))
+    record("priority", lambda: answered(priority=1))
     record("unknown output", lambda: outputs(rows, outputs=[out("zz")]))
     record("unknown input", lambda: outputs(tensor(lib, "x", x, "FP32")))
     record("unknown name", lambda: outputs(rows, model="enz"))
