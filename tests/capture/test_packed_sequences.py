@@ -225,7 +225,11 @@ def test_a_loop_over_batch_sizes_is_refused(tmp_path: Path) -> None:
         built(tmp_path, lambda: Steps(False), (X, UNSORTED))
 
 
-class Given(Last):
+class Given(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 4)
+
     def forward(self, packed: Any) -> Tensor:
         last: Tensor = self.layer(packed)[1][-1]
         return last
@@ -234,6 +238,6 @@ class Given(Last):
 def test_a_packed_sequence_as_an_input_is_refused(tmp_path: Path) -> None:
     packed = pack_padded_sequence(X, SORTED, batch_first=True)
     with pytest.raises(widepack.CaptureError, match="input packed has a PackedSequence"):
-        built(tmp_path, lambda: Given(True), (packed,))
+        built(tmp_path, Given, (packed,))
     with pytest.raises(widepack.CaptureError, match="input packed has a PackedSequence"):
-        widepack.fuse([Given(True), Given(True)], packed)
+        widepack.fuse([Given(), Given()], packed)
