@@ -400,12 +400,12 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: p
     path, other = tmp_path / "a.pt", tmp_path / "b.pt"
     torch.save({"w": torch.ones(3)}, path)
     torch.save({"w": torch.zeros(3)}, other)
-    checked = torch_file._can_be_mapped
+    checked = torch_file.can_be_mapped
 
     def replaced(name: str, size: int) -> bool:
         found = checked(name, size)
         other.replace(path)
         return found
 
-    monkeypatch.setattr(torch_file, "_can_be_mapped", replaced)
+    monkeypatch.setattr(torch_file, "can_be_mapped", replaced)
     assert torch.equal(open_checkpoint(path).state_dict()["w"], torch.ones(3))

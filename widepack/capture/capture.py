@@ -344,8 +344,8 @@ def _literals(
             if literal.name in changed:
                 why = "forward changes it"
                 instead = (
-                    "If the first call sets it, save the members after a call, so that the branch is not taken; "
-                    "otherwise take this code out of forward"
+                    "If the first call sets it, save the members after a call, so that the branch is not "
+                    "taken; otherwise take this code out of forward"
                 )
             raise CaptureError(
                 f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and "

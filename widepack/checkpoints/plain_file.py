@@ -34,8 +34,8 @@ def open_plain(path: str) -> IO[bytes]:
 def held(path: str, status: os.stat_result) -> Iterator[str]:
     """Opens a plain file once, and yields a path by which it can be opened again inside a with block.
 
-    That path leads to the open file, also if another file takes the place of `path` meanwhile. Where the system
-    has no such paths, it is `path`.
+    That path leads to the open file, also if another file takes the place of `path` meanwhile. Where the
+    system has no such paths, it is `path`.
 
     status: of the file that was looked at. Raises: RefusedFile if another file is there now; OSError.
     """

@@ -93,7 +93,7 @@ def open_torch_file(
     )
 
 
-def _can_be_mapped(path: str, size: int) -> bool:
+def can_be_mapped(path: str, size: int) -> bool:
     """Checks the records of a zip file of torch.save against its pickle.
 
     Returns: whether all weights are stored uncompressed. Otherwise torch must decompress them.
@@ -146,7 +146,7 @@ def _content(
         return contents[path]
     try:
         with held(path, status) as same:
-            mapped = mapped and _can_be_mapped(same, status.st_size)
+            mapped = mapped and can_be_mapped(same, status.st_size)
             found = _load(same, mapped, trust)
     except OSError as error:
         raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
