@@ -409,3 +409,11 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(torch_file, "can_be_mapped", replaced)
     assert torch.equal(open_checkpoint(path).state_dict()["w"], torch.ones(3))
+
+
+def test_versions_of_submodules_without_tensors_stay_under_a_removed_prefix(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.BatchNorm1d(2))
+    torch.save(nn.ModuleDict({"module": net, "other": nn.ReLU()}).state_dict(), tmp_path / "a.pt")
+    found = open_checkpoint(tmp_path / "a.pt")
+    state: Any = found.state_dict()
+    assert dict(vars(state)["_metadata"]) == dict(vars(net.state_dict())["_metadata"])
