@@ -39,6 +39,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", default="", help="steps, separated by commas; finished ones run again")
     parser.add_argument("--list", action="store_true", help="print the steps, and run nothing")
     parser.add_argument("--packages", action="append", default=[], help="folder with packages; repeatable")
+    parser.add_argument("--collection", type=Path, help="folder of architectures for the step `backends`")
     parser.add_argument("--tf32", action="store_true", help="let float32 products and convolutions use TF32")
     parser.add_argument("--commit", default="", help="of this source tree, where git does not know it")
     given = parser.parse_args(arguments)
@@ -61,7 +62,7 @@ def machine(device: str, commit: str) -> dict[str, Any]:
     ]
     return {
         **found,
-        "commit": found["commit"] or commit,
+        "commit": commit or found["commit"],
         "torch_of_the_tests": pinned[0] if pinned else "",
         "other_torch": bool(pinned) and torch.__version__.partition("+")[0] != pinned[0].partition("+")[0],
     }
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from device import running, steps, verdict
 
     out = (given.out or Path("results")).absolute()
-    plan = steps.Plan(given.device, out)
+    plan = steps.Plan(given.device, out, given.collection and given.collection.absolute())
     if given.list:
         print(steps.listed(plan))
         return 0

@@ -3,7 +3,8 @@
     WIDEPACK_TESTS_FILE=tests.json pytest -p device.record_tests tests/gpu
 
 The document has for each test its outcome, seconds, the end of its message, and the properties that it
-recorded. A test that was running when the process ended has the outcome `running`.
+recorded. A test that was running when the process ended has the outcome `running`. With pytest-xdist the process
+that distributes the tests writes the document, and its workers leave out tests.
 """
 
 from __future__ import annotations
@@ -71,20 +72,34 @@ class TestRecord:
         os.replace(temporary, self._path)
 
 
-class Recorder:
-    """The hooks of pytest. record: where outcomes go."""
+class Selection:
+    """The hook that selects tests. record: the outcomes of earlier calls. writes: whether it notes them."""
 
-    def __init__(self, record: TestRecord) -> None:
-        self._record = record
+    def __init__(self, record: TestRecord, writes: bool) -> None:
+        self._record, self._writes = record, writes
 
     @pytest.hookimpl(trylast=True)  # after the selection by names and marks
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leaves out the tests that passed before."""
-        self._record.select([item.nodeid for item in items])
+        if self._writes:
+            self._record.select([item.nodeid for item in items])
         passed = [item for item in items if self._record.passed(item.nodeid)]
         items[:] = [item for item in items if not self._record.passed(item.nodeid)]
         if passed:
             config.hook.pytest_deselected(items=passed)
+
+
+class Recorder:
+    """The hooks that write outcomes. record: where they go."""
+
+    def __init__(self, record: TestRecord) -> None:
+        self._record = record
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:
+        """Notes the tests that a worker found, without those that passed before."""
+        passed = [name for name in self._record.tests if self._record.passed(name) and name not in ids]
+        self._record.select([*ids, *passed])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes the test that runs now."""
@@ -101,4 +116,9 @@ class Recorder:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks, if the environment names a file."""
     if path := os.environ.get(VARIABLE):
-        config.pluginmanager.register(Recorder(TestRecord(Path(path))), "widepack-device-tests")
+        record = TestRecord(Path(path))
+        worker = hasattr(config, "workerinput")
+        alone = not worker and not config.getoption("numprocesses", None)
+        config.pluginmanager.register(Selection(record, writes=alone), "widepack-device-selection")
+        if not worker:
+            config.pluginmanager.register(Recorder(record), "widepack-device-tests")

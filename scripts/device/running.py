@@ -1,6 +1,7 @@
 """Runs the steps within a time, and keeps what was finished.
 
-1. The time is divided by the shares of the steps that have to run. What a step leaves, the next ones have.
+1. Steps that measure no times run first, all at once. The others run one after the other: the time that is
+   left is divided by their shares, and what a step leaves, the next ones have.
 2. A step at the end of its time is interrupted, and killed some seconds later, with all processes that it
    started. Its document has the rows that were finished.
 3. A step that failed does not stop the next ones.
@@ -20,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +152,34 @@ class DeviceRun:
         """Runs steps within a time. Returns whether all of them are finished."""
         begun = time.monotonic()
         self.document["calls"].append({"seconds": seconds, "steps": [step.name for step in steps]})
-        total = sum(step.share for step in steps)
+        timed = [step for step in steps if step.timed]
+        together = [step for step in steps if not step.timed]
+        if together:
+            with ThreadPoolExecutor(len(together)) as pool:
+                rows = [pool.submit(self._step, step, begun + seconds) for step in together]
+                for row in as_completed(rows):
+                    self._add(together[rows.index(row)], row.result(), report)
+        begun, seconds = time.monotonic(), seconds - (time.monotonic() - begun)
+        total = sum(step.share for step in timed)
         over = 0.0
-        for step in steps:
+        for step in timed:
             over += step.share
-            end = begun + seconds * over / total
-            self.document["steps"][step.name] = row = self._step(step, end)
-            self.write()
-            words = "finished" if row["finished"] else "not finished"
-            report(f"{step.name}: {words} after {row['seconds']:.0f} s")
+            self._add(step, self._step(step, begun + seconds * over / total), report)
         return all(self.document["steps"][step.name]["finished"] for step in steps)
+
+    def _add(self, step: Step, row: dict[str, Any], report: Callable[[str], object]) -> None:
+        self.document["steps"][step.name] = row
+        self.write()
+        words = "finished" if row["finished"] else "not finished"
+        report(f"{step.name}: {words} after {row['seconds']:.0f} s")
 
     def _step(self, step: Step, end: float) -> dict[str, Any]:
         """Runs the commands of a step until `end`, by `time.monotonic`."""
         runs: list[dict[str, Any]] = []
         commands = step.commands(self.plan)
         environment = {k: v for k, v in self._environment.items() if not (step.tf32 and k == TF32_SWITCH)}
+        if not step.timed:  # many processes compile at once
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         for command in commands:
             left = end - time.monotonic() - GRACE_S
             if left < LEAST_S:

@@ -21,10 +21,15 @@ Command = list[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the steps run. device: its name. out: the folder of the documents."""
+    """Where the steps run.
+
+    device: its name. out: the folder of the documents. collection: a folder of architectures for
+    `scripts/measure/backends.py`; without it that step runs nothing.
+    """
 
     device: str
     out: Path
+    collection: Path | None = None
 
     @property
     def rehearsal(self) -> bool:
@@ -46,7 +51,8 @@ class Step:
 
     name: as `--steps` takes it. decides: the lines of `verdict.py` that it decides, in words. share: its part
     of the time. commands: what it runs, one after the other. finished: exit codes after which it is not run
-    again. tf32: whether TF32 is as torch's settings say, also where it is off for the other steps.
+    again. tf32: whether TF32 is as torch's settings say, also where it is off for the other steps. timed:
+    whether it measures times. The steps that do not are run first, all at once.
     """
 
     name: str
@@ -55,14 +61,19 @@ class Step:
     commands: Callable[[Plan], list[Command]]
     finished: tuple[int, ...] = (0,)
     tf32: bool = False
+    timed: bool = True
 
 
+TEST_PROCESSES, COLLECTION_PROCESSES = 8, 4
 TEST_FILES = ("graphs", "strategies", "triton", "networks", "oracle", "service")
 """The files of tests/gpu. Those with few networks come first, so that they run if the time ends early."""
 
 
 def _tests(plan: Plan) -> list[Command]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "device.record_tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command += ["-p", "device.record_tests"]
+    if not plan.rehearsal:
+        command += ["-n", str(TEST_PROCESSES), "--dist", "worksteal"]
     graph = "tests/bench/test_bench_parts.py::test_the_loop_as_one_cuda_graph"
     small = ["tests/gpu/test_device_graphs.py", "-k", "recorder or entries or swaps"]
     files = [f"tests/gpu/test_device_{name}.py" for name in TEST_FILES]
@@ -78,6 +89,28 @@ def _claims(plan: Plan) -> list[Command]:
     small = ["--size", "cpu", "--names", "mlp-20", "--members", "3", "--seconds", "0.2"]
     small += ["--baseline", "loop", "--baseline", "compiled-member"]
     return [_script(plan, "peer_networks.py", "claims", ["--seconds", "2"], small)]
+
+
+def _backends(plan: Plan) -> list[Command]:
+    if plan.collection is None:
+        return []
+    full = ["--sample", "20", "--jobs", str(COLLECTION_PROCESSES), "--backends", "eager,graph,compile"]
+    small = ["--sample", "1", "--backends", "eager,graph"]
+    script = [sys.executable, str(MEASURE / "backends.py"), str(plan.collection), "--device", plan.device]
+    return [[*script, "-o", str(plan.out / "backends.jsonl"), *plan.sized(full, small)]]
+
+
+def _prepare(plan: Plan) -> list[Command]:
+    small = ["--size", "cpu", "--names", "mlp-20", "--members", "3", "--baseline", "compiled-member"]
+    return [_script(plan, "peer_networks.py", "claims", ["--prepare"], ["--prepare", *small])]
+
+
+def _kernels(plan: Plan) -> list[Command]:
+    return [_script(plan, "device_kernels.py", "kernels", [], ["--scale", "64"])]
+
+
+def _swaps(plan: Plan) -> list[Command]:
+    return [_script(plan, "device_swaps.py", "swaps", [], ["--answers", "100", "--forms", "eager"])]
 
 
 def _layers(plan: Plan) -> list[Command]:
@@ -136,22 +169,28 @@ def _bench_layers(plan: Plan, names: str, small_names: str, document: str) -> li
 
 
 STEPS: tuple[Step, ...] = (
-    Step("tests", "tests/gpu passes", 0.12, _tests, finished=(0, 1, NO_TESTS), tf32=True),
+    Step("tests", "tests/gpu passes", 0.0, _tests, finished=(0, 1, NO_TESTS), tf32=True, timed=False),
+    Step("backends", "drawn architectures on every backend of the device", 0.0, _backends, timed=False),
+    Step("swaps", "no answer mixes two versions of a member", 0.0, _swaps, timed=False),
+    Step("prepare", "nothing: it compiles what the claims compare", 0.0, _prepare, timed=False),
+    Step("kernels", "the times of kernels that the cost model predicts", 0.06, _kernels),
     Step(
         "claims",
         "published ratios of networks, against the eager loop and compiled; peak memory of the device",
-        0.18,
+        0.22,
         _claims,
     ),
     Step(
         "layers",
         "published ratios of layers and blocks, in the published way and against one program for N",
-        0.28,
+        0.3,
         _layers,
     ),
-    Step("fleets", "32 fine-tunes of width 768 at one token, over the merged artifact", 0.05, _fleets),
+    Step(
+        "fleets", "32 fine-tunes of width 768 at one token, over the merged artifact and PEFT", 0.07, _fleets
+    ),
     Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.14, _load),
-    Step("suite", "other networks against all baselines; the time-weighted floor", 0.12, _suite),
+    Step("suite", "other networks against all baselines; the time-weighted floor", 0.1, _suite),
     Step("route", "rows of several members against what a service would write itself", 0.03, _route),
     Step(
         "blocks",

@@ -1,12 +1,14 @@
 """Runs every backend over a collection of architectures, and compares the answers with members in float64.
 
 usage: python scripts/measure/backends.py COLLECTION [--sample K] [-o ROWS.jsonl] [--backends eager,...]
+       python scripts/measure/backends.py COLLECTION --device cuda --jobs 4 --backends eager,graph,compile
        python scripts/measure/backends.py --summary ROWS.jsonl -o bench/results/backends.json
 
 COLLECTION is a folder with two modules. `zoo.py` has `ENTRIES`, `build(name, seed)` and
 `inputs(name, batch, seed)`; `check.py` has `pick(count)` and `compare(...)`. Each pair of an architecture and
 a backend is one row, written when it is known; a second run with the same rows goes on where the first ended.
-`graph` is the stand-in of CUDA graphs that the tests have.
+On a CPU `graph` is the stand-in of CUDA graphs that the tests have. Entries whose package is not installed are
+left out of the sample.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +65,14 @@ class Collection:
 
         return tree_map(named, given), all(d == 0 for d in dims)
 
-    def build(self, name: str, members: list[Any], folder: Path) -> Path:
-        """Builds the artifact."""
+    def drawn(self, count: int) -> list[str]:
+        """Returns the names of architectures whose package is installed."""
+        names = self.check.pick(len(self.zoo.ENTRIES))
+        have = [n for n in names if importlib.util.find_spec(self.zoo.ENTRIES[n].package.split(".")[0])]
+        return have[:count]
+
+    def build(self, name: str, members: list[Any], folder: Path, device: str) -> Path:
+        """Builds the artifact for a device."""
         paths = [folder / f"{i}.pt" for i in range(MEMBERS)]
         for path, module in zip(paths, members):
             torch.save(module.state_dict(), path)
@@ -77,26 +88,33 @@ class Collection:
             dynamic={**dict(zip(names, of_args)), **of_kwargs},
             strategy="wide",
             pt2=False,
-            targets=("cpu",),
+            targets=(torch.device(device).type,),
+            race=False,
         )
         return folder / "e.wide"
 
 
-class Truth:
-    """The calls of an architecture, and what its members answer in their own dtype and in float64."""
+def moved(value: Any, device: str) -> Any:
+    """Returns a tree with its tensors on a device."""
+    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, value)
 
-    def __init__(self, collection: Collection, name: str, members: list[Any]) -> None:
+
+class Truth:
+    """The calls of an architecture, and what its members answer: on the device, and on the CPU in float64."""
+
+    def __init__(self, collection: Collection, name: str, members: list[Any], device: str) -> None:
         check, zoo = collection.check, collection.zoo
         batches = BATCHES if collection.axes(name)[1] else BATCHES[:1]
         doubles = [zoo.build(name, i).double() for i in range(MEMBERS)]
-        self.compare = check.compare
+        self.compare, self.device = check.compare, device
+        members = [m.to(device) for m in members]
         self.calls: list[tuple[str, Any, list[Any], list[Any]]] = []
         for batch in batches:
             many = [zoo.inputs(name, batch, 10 + i) for i in range(MEMBERS)]
             stacked = tree_map(lambda *ts: torch.stack(ts) if isinstance(ts[0], Tensor) else ts[0], *many)
             for mode, given, inputs in (("shared", many[0], [many[0]] * MEMBERS), ("each", stacked, many)):
                 with torch.no_grad():
-                    own = [m(*a, **k) for m, (a, k) in zip(members, inputs)]
+                    own = [moved(m(*a, **k), "cpu") for m, (a, k) in zip(members, moved(inputs, device))]
                     try:
                         exact = [m(*check.to64(a), **check.to64(k)) for m, (a, k) in zip(doubles, inputs)]
                     except Exception:  # noqa: BLE001  an architecture that takes float32 alone
@@ -105,8 +123,9 @@ class Truth:
 
     def wrong(self, ens: Any) -> str:
         """Returns what is wrong with the answers of a loaded artifact; empty if nothing is."""
-        for title, (args, kwargs), own, exact in self.calls:
-            found = (ens if title.startswith("shared") else ens.each)(*args, **kwargs)
+        for title, given, own, exact in self.calls:
+            args, kwargs = moved(given, self.device)
+            found = moved((ens if title.startswith("shared") else ens.each)(*args, **kwargs), "cpu")
             tensors = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
             for i in range(MEMBERS):
                 said = self.compare(
@@ -118,12 +137,17 @@ class Truth:
 
 
 @contextlib.contextmanager
-def opened(path: Path, backend: str) -> Iterator[Any]:
+def opened(path: Path, backend: str, device: str) -> Iterator[Any]:
     """Loads an artifact on a backend."""
     if backend != "graph":
         when = None if backend == "eager" else "now"
         cache = path.parent / "cache"
-        yield widepack.load(path, backend=backend, cache=cache, verify="off", compile=when)
+        yield widepack.load(
+            path, backend=backend, cache=cache, verify="off", compile=when, device=device, warmup=False
+        )
+        return
+    if device != "cpu":
+        yield widepack.load(path, graph=True, warmup=False, verify="off", device=device)
         return
     sys.path[:0] = [str(ROOT / "tests" / "helpers")]
     from graph_stand_in import StandInRecorder
@@ -150,7 +174,7 @@ def outcome(run: Callable[[], str]) -> dict[str, Any]:
     return {**found, "seconds": round(time.perf_counter() - began, 1)}
 
 
-def measure(collection: Collection, names: list[str], backends: list[str], out: Path) -> None:
+def measure(collection: Collection, names: list[str], backends: list[str], out: Path, device: str) -> None:
     """Runs the pairs that the file of rows lacks, and adds a row for each."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {(r["name"], r["backend"]) for r in rows}
@@ -175,18 +199,18 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
                 at: Path = Path(folder),
                 made: list[Path] = made,
             ) -> str:
-                made.append(collection.build(name, members, at))
+                made.append(collection.build(name, members, at, device))
                 return ""
 
             built = outcome(build)
             if not made:
                 write("build", built)
                 continue
-            truth = Truth(collection, name, members)
+            truth = Truth(collection, name, members, device)
             for backend in todo:
 
                 def run(backend: str = backend, path: Path = made[0], truth: Truth = truth) -> str:
-                    with opened(path, backend) as ens:
+                    with opened(path, backend, device) as ens:
                         return truth.wrong(ens)
 
                 write(backend, outcome(run))
@@ -224,6 +248,11 @@ def main() -> None:
     parser.add_argument("collection", nargs="?", type=Path)
     parser.add_argument("--sample", type=int, default=60)
     parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--names", help="architectures, separated by commas (default: a sample)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes, each with a part of the architectures"
+    )
     parser.add_argument("--summary", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("backends.jsonl"))
     given = parser.parse_args()
@@ -233,7 +262,14 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     collection = Collection(given.collection)
-    measure(collection, collection.check.pick(given.sample), given.backends.split(","), given.out)
+    names = given.names.split(",") if given.names else collection.drawn(given.sample)
+    if given.jobs == 1:
+        measure(collection, names, given.backends.split(","), given.out, given.device)
+        return
+    command = [sys.executable, __file__, str(given.collection), "--backends", given.backends]
+    command += ["--device", given.device, "-o", str(given.out), "--names"]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda name: subprocess.run([*command, name], check=False), names))
 
 
 if __name__ == "__main__":

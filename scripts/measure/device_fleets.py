@@ -7,19 +7,21 @@ A fleet is N LoRA adapters of one base of transformer layers (`fleet_networks.py
 the adapters, and from checkpoints into which they were merged. A row is one size of a call: `batch x tokens`
 for each member. At one token attention reads one key, so a layer of a decoder does the same work. On a CUDA
 device both artifacts also run by CUDA graphs. `ratio` is the time of the faster form of the merged artifact
-over that of the faster form of the fleet.
+over that of the faster form of the fleet. The row `mixed` is a batch in which each row is one token for another
+adapter, beside PEFT's mixed batch of the same model, if the package `peft` is installed.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from fleet_networks import options_of, write_fleet
+from peft_batches import compared, peft_model
 from row_file import RowFile, build_threads, device_parser, say
 
 import widepack
@@ -68,6 +70,29 @@ def figures(run: Race) -> dict[str, Any]:
     }
 
 
+def mixed_row(
+    fleet: Mapping[str, Any], state: Path, adapters: Sequence[Path], sizes: tuple[int, int], x: torch.Tensor
+) -> dict[str, Any]:
+    """Returns the row of a batch for all adapters, beside PEFT's.
+
+    fleet: the models by form. state: the base's weights. sizes: width and layers. x: a row for each adapter.
+    """
+    try:
+        model = peft_model(state, adapters, *sizes).to(x.device)
+    except ImportError as error:
+        return {"error": str(error)}
+    ids, names = list(range(len(adapters))), [path.name for path in adapters]
+    calls: dict[str, Callable[[], Any]] = {"peft": partial(model, x, adapter_names=names)}
+    calls |= {name: partial(ens.route, x, member=ids) for name, ens in fleet.items()}
+    difference = compared(calls, "peft")
+    sync = torch.cuda.synchronize if x.is_cuda else None
+    ours, *more = (name for name in calls if name != "peft")
+    run = race(
+        calls[ours], {"peft": calls["peft"]}, others={n: calls[n] for n in more}, budget_s=1.0, sync=sync
+    )
+    return {"difference": difference, **figures(run)}
+
+
 def main() -> None:
     """Measures the rows that the file does not have yet."""
     parser = device_parser(__doc__, "device/fleets.json")
@@ -103,6 +128,13 @@ def main() -> None:
                         row |= {"batch": batch, "tokens": tokens, **row_of(models, x, given.seconds)}
                         file.add(key, row)
                         say(key, row.get("error") or f"{row['ratio']['value']:.2f}x")
+                key = f"{fleet}: mixed"
+                if file.must_run(key):
+                    x = torch.randn(members, 1, width, device=given.device)
+                    forms = {name: ens for name, ens in models.items() if name.startswith(FLEET)}
+                    row = mixed_row(forms, base, adapters, (width, layers), x)
+                    file.add(key, {"members": members, "rank": rank, "width": width, **row})
+                    say(key, row.get("error") or f"{row['ratio']['value']:.2f}x PEFT")
 
 
 if __name__ == "__main__":

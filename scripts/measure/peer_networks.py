@@ -10,9 +10,11 @@ graphs. The row has the report of `widepack bench`, and the memory of two forms 
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -128,28 +130,61 @@ def main() -> None:
     parser.add_argument("--baseline", action="append", default=[], help="repeatable (default: all)")
     parser.add_argument("--compile-limit", type=float, default=40.0, help="seconds for each baseline")
     parser.add_argument("--row-limit", type=float, default=240.0, help="seconds for each network")
+    parser.add_argument("--prepare", action="store_true", help="compile, all networks at once; write nothing")
     given = parser.parse_args()
+    if given.prepare:
+        prepare(given.names.split(","), given)
+        return
     file = RowFile(given.out, FORMAT, "networks with a published figure", given.device)
     file.document["size"] = given.size
     for name in given.names.split(","):
         if not file.must_run(name) and not refused(file.rows[name]):
             continue
         with tempfile.TemporaryDirectory(prefix="widepack-peer-") as folder:
-            arguments = {
-                "name": name,
-                "size": given.size,
-                "device": given.device,
-                "members": given.members,
-                "seconds": given.seconds,
-                "limit_s": given.compile_limit,
-                "baselines": given.baseline,
-                "folder": folder,
-            }
-            row = in_fresh_process("peer_networks:measured", arguments, threads=1, limit_s=given.row_limit)
+            row = in_fresh_process(
+                "peer_networks:measured",
+                arguments(name, given, folder),
+                threads=1,
+                limit_s=given.row_limit,
+            )
             file.add(name, row)
             say(name, _one_line(row))
             if "error" not in row:
                 file.add(name, with_memory(row, name, given.size, given.device, folder))
+
+
+def prepare(names: Sequence[str], given: argparse.Namespace) -> None:
+    """Compiles what the networks compare, each network in its own process: it fills the compiler's caches.
+
+    names: of the networks. given: the options of the command line.
+    """
+
+    def run(name: str) -> None:
+        with tempfile.TemporaryDirectory(prefix="widepack-peer-") as folder:
+            row = in_fresh_process(
+                "peer_networks:measured",
+                {**arguments(name, given, folder), "seconds": 0.01},
+                threads=1,
+                limit_s=given.row_limit,
+            )
+            say("prepared", name, row.get("error", ""))
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(run, names))
+
+
+def arguments(name: str, given: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Returns the arguments of `measured`."""
+    return {
+        "name": name,
+        "size": given.size,
+        "device": given.device,
+        "members": given.members,
+        "seconds": given.seconds,
+        "limit_s": given.compile_limit,
+        "baselines": given.baseline,
+        "folder": folder,
+    }
 
 
 def refused(row: dict[str, Any]) -> bool:

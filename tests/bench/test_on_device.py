@@ -38,7 +38,7 @@ def test_the_steps_divide_the_time_and_name_scripts_that_exist() -> None:
     assert sum(step.share for step in STEPS) == pytest.approx(1.0)
     assert [step.name for step in chosen("")] == [step.name for step in STEPS]
     assert [step.name for step in chosen("suite,tests")] == ["tests", "suite"], "in order of worth"
-    with pytest.raises(ValueError, match="unknown steps nothing; known: tests, claims"):
+    with pytest.raises(ValueError, match="unknown steps nothing; known: tests, backends, swaps"):
         chosen("nothing")
     for device in ("cpu", "cuda"):
         plan = Plan(device, Path("/results"))

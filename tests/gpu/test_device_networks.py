@@ -1,4 +1,6 @@
-"""Tests the twelve networks on a device: each member's answers, isolation of members, and the probe."""
+"""Tests the twelve networks on a device: each member's answers in every form, isolation of
+members, and the probe.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_stand_in import use_stand_in
 from isolating import answers, poisoned, to
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 
@@ -32,10 +35,30 @@ os._exit(0)  # skips what CUDA does at the end of a process whose context a kern
 """
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "eager": {"warmup": False},
+    "graph": {"graph": True},
+    "compile": {"backend": "compile", "compile": "now", "warmup": False},
+}
+"""How a model is loaded, by the name of the form."""
+
+
+@pytest.fixture(autouse=True)
+def stand_in(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        use_stand_in(monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which Inductor imports
+@pytest.mark.filterwarnings("ignore:.*graph:UserWarning")  # some of the networks draw random numbers
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_members_answer_on_the_device_as_alone(name: str, artifacts: Artifacts, device: str) -> None:
+def test_members_answer_on_the_device_as_alone(
+    name: str, form: str, artifacts: Artifacts, device: str, tmp_path: Path
+) -> None:
     case = cases.load(name)
-    ens = load(artifacts(name), device=device)
+    ens = load(artifacts(name), device=device, cache=tmp_path, verify="off", **FORMS[form])
+    assert ens.backend == FORMS[form].get("backend", "eager")
     bounds: dict[int, Bound] = {}
     for batch in (1, 2, 5):
         calls = [case.sample(batch, 1000 * batch + 10 * i) for i in range(case.N)]
