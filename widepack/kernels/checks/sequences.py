@@ -15,7 +15,7 @@ def sequence_lengths(lengths: Tensor, steps: Tensor) -> None:
     require(lengths.dim() >= 1, "lengths has no dims; 1 is needed")
     dense("steps", steps, 1)
     require(steps.device == lengths.device, f"steps is on {steps.device}; lengths is on {lengths.device}")
-    if lengths.device.type != "cpu" or not readable(lengths):
+    if lengths.device.type != "cpu" or not lengths.numel() or not readable(lengths):
         return
     between("lengths", lengths, 1, steps.shape[0])
     for row in lengths[(lengths[..., 1:] > lengths[..., :-1]).any(-1)].reshape(-1, lengths.shape[-1])[:1]:
