@@ -3,8 +3,8 @@
     WIDEPACK_TESTS_FILE=tests.json pytest -p device.record_tests tests/gpu
 
 The document has for each test its outcome, seconds, the end of its message, and the properties that it
-recorded. A test that was running when the process ended has the outcome `running`. With pytest-xdist the process
-that distributes the tests writes the document, and its workers leave out tests.
+recorded. A test that was running when the process ended has the outcome `running`. With pytest-xdist the
+process that distributes the tests writes the document, and its workers leave out tests.
 """
 
 from __future__ import annotations

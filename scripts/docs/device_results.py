@@ -5,6 +5,7 @@ Without a document, a part says how it is measured.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -84,4 +85,56 @@ def layers(document: Any) -> str:
     return "\n".join(found)
 
 
-PARTS = {"device-lines": lines, "device-networks": networks, "device-layers": layers}
+@measured("device/kernels", "scripts/measure/device_kernels.py")
+def kernels(document: Any) -> str:
+    """Returns how far the predicted times of kernels are from the measured ones, by op and dtype."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in document["rows"].values():
+        if "us" in row:
+            groups.setdefault((row["op"], row["dtype"]), []).append(row["us"] / row["predicted_us"])
+    found = [
+        "| op | dtype | sizes | measured over predicted: mean | least | most |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for (op, dtype), ratios in groups.items():
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        found.append(
+            f"| `{op}` | {dtype} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+        )
+    start = document["rows"]["start"]["host_us"]
+    last = f"The host starts a small op in {start:.1f} us. The data sheet: {document['predicted_for']}."
+    return "\n".join([*found, "", last])
+
+
+@measured("device/swaps", "scripts/measure/device_swaps.py")
+def swaps(document: Any) -> str:
+    """Returns how many answers mixed two versions of a member while members were swapped."""
+    found = ["| form | answers | swaps | answers that mix versions | new captures |", "|---|--:|--:|--:|--:|"]
+    for form, row in document["rows"].items():
+        cells = (row["answers"], row["swaps"], row["mixed"], row["captures"])
+        found.append(f"| {form} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+    return "\n".join(found)
+
+
+def architectures() -> str:
+    """Returns what each backend did with the drawn architectures."""
+    if not (ROOT / "bench" / "results" / "device" / "backends.json").exists():
+        return (
+            "There are no figures yet. This measures them: `python scripts/on_device.py --collection FOLDER`."
+        )
+    document = read("device/backends")
+    found = ["| backend | right | wrong | refused |", "|---|--:|--:|--:|"]
+    for backend, counts in document["counts"].items():
+        if any(counts.values()):
+            found.append(f"| {backend} | {counts['ok']} | {counts['wrong']} | {counts['refused']} |")
+    return "\n".join([*found, "", f"{document['device']}, torch {document['torch']}."])
+
+
+PARTS = {
+    "device-lines": lines,
+    "device-networks": networks,
+    "device-layers": layers,
+    "device-swaps": swaps,
+    "device-backends": architectures,
+    "device-kernels": kernels,
+}

@@ -7,8 +7,8 @@ usage: python scripts/measure/backends.py COLLECTION [--sample K] [-o ROWS.jsonl
 COLLECTION is a folder with two modules. `zoo.py` has `ENTRIES`, `build(name, seed)` and
 `inputs(name, batch, seed)`; `check.py` has `pick(count)` and `compare(...)`. Each pair of an architecture and
 a backend is one row, written when it is known; a second run with the same rows goes on where the first ended.
-On a CPU `graph` is the stand-in of CUDA graphs that the tests have. Entries whose package is not installed are
-left out of the sample.
+On a CPU `graph` is the stand-in of CUDA graphs that the tests have. Entries whose package is not installed
+are left out of the sample.
 """
 
 from __future__ import annotations
@@ -187,7 +187,9 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
 
             def write(backend: str, row: dict[str, Any], name: str = name, file: Any = file) -> None:
                 family = collection.zoo.ENTRIES[name].family
-                file.write(json.dumps({"name": name, "family": family, "backend": backend, **row}) + "\n")
+                where = {"device": device_name(device), "torch": torch.__version__}
+                whole = {"name": name, "family": family, "backend": backend, **where, **row}
+                file.write(json.dumps(whole) + "\n")
                 file.flush()
 
             members = collection.members(name)
@@ -216,6 +218,11 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
                 write(backend, outcome(run))
 
 
+def device_name(device: str) -> str:
+    """Returns the name of a device."""
+    return device if device == "cpu" else torch.cuda.get_device_name(device)
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns counts for each backend, and every pair that did not run."""
     eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
@@ -229,7 +236,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     others = [r for r in pairs if r["backend"] != "eager" and r["name"] in eager]
     return {
-        "torch": torch.__version__,
+        "torch": ", ".join(sorted({r.get("torch", torch.__version__) for r in rows})),
+        "device": ", ".join(sorted({r.get("device", "cpu") for r in rows})),
         "architectures": len({r["name"] for r in rows}),
         "not_built": {r["name"]: r["said"] for r in rows if r["backend"] == "build"},
         "counts": counts,

@@ -7,8 +7,8 @@ A fleet is N LoRA adapters of one base of transformer layers (`fleet_networks.py
 the adapters, and from checkpoints into which they were merged. A row is one size of a call: `batch x tokens`
 for each member. At one token attention reads one key, so a layer of a decoder does the same work. On a CUDA
 device both artifacts also run by CUDA graphs. `ratio` is the time of the faster form of the merged artifact
-over that of the faster form of the fleet. The row `mixed` is a batch in which each row is one token for another
-adapter, beside PEFT's mixed batch of the same model, if the package `peft` is installed.
+over that of the faster form of the fleet. The row `mixed` is a batch in which each row is one token for
+another adapter, beside PEFT's mixed batch of the same model, if the package `peft` is installed.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from row_file import RowFile, device_parser, say
 from torch import Tensor
 
 import widepack  # noqa: F401  defines its ops
+from widepack.ir import ops
 from widepack.planning.cuda_costs import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta
 from widepack.system.devices import DEVICES, Device
@@ -42,6 +43,7 @@ def cases(scale: int) -> Iterator[tuple[str, Case]]:
     def size(value: int) -> int:
         return max(1, value // scale)
 
+    shapes: tuple[Any, ...]
     for n in MEMBERS:
         for rows in (1, 32, 512):
             for width in (64, 768, 2048):
@@ -60,7 +62,10 @@ def cases(scale: int) -> Iterator[tuple[str, Case]]:
         given = (x, [x[1]], (x[1],), (x[1],), 1e-5)
         yield f"layer_norm {rows} x {width}", ("aten.native_layer_norm.default", norm, given)
         soft = (x, -1, False)
-        yield f"softmax {rows} x {width}", ("aten._softmax.default", aten._softmax.default, soft)
+        yield (
+            f"softmax {rows} x {width}",
+            ("aten._softmax.default", ops.resolve("aten._softmax.default"), soft),
+        )
     for n, batch, channels, side in ((8, 8, 64, 56), (32, 1, 64, 28), (32, 32, 64, 28), (8, 1, 256, 14)):
         c, s = size(channels), max(3, side // scale)
         options = ([1, 1], [1, 1], [1, 1])
@@ -94,7 +99,7 @@ def device_seconds(run: Callable[..., Any], sets: list[list[Any]], device: str) 
             calls()
             found.append((time.perf_counter() - began) / RUNS)
         return found
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         calls()
@@ -105,7 +110,7 @@ def device_seconds(run: Callable[..., Any], sets: list[list[Any]], device: str) 
     graph.replay()
     samples = []
     for _ in range(SAMPLES):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
@@ -146,7 +151,7 @@ def device_of(device: str) -> Device:
 def start_us(device: str) -> float:
     """Returns the microseconds of the host for each kernel of a loop of small ones."""
     x, count = torch.ones(8, device=device), 2000
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     found = []
     for _ in range(SAMPLES):
         wait()
