@@ -94,13 +94,82 @@ class Two(nn.Module):
         return {"scores": self.down(code), "code": code}
 
 
+class Versioned(nn.Linear):
+    """A layer of version 2 with extra state: names of its outputs, and a tensor."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.extra: dict[str, Any] = {"names": ["a", "b", "c"], "at": torch.tensor([1, 2])}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state
+
+
+class Recorded(nn.Module):
+    """Has versions and extra state in its state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Versioned()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x).relu()
+        return y
+
+
+class Steps(nn.Module):
+    """Reads a number of its own, which is 2 in all members."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(self.steps)):
+            x = self.inner(x).relu()
+        return x
+
+
+class Rows(NamedTuple):
+    """An input with named fields."""
+
+    x: Tensor
+
+
+class Scores(NamedTuple):
+    """An output with named fields."""
+
+    scores: Tensor
+    best: Tensor
+
+
+class Named(nn.Module):
+    """Takes and returns named tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, rows: Rows) -> Scores:
+        y = self.inner(rows.x)
+        return Scores(y, y.amax(1))
+
+
 def headed(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
     return Mlp() if state_dict is None else Mlp(len(state_dict["head.bias"]))
 
 
 class Golden(NamedTuple):
     """How an artifact is built. base: of members that adapters were merged into. ranks: of adapters that are
-    the members.
+    the members. numbers: buffers that keep their values.
     """
 
     members: list[Callable[[], nn.Module]]
@@ -109,6 +178,7 @@ class Golden(NamedTuple):
     options: dict[str, Any]
     base: Callable[[], nn.Module] | None = None
     ranks: tuple[int, ...] = ()
+    numbers: tuple[str, ...] = ()
 
 
 def fine_tuned(rank: int) -> nn.Module:
@@ -165,14 +235,18 @@ GOLDEN = {
     ),
     "scales": Golden([], ["x=float32[B,24]"], Tall, {"race": False}, Tall, (2, 1, 3)),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
+    "extra": Golden([Recorded] * 2, ["x=float32[B,4]"], Recorded, {"race": False}),
+    "literals": Golden([Steps] * 2, ["x=float32[B,4]"], Steps, {"race": False}, numbers=("steps",)),
+    "fields": Golden([Named] * 2, [], Named, {"race": False, "sample": (Rows(torch.ones(3, 4)),)}),
 }
 
 
-def whole_numbers(module: nn.Module, seed: int) -> nn.Module:
-    """Returns the module with whole numbers from -2 to 2 as weights."""
+def whole_numbers(module: nn.Module, seed: int, kept: tuple[str, ...] = ()) -> nn.Module:
+    """Returns the module with whole numbers from -2 to 2 as weights, except those that are kept."""
     generator = torch.Generator().manual_seed(seed)
-    for value in module.state_dict().values():
-        value.copy_(torch.randint(-2, 3, value.shape, generator=generator))
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor) and name not in kept:
+            value.copy_(torch.randint(-2, 3, value.shape, generator=generator))
     return module
 
 
@@ -210,8 +284,9 @@ def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str)
     """
     entry = ens.entry(name)
     call = entry if pattern == "shared" else entry.each
+    given: Any = Rows(x) if entry.entry.has_fields else x
     if not entry.entry.state:
-        return flat(call(x), f"{at}.answer")
+        return flat(call(given), f"{at}.answer")
     first, state = call(x, state=entry.state())
     second, state = call(x, state=state)
     return {**flat(first, f"{at}.answer.0"), **flat(second, f"{at}.answer.1"), **flat(state, f"{at}.state")}
@@ -245,7 +320,10 @@ def main(folder: Path) -> None:
                 paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
                 options = {"pt2": False, "targets": ("cpu",), **golden.options}
                 for i, (path, make) in enumerate(zip(paths, golden.members)):
-                    torch.save((make() if golden.base else whole_numbers(make(), i)).state_dict(), path)
+                    torch.save(
+                        (make() if golden.base else whole_numbers(make(), i, golden.numbers)).state_dict(),
+                        path,
+                    )
                 if golden.base:
                     base = whole_numbers(golden.base(), 0)
                     torch.save(base.state_dict(), "base.pt")
@@ -253,9 +331,9 @@ def main(folder: Path) -> None:
                     for rank in golden.ranks:
                         paths.append(f"{name}-{len(paths)}")
                         write_adapter(paths[-1], base, rank)
-                widepack.build(
-                    paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options
-                )
+                if golden.inputs:
+                    options["inputs"] = golden.inputs
+                widepack.build(paths, back / folder / f"{stem}.wide", model=golden.model, **options)
             finally:
                 os.chdir(back)
         ens = widepack.load(folder / f"{stem}.wide", backend="eager")

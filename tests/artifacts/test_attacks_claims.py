@@ -1,4 +1,4 @@
-"""Tests attacks 98 and 99 of ATTACKS.md: what an artifact says about itself."""
+"""Tests attacks 98, 99 and 106 of ATTACKS.md: what an artifact says about itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from attacks import refused
 from forged import Forged, node, ref
 
 from widepack import load
-from widepack.errors import UsageError
+from widepack.errors import MemberMismatch, UsageError
 from widepack_artifacts.rows import Rows
 from widepack_serve.catalog.layout import EntryLayout
 
@@ -60,3 +61,45 @@ def test_wide_programs_that_mix_rows_beside_member_programs_that_do_not(tmp_path
     shared = entry.tensor_calls.rows_of_callers
     assert not shared.independent and "not the one that this version makes" in shared.reason
     assert EntryLayout(entry).batch == "" and shared.reason in EntryLayout(entry).reason
+
+
+def reading(literals: Any, version: tuple[int, int] = (1, 5)) -> Forged:
+    """Returns an artifact that says that its members' code reads the values of weights."""
+    forged = Forged("mlp")
+    forged.manifest["version"] = list(version)
+    forged.entry["literals"] = literals
+    return forged
+
+
+@pytest.mark.parametrize(
+    ("literals", "words"),
+    [
+        ([["zz", ""]], "the literal 'zz' is no stored weight"),
+        ([["inner.weight"]], "expected"),
+        ([["inner.weight", 3]], "expected"),
+        ([["inner.weight", "\x1b[31m"]], "control characters"),
+        ({"inner.weight": ""}, "literals"),
+    ],
+)
+def test_literals_of_wrong_forms(tmp_path: Path, literals: Any, words: str) -> None:
+    refused(reading(literals).save(tmp_path), words)
+
+
+def test_literals_in_an_older_format(tmp_path: Path) -> None:
+    refused(reading([["inner.weight", ""]], (1, 4)).save(tmp_path), "literals")
+
+
+def test_a_false_claim_of_literals_refuses_members_and_changes_no_answer(tmp_path: Path) -> None:
+    x = torch.ones(2, 6)
+    for claim in (True, False):
+        found = reading([["inner.weight", "net.py:3"]]) if claim else Forged("mlp")
+        ens = load(found.save(tmp_path / str(claim)), backend="eager")
+        before, other = ens(x), tmp_path / "other.pt"
+        torch.save(ens.state_dict(1), other)
+        if claim:
+            with pytest.raises(MemberMismatch, match=r"value of inner\.weight at net\.py:3"):
+                ens.swap(0, other)
+            assert torch.equal(ens(x), before)
+        else:
+            ens.swap(0, other)
+            assert torch.equal(ens(x)[0], before[1])

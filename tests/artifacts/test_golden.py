@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from forged import GOLDEN, golden
 from safetensors.torch import load_file
 
 from make_golden import GOLDEN as MADE
-from make_golden import answer
-from widepack import load
+from make_golden import Recorded, answer
+from widepack import MemberMismatch, load
 
 ARTIFACTS = sorted(GOLDEN.glob("*.wide"))
 FLEETS = ("fleet", "scales")
@@ -78,10 +79,31 @@ def test_a_golden_artifact_with_factors_returns_its_members_bit_for_bit(fleet: s
     torch.testing.assert_close(ens.each(torch.stack([x, x, x])), y, rtol=1e-5, atol=1e-3)
 
 
+def test_a_golden_artifact_has_its_versions_and_extra_state() -> None:
+    ens = load(golden("extra"), backend="eager")
+    for i in range(len(ens)):
+        state: Any = ens.state_dict(i)
+        assert vars(state)["_metadata"]["layer"] == {"version": 2}
+        member = Recorded()
+        member.layer.extra = {}
+        member.load_state_dict(state)
+        assert member.layer.extra["names"] == ["a", "b", "c"]
+        assert member.layer.extra["at"].tolist() == [1, 2]
+
+
+def test_a_golden_artifact_refuses_members_with_other_values_of_its_literals(tmp_path: Path) -> None:
+    ens = load(golden("literals"), backend="eager")
+    assert [x.weight for x in ens.manifest.entries["forward"].literals] == ["steps"]
+    for steps, message in ((3, "It is 2 in the artifact, and 3 in"), (2, "")):
+        torch.save({**ens.state_dict(1), "steps": torch.tensor(steps)}, tmp_path / "new.pt")
+        with pytest.raises(MemberMismatch, match=message) if message else nullcontext():
+            ens.swap(0, tmp_path / "new.pt")
+
+
 def test_every_form_has_a_golden_artifact() -> None:
     names = {p.stem[11:] for p in ARTIFACTS}
     assert names >= set(MADE)
     versions = {tuple(load(p, warmup=False).manifest.version) for p in ARTIFACTS}
-    assert {(1, 0), (1, 1), (1, 3), (1, 4)} <= versions
+    assert {(1, 0), (1, 1), (1, 3), (1, 4), (1, 5)} <= versions
     sizes = [sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in ARTIFACTS]
     assert max(sizes) < 60_000

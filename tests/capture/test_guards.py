@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from torch import nn
 
+import widepack
 from widepack.capture.call import arrange
 from widepack.capture.guards import guards_of
 from widepack.errors import CaptureError
 from widepack.ir.guards import InputLeaf, factor_of
 from widepack_artifacts import guards
+from widepack_cli.main import cli
 
 LEAVES = (
     InputLeaf("x", "float32[B,3,32*H]", torch.zeros(4, 3, 64), {0: "B", 2: "32*H"}),
@@ -163,3 +168,33 @@ def test_a_dim_may_be_a_multiple() -> None:
 def test_a_negative_axis_is_resolved() -> None:
     call = arrange(torch.nn.ReLU(), [torch.zeros(4, 8)], {}, {"input": {0: "B", -1: "T"}}, {})
     assert call.leaves[0].axes == {0: "B", 1: "T"}
+
+
+class Bounded(nn.Module):
+    """Takes lengths from 3 to 16, and even ones alone in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] < 3:
+            raise ValueError("too short")
+        if x.shape[1] % 2:
+            x = x[:, :-1]
+        return x + self.table[: x.shape[1]]  # the last line
+
+
+def test_the_report_and_inspect_name_the_lines_of_bounds(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{i}.pt") for i in range(2)]
+    for path in paths:
+        torch.save(Bounded().state_dict(), path)
+    out, dynamic = tmp_path / "e.wide", {"x": {0: "B", 1: "T"}}
+    report = widepack.build(
+        paths, out, model=Bounded, sample=(torch.ones(4, 6, 3),), dynamic=dynamic, race=False
+    )
+    (bounds,) = report.entries["forward"].bounds
+    assert bounds.startswith("3 <= T <= 16: ") and "x.shape[1] < 3" in bounds and "last line" in bounds
+    assert "% 2" not in bounds  # this condition bounds nothing
+    shown = CliRunner().invoke(cli, ["inspect", str(out)]).output
+    assert f"dim     T from 3 to 16  ({bounds.partition(': ')[2]})" in shown

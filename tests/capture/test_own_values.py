@@ -156,3 +156,38 @@ class BranchOnWritten(nn.Module):
 def test_a_value_that_an_input_was_written_into_is_not_read(write: Any) -> None:
     with pytest.raises(CaptureError, match="branches on the values of a tensor"):
         widepack.fuse([BranchOnWritten(write) for _ in range(2)], X.abs())
+
+
+class FirstCall(nn.Module):
+    """Keeps the mean of its first call, and a flag that says so."""
+
+    ready: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("ready", torch.tensor(False))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            self.mean = x.mean(0)
+            self.ready = self.ready | True
+        y: Tensor = self.linear(x - self.mean)
+        return y
+
+
+def test_a_flag_of_the_first_call_is_no_literal_of_later_calls(tmp_path: Path) -> None:
+    """The second call reads the mean of the first one, which a program with the branch would replace."""
+    path = str(tmp_path / "0.pt")
+    torch.save(FirstCall().state_dict(), path)
+    build: Any = widepack.build
+    given = {"model": FirstCall, "sample": (X,), "race": False}
+    with pytest.raises(CaptureError, match="changes ready when forward runs"):
+        build([path, path], tmp_path / "ens.wide", state=("mean",), **given)
+    member = FirstCall()
+    member(X)
+    torch.save(member.state_dict(), path)
+    build([path, path], tmp_path / "ens.wide", **given)
+    torch.testing.assert_close(widepack.load(tmp_path / "ens.wide")(2 * X)[1], member(2 * X).detach())

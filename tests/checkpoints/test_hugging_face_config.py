@@ -117,6 +117,16 @@ def test_configs_as_people_have_them(tmp_path: Path) -> None:
     assert found["time_step_limit"][1] == float("inf") and found["sliding_window"] == 2**31
 
 
+@pytest.mark.parametrize("changes", [{"vocab_size": 2**38}, {"n_positions": 2**39}])
+def test_sizes_that_no_memory_holds_are_refused_before_they_are_allocated(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    written(tmp_path, **changes)
+    with pytest.raises(UsageError, match=r"config\.json describes a model of at least .* memory are free"):
+        find_factory("hf", None, [str(tmp_path)])()
+
+
 @pytest.mark.extended
 def test_a_member_is_made_of_the_file_that_was_checked(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from widepack.checkpoints import torch_file
 from widepack.checkpoints.discovery import TensorInfo, listed, member_names, open_all, open_checkpoint
 from widepack.errors import CheckpointError, UsageError
 
@@ -392,3 +393,27 @@ def test_a_path_that_no_artifact_can_name_is_refused_before_any_work(name: str) 
     with pytest.raises(UsageError, match="this path has a character that is not text.*rename it"):
         listed([name])
     assert listed(["größe \u00a0 中.pt"])
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records that were checked are those of the file that torch reads."""
+    path, other = tmp_path / "a.pt", tmp_path / "b.pt"
+    torch.save({"w": torch.ones(3)}, path)
+    torch.save({"w": torch.zeros(3)}, other)
+    checked = torch_file.can_be_mapped
+
+    def replaced(name: str, size: int) -> bool:
+        found = checked(name, size)
+        other.replace(path)
+        return found
+
+    monkeypatch.setattr(torch_file, "can_be_mapped", replaced)
+    assert torch.equal(open_checkpoint(path).state_dict()["w"], torch.ones(3))
+
+
+def test_versions_of_submodules_without_tensors_stay_under_a_removed_prefix(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.BatchNorm1d(2))
+    torch.save(nn.ModuleDict({"module": net, "other": nn.ReLU()}).state_dict(), tmp_path / "a.pt")
+    found = open_checkpoint(tmp_path / "a.pt")
+    state: Any = found.state_dict()
+    assert dict(vars(state)["_metadata"]) == dict(vars(net.state_dict())["_metadata"])

@@ -176,11 +176,12 @@ def test_folders_that_cannot_be_written(
 SCRIPT = ROOT / "scripts" / "stress" / "kills.py"
 
 
-@pytest.mark.extended
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "words",
     [
-        ["--kills", "10", "--only", "update", "--times", "1"],
+        ["--kills", "2", "--only", "update", "--times", "1"],
+        pytest.param(["--kills", "10", "--only", "update", "--times", "1"], marks=pytest.mark.slow),
         pytest.param(["--kills", "24", "--steps"], marks=pytest.mark.slow),
     ],
 )

@@ -339,8 +339,14 @@ def _literals(
     trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad and gradients}
     for literal in attempt.literals:
         if literal.name in changed | trained:
-            why = "forward changes it" if literal.name in changed else "it is a parameter, which trains"
             what, instead = reads(literal.line)
+            why = "it is a parameter, which trains"
+            if literal.name in changed:
+                why = "forward changes it"
+                instead = (
+                    "If the first call sets it, save the members after a call, so that the branch is not "
+                    "taken; otherwise take this code out of forward"
+                )
             raise CaptureError(
                 f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and "
                 f"{why}, so its "

@@ -24,7 +24,7 @@ from ..errors import UsageError
 from ..spec.entries import FORWARD, method_of
 from ..spec.input_spec import DimExpr, parse_type
 from .example import default_axes
-from .named_fields import named_fields
+from .named_fields import named_fields, refuse_packed
 
 
 def dynamic_axes(
@@ -45,8 +45,10 @@ def dynamic_axes(
 
     Raises:
         UsageError: `dynamic` has another form, or names an input or a part that is not in the sample.
+        CaptureError: An input is a packed sequence.
     """
     signature = inspect.signature(method_of(module, entry))
+    refuse_packed([*zip(signature.parameters, args), *kwargs.items()])
     if dynamic is None:
         return default_axes(list(signature.parameters), args, kwargs)
     if not isinstance(dynamic, Mapping):

@@ -169,8 +169,8 @@ def _written_once(
         fourth = _observe(make(), call, entry, names, _turned)
     except Exception:  # noqa: BLE001  # the member does not take the changed inputs
         return set(), first.from_inputs
-    same_answer = len(first.answer) == len(second.answer) and all(map(_same, first.answer, second.answer))
-    if not same_answer:
+    # a later call with other inputs may read what the first one kept of its inputs
+    if not (_same_answer(first, second) and _same_answer(third, fourth)):
         return set(), first.from_inputs
     once = {
         n
@@ -179,6 +179,11 @@ def _written_once(
         and all(_same(first.values[n], later.values[n]) for later in (second, third, fourth))
     }
     return once, first.from_inputs
+
+
+def _same_answer(one: _Observed, other: _Observed) -> bool:
+    """Whether two calls have equal answers."""
+    return len(one.answer) == len(other.answer) and all(map(_same, one.answer, other.answer))
 
 
 def _turned(value: Any) -> Any:

@@ -68,7 +68,7 @@ _READS = (
         "Run a fixed number of steps, each with torch.where(condition, next, now)",
     ),
     (
-        r"\brange\(",
+        r"\brange\(|^for\b",
         "repeats something a number of times that depends on the values of a tensor",
         "Make the number of steps an argument of the factory, or run the largest number of steps and choose "
         "with torch.where",
@@ -184,12 +184,6 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
             "Outputs are "
             "tensors, numbers, strings and None, in tuples, lists, dicts, named tuples, dataclasses and "
             "distributions of torch: return its tensors in one of these"
-        )
-    if text == "the rows of a packed sequence are read":
-        return (
-            f"{name} reads the rows of a packed sequence{at}; their number is data, and a program has the "
-            "padded sequence. Compute before pack_padded_sequence or after pad_packed_sequence, with a mask "
-            "of the lengths where rows are counted"
         )
     if text.startswith("FlexAttention "):
         return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"

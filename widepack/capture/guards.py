@@ -202,13 +202,20 @@ def _numbers(expr: Expr) -> set[int]:
     return {expr} if type(expr) is int else set()
 
 
+_BEYOND = 64
+"""Sizes outside of a bound at which a condition is tried."""
+
+
 def bound_line(letter: str, size: int, outside: int, conditions: Sequence[GuardSource]) -> str:
-    """Returns the line of the condition on one dim that holds at its bound and not outside it; empty if there
-    is none.
+    """Returns the line of the condition on one dim that holds at its bound and nowhere outside it; empty if
+    there is none.
+
+    outside: the first size outside. A condition such as `T % 2 == 0` holds again at the next one.
     """
+    beyond = range(outside, outside + _BEYOND) if outside > size else range(outside, -1, -1)
     for c in conditions:
-        if not c.source or letters(c.expr) != {letter}:
+        if not c.source or letters(c.expr) != {letter} or not holds(c.expr, {letter: size}):
             continue
-        if holds(c.expr, {letter: size}) and not holds(c.expr, {letter: outside}):
+        if not any(holds(c.expr, {letter: n}) for n in beyond):
             return c.source
     return ""

@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch.distributions import Distribution
 from torch.export import Dim
+from torch.nn.utils.rnn import PackedSequence
 
 from ..ir.torch_internals import buffers_of, is_fake, parameters_of, submodules_of
 from ..spec.entries import FORWARD, method_of
@@ -199,10 +200,11 @@ class MemberExporter:
 
 
 def has_dataclass(answer: Any) -> bool:
-    """Whether a result has a dataclass or a distribution, which torch.export does not know and
-    `StatefulWrapper` converts.
+    """Whether a result has a dataclass, a distribution or a packed sequence, which torch.export does not know
+    or make again, and `StatefulWrapper` converts.
     """
-    return any(is_dataclass(leaf) or isinstance(leaf, Distribution) for leaf in pytree.tree_leaves(answer))
+    leaves = pytree.tree_leaves(answer, is_leaf=lambda v: isinstance(v, PackedSequence))
+    return any(is_dataclass(leaf) or isinstance(leaf, (Distribution, PackedSequence)) for leaf in leaves)
 
 
 def _shadows_graph(module: nn.Module) -> bool:

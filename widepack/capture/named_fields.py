@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
+from ..errors import CaptureError
 from ..ir.torch_tuples import torch_fields
 from ..spec.entries import method_of
 
@@ -101,3 +103,17 @@ def _converted(kind: Any, value: Any) -> Any:
         return kind(**{name: _converted(hints.get(name), v) for name, v in given.items()})
     except TypeError:  # a field without a default is missing, which the member reports
         return value
+
+
+def refuse_packed(inputs: Iterable[tuple[str, Any]]) -> None:
+    """Refuses inputs that have a packed sequence: a program has its padded form, and lengths.
+
+    inputs: names and values. Raises: CaptureError.
+    """
+    for name, value in inputs:
+        leaves = pytree.tree_leaves(value, is_leaf=lambda v: isinstance(v, PackedSequence))
+        if any(isinstance(v, PackedSequence) for v in leaves):
+            raise CaptureError(
+                f"input {name} has a PackedSequence, whose number of rows is data. Let the member take the "
+                "padded sequence and the lengths, and call pack_padded_sequence itself"
+            )

@@ -1,8 +1,8 @@
 """Turns what a member returns into forms that torch's pytrees know.
 
-During an export and a comparison a plain dataclass becomes `Fields`, and so does a distribution of
-torch. A class that the user registered, a
-named tuple and a mapping class stay as they are, because pytrees know them.
+During an export and a comparison a plain dataclass becomes `Fields`, and so do a distribution and a packed
+sequence of torch. A class that the user registered, a named tuple and a mapping class stay as they are,
+because pytrees know them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.distributions import Distribution, Independent
+from torch.nn.utils.rnn import PackedSequence
+
+from .patches.packed_sequences import fields_of
 
 
 class Fields(dict[str, Any]):
@@ -36,9 +39,11 @@ pytree.register_pytree_node(Fields, _flatten, _unflatten, serialized_type_name="
 
 
 def known_forms(result: Any) -> Any:
-    """Returns a result in which `Fields` replaces every dataclass and distribution, at any depth."""
+    """Returns a result in which `Fields` replaces every dataclass, distribution and packed sequence."""
 
     def fields(value: Any) -> Any:
+        if isinstance(value, PackedSequence):
+            return Fields(type(value).__name__, zip(PackedSequence._fields, fields_of(value)))
         if isinstance(value, Distribution):
             return Fields(type(value).__name__, [(k, known_forms(v)) for k, v in _parameters(value)])
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -48,7 +53,7 @@ def known_forms(result: Any) -> Any:
             [(f.name, known_forms(getattr(value, f.name))) for f in dataclasses.fields(value)],
         )
 
-    return pytree.tree_map(fields, result)
+    return pytree.tree_map(fields, result, is_leaf=lambda v: isinstance(v, PackedSequence))
 
 
 def _parameters(distribution: Distribution) -> list[tuple[str, Any]]:

@@ -18,6 +18,7 @@
 | `loading.py` | Loads checkpoints into members of a factory, as `load_state_dict` does |
 | `member_keys.py` | Finds several members in one file by a key with `*` |
 | `member_state.py` | Reads what an artifact stores of a member's state dict beside its tensors |
+| `memory_bound.py` | Bounds the memory that the code of a model may ask for while a member is made |
 | `model_names.py` | Finds the names that a model has for the weights of a checkpoint |
 | `named_factory.py` | Finds the factory that a user names, also `hf` |
 | `newcomer.py` | Opens a checkpoint that becomes a member of an existing artifact |

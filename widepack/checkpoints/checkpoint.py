@@ -145,7 +145,23 @@ class Checkpoint:
             while ours and theirs and ours[-1] == theirs[-1]:
                 ours, theirs = ours[:-1], theirs[:-1]
                 places.setdefault(".".join(ours), ".".join(theirs))
+        self._add_places_without_tensors(places)
         return {path: self._versions[stored] for path, stored in places.items() if stored in self._versions}
+
+    def _add_places_without_tensors(self, places: dict[str, str]) -> None:
+        """Adds the submodules that have no tensor, below the nearest module that has one.
+
+        places: the stored name of each module, by its name in the model.
+        """
+        used, inside = set(places.values()), {stored: name for name, stored in reversed(places.items())}
+        for stored in self._versions:
+            above = stored
+            while above and above not in inside:
+                above = above.rpartition(".")[0]
+            if stored not in used and above in inside:
+                name = f"{inside[above]}.{stored[len(above) :].lstrip('.')}".strip(".")
+                if not any(v.startswith(f"{stored}.") for v in used):
+                    places.setdefault(name, stored)
 
     def stored_name(self, name: str) -> str:
         """Returns the name in the file. Raises: KeyError."""

@@ -194,6 +194,10 @@ def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
             found.lines.append(
                 f"{compared.labels[i]}: {name} and {first} differ, but are one tensor in the model"
             )
+            found.hint(
+                "If both were trained, give a model that does not tie them (--model hf: --model-arg "
+                "tie_word_embeddings=false); if one is left over, save the file without it."
+            )
 
 
 def _describe_dtypes(compared: Compared, found: Differences) -> None:

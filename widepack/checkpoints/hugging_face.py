@@ -26,6 +26,7 @@ from ..errors import UsageError
 from .checkpoint import Checkpoint
 from .factory import Factory
 from .hugging_face_config import check_implementation, copied, read_config
+from .memory_bound import bounded_memory
 from .no_network import ConnectionRefused, no_network
 
 NAME = "hf"
@@ -183,7 +184,8 @@ def _make(
             raise UsageError(f"--model {NAME}: the config of {folder} has no {key!r}")
         setattr(config, key, value)
     without_pretrained_parts(config)
-    with _default_dtype(getattr(config, "dtype", None)):
+    path = os.path.join(folder, "config.json")
+    with _default_dtype(getattr(config, "dtype", None)), bounded_memory(f"--model {NAME}: {path}"):
         module: nn.Module = (
             transformers.AutoModel.from_config(config, trust_remote_code=False)
             if model_class is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from .state_dict import RefusedFile
@@ -26,6 +28,23 @@ def open_plain(path: str) -> IO[bytes]:
         file.close()
         raise RefusedFile("is not a plain file")
     return file
+
+
+@contextmanager
+def held(path: str, status: os.stat_result) -> Iterator[str]:
+    """Opens a plain file once, and yields a path by which it can be opened again inside a with block.
+
+    That path leads to the open file, also if another file takes the place of `path` meanwhile. Where the
+    system has no such paths, it is `path`.
+
+    status: of the file that was looked at. Raises: RefusedFile if another file is there now; OSError.
+    """
+    with open_plain(path) as file:
+        now = os.fstat(file.fileno())
+        if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+            raise RefusedFile("was replaced by another file while it was read")
+        again = f"/proc/self/fd/{file.fileno()}"
+        yield again if os.path.exists(again) else path
 
 
 def read_plain(path: str, most: int) -> bytes:

@@ -17,6 +17,7 @@ from torch import nn
 
 from .checkpoint import Checkpoint, unwrapped
 from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
+from .plain_file import held
 from .state_dict import (
     OR_TRUST,
     SAVE,
@@ -36,7 +37,8 @@ from .zip_records import check_expanded, is_compressed, record_start, records_of
 # The first bytes of every file in torch.save's older format, pickled with protocol 2.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 ZIP = b"PK\x03\x04"
-Contents = dict[str, object]
+Contents = dict[str, tuple[object, bool]]
+"""The content of each file by its path, and whether its weights are mapped."""
 _MOST_CLASSES = 200  # of a file whose other objects are skipped
 _NEVER = ("torch.jit._pickle.restore_type_tag",)
 _CUT = "is truncated or damaged; copy or download it again"
@@ -56,9 +58,8 @@ def open_torch_file(
     are compressed. trust: whether to run the code that it names. contents: of files that were read already.
     Raises: RefusedFile.
     """
-    found = content(path, status, mapped, trust, contents)
+    found, mapped = _content(path, status, mapped, trust, contents)
     tensors, module, versions, settings, extra = _picked(found, key)
-    mapped = mapped and _can_be_mapped(path, status.st_size)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = (
@@ -92,7 +93,7 @@ def open_torch_file(
     )
 
 
-def _can_be_mapped(path: str, size: int) -> bool:
+def can_be_mapped(path: str, size: int) -> bool:
     """Checks the records of a zip file of torch.save against its pickle.
 
     Returns: whether all weights are stored uncompressed. Otherwise torch must decompress them.
@@ -131,14 +132,29 @@ def content(
 
     Raises: RefusedFile.
     """
+    return _content(path, status, mapped, trust, contents)[0]
+
+
+def _content(
+    path: str, status: os.stat_result, mapped: bool, trust: bool, contents: Contents | None
+) -> tuple[object, bool]:
+    """Returns what `content` returns, and whether the weights are mapped.
+
+    The file is opened by its name once: its records are checked in the file that torch then reads.
+    """
     if contents is not None and path in contents:
         return contents[path]
-    found = _load(path, mapped and _can_be_mapped(path, status.st_size), trust)
+    try:
+        with held(path, status) as same:
+            mapped = mapped and can_be_mapped(same, status.st_size)
+            found = _load(same, mapped, trust)
+    except OSError as error:
+        raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
     if isinstance(found, Foreign):
         raise RefusedFile(_pickled(found.name))
     if contents is not None:
-        contents[path] = found
-    return found
+        contents[path] = found, mapped
+    return found, mapped
 
 
 def _picked(found: object, key: str | None) -> PickedStateDict:

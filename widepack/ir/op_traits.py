@@ -114,6 +114,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         """
     )
     | {
+        "widepack.sequence_lengths",
         "widepack.pack_convolution",
         "widepack.pack_convolutions",
         "widepack.pack_linear",

@@ -30,6 +30,7 @@ from ..kernels import mlp_chain as mlp_chain
 from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import recurrent_training as recurrent_training
+from ..kernels import sequences as sequences
 from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS

@@ -181,6 +181,13 @@ def same_size(a: Any, b: Any) -> bool:
     return bool(symbolic_shapes.statically_known_true(a == b))
 
 
+def surely_larger(a: Any, b: Any) -> bool:
+    """Whether a size is larger than another one at all calls. Assumes nothing about dynamic sizes."""
+    from torch.fx.experimental import symbolic_shapes
+
+    return bool(symbolic_shapes.statically_known_true(a > b))
+
+
 def distributions_validate() -> bool:
     """Returns whether new `torch.distributions` objects check the values of their arguments."""
     return bool(torch.distributions.Distribution._validate_args)  # only the setter is public

@@ -30,6 +30,7 @@
 | `recurrent_training.py` | Defines recurrent ops that have derivatives |
 | `replacements.py` | Replaces ops that end the process, or lose digits, on operands that a program may have |
 | `second_derivatives.py` | Gives the backward pass of an op derivatives of its own |
+| `sequences.py` | Defines the op `sequence_lengths`: the lengths of packed sequences, after a check |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 | `traced_ops.py` | Registers functions in the place of ops with torch, so that a compiler meets ops only |
 | `triton_kernels/` | Triton kernels of widepack's own ops, for CUDA devices |

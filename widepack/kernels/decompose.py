@@ -18,6 +18,7 @@ from . import (
     member_convs,
     member_products,
     mlp_chain,
+    sequences,
     streamed,
 )
 from .factored_in_aten import factored_in_aten
@@ -102,6 +103,8 @@ def decompose(program: Program, kept: Collection[str] = ()) -> Program:
             nodes += grouped_experts.grouped_experts_in_aten(node, program.members)
         elif node.op == experts.OF_ONE_MEMBER:
             nodes += experts.expert_mm_in_aten(node)
+        elif node.op == sequences.OP:
+            nodes += sequences.sequence_lengths_in_aten(node)
         elif node.op in (factored.LINEAR, factored.WEIGHT):
             nodes += factored_in_aten(node, program.members)
         elif node.op == "widepack.pack_lstm.default":

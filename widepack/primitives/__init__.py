@@ -37,6 +37,7 @@ other libraries.
 | `reductions.py` | Reductions: sums, means, extremes, variances and counts |
 | `scatter.py` | Gather and scatter along a dim, with an index tensor of the same rank; one_hot |
 | `searching.py` | Look-ups in tables: searchsorted, bucketize and isin |
+| `sequences.py` | Lengths of packed sequences |
 | `shape.py` | Other shapes for the same numbers: view, flatten, squeeze, expand and repeat |
 | `sizes.py` | Sizes, and values made from sizes: zeros_like, new_full, fill, copy |
 | `slicing.py` | Parts of a value along its dims: slices, splits, windows and diagonals |
@@ -86,6 +87,7 @@ from . import recurrent_cells as recurrent_cells
 from . import reductions as reductions
 from . import scatter as scatter
 from . import searching as searching
+from . import sequences as sequences
 from . import shape as shape
 from . import sizes as sizes
 from . import slicing as slicing

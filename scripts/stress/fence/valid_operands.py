@@ -586,6 +586,12 @@ def _expert_mm(draw: Draw) -> list[Sample]:
     return [few, call(draw.normal(8, 130), draw.normal(3, 130, 130), draw.ints(0, 3, 8))]
 
 
+@_valid("widepack.sequence_lengths.default")
+def _sequence_lengths(draw: Draw) -> list[Sample]:
+    lengths = draw.ints(1, 7, 2, 5).sort(descending=True).values
+    return [call(lengths, draw.normal(6)), call(lengths[0], draw.normal(7))]
+
+
 @_valid("widepack.masked_attention.default")
 def _masked_attention(draw: Draw) -> list[Sample]:
     long = [draw.normal(2, 3, t, 32) for t in (200, 210, 210)]

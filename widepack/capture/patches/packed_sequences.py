@@ -1,18 +1,18 @@
 """Lets torch.export follow packed sequences: layers run over the padded sequences, and lengths select steps.
 
 A packed sequence has as many rows as the lengths say, so its size is data. During an export it holds the
-padded
-sequence instead, `[T, B, ...]`, and `batch_sizes` has T numbers, with zeros from the longest length on.
-Layers
-are written as layers over padded sequences, one for each direction:
+padded sequence instead, `[T, B, ...]`, and `batch_sizes` has T numbers: zeros from the longest length on.
+The program checks the lengths where torch's packing does. Layers are written as layers over padded
+sequences, one for each direction:
 
 1. Outputs of a step depend on earlier steps only, so padding at the end changes none that counts. The
-backward
-   direction reads each sequence reversed within its length.
+   backward direction reads each sequence reversed within its length.
 2. The last hidden state is the output at the length.
 3. The last cell state of an LSTM needs a cell that padding leaves as it is. The input gets one more
-feature, 1
-   at padding. Its weights close the input gate and open the forget gate: `c = 1 c + 0 g`.
+   feature, 1 at padding. Its weights close the input gate and open the forget gate: `c = 1 c + 0 g`.
+
+A member's code that reads `packed.data` gets the rows that the lengths select, and a packed sequence that it
+makes of such rows holds them as a padded sequence again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
+from ...ir.torch_internals import same_size, surely_larger
 from ..explain import is_infrastructure
 
 _VF: Any = vars(torch)["_VF"]  # the functions below torch's recurrent layers
@@ -35,14 +36,21 @@ _INVERT = rnn.invert_permutation
 _NAMES = ("_pack_padded_sequence", "_pad_packed_sequence")
 _PACK, _PAD = (getattr(_VF, name) for name in _NAMES)
 _FORWARD: dict[type[RNNBase], Callable[..., Any]] = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
+_NEW, _REPLACE = PackedSequence.__new__, PackedSequence._replace
+_SOURCE = "_widepack_padded"
+"""Names, on batch sizes that a member has read, the padded sequence and the batch sizes of all steps."""
 _CLOSED = 1e4
 """What closes or opens a gate: its sigmoid is exactly 0 or 1 in every floating dtype."""
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """`_pack_padded_sequence`: the padded sequence, time first, and the number of sequences at each step."""
+    """`_pack_padded_sequence`: the padded sequence, time first, and the number of sequences at each step.
+
+    The program checks the lengths at every call, as torch's own packing does.
+    """
     data = x.transpose(0, 1) if batch_first else x
     steps = torch.arange(data.shape[0], device=lengths.device)
+    lengths = torch.ops.widepack.sequence_lengths.default(lengths, steps)
     return data, (lengths.unsqueeze(0) > steps.unsqueeze(1)).sum(1)
 
 
@@ -52,23 +60,38 @@ def _lengths(data: Tensor, batch_sizes: Tensor) -> Tensor:
     return (batch_sizes.unsqueeze(0) > rows.unsqueeze(1)).sum(1)
 
 
-def _pad(
-    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, total: int | None
-) -> tuple[Tensor, Tensor]:
-    """`_pad_packed_sequence`: up to the longest length, or to a total length."""
-    lengths = _lengths(data, batch_sizes)
+def _inside(data: Tensor, lengths: Tensor) -> Tensor:
+    """Returns which places of a padded sequence belong to a sequence. [T, B]"""
     steps = torch.arange(data.shape[0], device=lengths.device)
-    inside = (steps.unsqueeze(1) < lengths.unsqueeze(0)).reshape(*data.shape[:2], *(1,) * (data.ndim - 2))
+    return steps.unsqueeze(1) < lengths.unsqueeze(0)
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, total: Any
+) -> tuple[Tensor, Tensor]:
+    """`_pad_packed_sequence`: up to the longest length, or to a total length, which no length exceeds."""
+    lengths, most = _lengths(data, batch_sizes), data.shape[0]
+    fits = total is None or same_size(total, most) or surely_larger(total, most)
+    if not fits:  # the mask reads the lengths that are checked, so the check stays in the program
+        steps = torch.arange(total, device=lengths.device)
+        lengths = torch.ops.widepack.sequence_lengths.default(lengths, steps)
+    inside = _inside(data, lengths)
+    inside = inside.reshape(*data.shape[:2], *(1,) * (data.ndim - 2))
     y = torch.where(inside, data, torch.full((), padding, dtype=data.dtype, device=data.device))
     if total is None:
-        longest: Any = lengths.max().item()
-        check: Any = torch._check
-        check(longest >= 0)
-        check(longest <= data.shape[0])
-        y = y.narrow(0, 0, longest)
-    elif total > data.shape[0]:
-        y = torch.cat([y, y.new_full((total - data.shape[0], *y.shape[1:]), padding)])
+        y = y.narrow(0, 0, _longest(lengths, most))
+    elif not same_size(total, most):
+        y = torch.cat([y, y.new_full((total, *y.shape[1:]), padding)]).narrow(0, 0, total)
     return (y.transpose(0, 1) if batch_first else y), lengths
+
+
+def _longest(lengths: Tensor, most: Any) -> Any:
+    """Returns the longest length as a number that is known when the program runs. most: that of steps."""
+    longest: Any = lengths.max().item()
+    check: Any = torch._check
+    check(longest >= 0)
+    check(longest <= most)
+    return longest
 
 
 def _forward(self: RNNBase, input: Any, hx: Any = None) -> Any:  # a call may use the parameter's name
@@ -139,25 +162,100 @@ def _direction(
     return y, cell
 
 
-def _checked(original: Any) -> Any:
-    """Returns a method of packed sequences that refuses to give a member's code what an export holds there.
+class _Sizes:
+    """The batch sizes of a packed sequence for `pad_packed_sequence`, which compares their count.
 
-    The padded rows would count in a mean of `packed.data`.
+    The count is that of all steps during an export. The program checks the longest length itself.
     """
 
-    def read(self: PackedSequence, *args: Any) -> Any:
-        if torch.compiler.is_exporting() and not is_infrastructure(sys._getframe(1).f_code.co_filename):
-            raise PackedRowsRead
-        return original(self, *args)
+    def __init__(self, batch_sizes: Tensor) -> None:
+        self.tensor = batch_sizes
 
-    return read
+    def size(self, dim: int) -> int:
+        """Returns a count that no total length is below."""
+        return 0
 
 
-class PackedRowsRead(Exception):
-    """A member reads the rows of a packed sequence itself."""
+def _by_member() -> bool:
+    """Whether a member's code reads a packed sequence of an export."""
+    return torch.compiler.is_exporting() and not is_infrastructure(sys._getframe(2).f_code.co_filename)
 
-    def __init__(self) -> None:
-        super().__init__("the rows of a packed sequence are read")
+
+def _rows(data: Tensor, batch_sizes: Tensor) -> Tensor:
+    """Returns the rows that the lengths select: step after step, the longest sequence first. [S, ...]"""
+    return data.flatten(0, 1).index_select(0, _places(data, batch_sizes))
+
+
+def _places(data: Tensor, batch_sizes: Tensor) -> Tensor:
+    """Returns the place of each row of a packed sequence in the flat padded one. [S]"""
+    return _inside(data, _lengths(data, batch_sizes)).flatten().nonzero().squeeze(1)
+
+
+def _sizes(data: Tensor, batch_sizes: Tensor) -> Tensor:
+    """Returns the batch sizes of the steps up to the longest length."""
+    sizes = batch_sizes.narrow(0, 0, _longest(_lengths(data, batch_sizes), data.shape[0]))
+    setattr(sizes, _SOURCE, (data, batch_sizes))
+    return sizes
+
+
+def _padded(rows: Tensor, data: Tensor, batch_sizes: Tensor) -> Tensor:
+    """Returns the padded sequence of rows. data: another padded sequence of the same lengths."""
+    flat = rows.new_zeros(data.shape[0] * data.shape[1], *rows.shape[1:])
+    flat = flat.index_copy(0, _places(data, batch_sizes), rows)
+    return flat.reshape(*data.shape[:2], *rows.shape[1:])
+
+
+def _fields(packed: PackedSequence) -> tuple[Any, ...]:
+    """Returns what a packed sequence holds: the padded sequence, the batch sizes of all steps, the orders."""
+    return tuple(tuple.__iter__(packed))
+
+
+def _read_data(self: PackedSequence) -> Tensor:
+    """`packed.data`."""
+    data, batch_sizes, *_ = _fields(self)
+    return _rows(data, batch_sizes) if _by_member() else data
+
+
+def _read_sizes(self: PackedSequence) -> Any:
+    """`packed.batch_sizes`."""
+    data, batch_sizes, *_ = _fields(self)
+    if torch.compiler.is_exporting() and sys._getframe(1).f_code is rnn.pad_packed_sequence.__code__:
+        return _Sizes(batch_sizes)
+    return _sizes(data, batch_sizes) if _by_member() else batch_sizes
+
+
+def fields_of(packed: PackedSequence) -> tuple[Any, ...]:
+    """Returns the fields of a packed sequence as a member's code reads them: data, sizes and orders."""
+    fields = _fields(packed)
+    if not torch.compiler.is_exporting():
+        return fields
+    return (_rows(*fields[:2]), _sizes(*fields[:2]), *fields[2:])
+
+
+def _read_all(self: PackedSequence) -> Iterator[Any]:
+    """`data, batch_sizes, sorted_indices, unsorted_indices = packed`."""
+    return iter(fields_of(self) if _by_member() else _fields(self))
+
+
+def _read_one(self: PackedSequence, index: Any) -> Any:
+    """`packed[0]`."""
+    return (fields_of(self) if _by_member() else _fields(self))[index]
+
+
+def _new(cls: type[PackedSequence], data: Any, batch_sizes: Any = None, *order: Any, **named: Any) -> Any:
+    """`PackedSequence(...)`, also of rows that a member computed from those of another packed sequence."""
+    source = getattr(batch_sizes, _SOURCE, None) if torch.compiler.is_exporting() else None
+    if source is not None:
+        data, batch_sizes = _padded(data, *source), source[1]
+    return _NEW(cls, data, batch_sizes, *order, **named)
+
+
+def _replace(self: PackedSequence, **fields: Any) -> Any:
+    """`packed._replace(data=...)`."""
+    if "data" in fields and _by_member():
+        data, batch_sizes, *_ = _fields(self)
+        fields["data"] = _padded(fields["data"], data, batch_sizes)
+    return _REPLACE(self, **fields)
 
 
 @contextmanager
@@ -166,7 +264,7 @@ def padded_sequences() -> Iterator[None]:
     for name, replacement in zip(_NAMES, (_packing, _padding)):
         setattr(_VF, name, replacement)
     rnn.invert_permutation = _inverted
-    for name, replacement in _READERS.items():
+    for name, replacement in _METHODS.items():
         setattr(PackedSequence, name, replacement)
     for kind in _FORWARD:
         kind.forward = _forward
@@ -176,17 +274,24 @@ def padded_sequences() -> Iterator[None]:
         for name, original in zip(_NAMES, (_PACK, _PAD)):
             setattr(_VF, name, original)
         rnn.invert_permutation = _INVERT
-        for name in _READERS:
+        for name in _METHODS:
             delattr(PackedSequence, name)
+        for name, own in _OWN.items():
+            setattr(PackedSequence, name, own)
         for kind, forward in _FORWARD.items():
             kind.forward = forward
 
 
-_READERS: dict[str, Any] = {
-    "data": property(_checked(lambda self: tuple.__getitem__(self, 0))),
-    "__iter__": _checked(tuple.__iter__),
-    "__getitem__": _checked(tuple.__getitem__),
+_METHODS: dict[str, Any] = {
+    "data": property(_read_data),
+    "batch_sizes": property(_read_sizes),
+    "__iter__": _read_all,
+    "__getitem__": _read_one,
+    "__new__": _new,
+    "_replace": _replace,
 }
+"""What a packed sequence has in place of its own methods and fields."""
+_OWN = {name: vars(PackedSequence)[name] for name in _METHODS if name in vars(PackedSequence)}
 
 
 def _packing(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
@@ -194,11 +299,11 @@ def _packing(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     return _pack(x, lengths, batch_first) if exporting else _PACK(x, lengths, batch_first)
 
 
-def _padding(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, total: int) -> Any:
-    if not torch.compiler.is_exporting():
+def _padding(data: Tensor, batch_sizes: Any, batch_first: bool, padding: float, total: Any) -> Any:
+    if not isinstance(batch_sizes, _Sizes):
         return _PAD(data, batch_sizes, batch_first, padding, total)
     asked = sys._getframe(1).f_locals.get("total_length")  # both cases give the same number here
-    return _pad(data, batch_sizes, batch_first, padding, total if asked is not None else None)
+    return _pad(data, batch_sizes.tensor, batch_first, padding, total if asked is not None else None)
 
 
 def _inverted(permutation: Tensor | None) -> Tensor | None:

@@ -20,6 +20,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `pools.py` | pools over one dim, fractional pools |
 | `recurrent.py` | LSTM, GRU and plain RNN layers |
 | `resampling.py` | upsampling, sampling at a grid |
+| `sequences.py` | the lengths of packed sequences |
 | `series.py` | ops that loop as often as a value or a number says |
 
 `scripts/stress/fence` runs every op of the allow-list with drawn operands behind guard pages.

@@ -1,0 +1,70 @@
+"""Defines the op `sequence_lengths`: the lengths of packed sequences, after a check of their values.
+
+    sequence_lengths(lengths, steps)    y = lengths, if they descend from at most T to at least 1
+    lengths: integers [B], for all members or [N, B]   steps: [T], only its size counts   y: as lengths
+
+Other lengths raise an error, as torch's packing does. A program over padded sequences would answer otherwise.
+
+The ATen form looks up each length at its own place, or outside of the lengths if one of them is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Tag
+
+from .checks import sequences as checks
+from .library import define
+from .node_list import NodeList
+
+OP = "widepack.sequence_lengths.default"
+
+
+def _sequence_lengths(lengths: Tensor, steps: Tensor) -> Tensor:
+    if lengths.device.type == "cpu":
+        return lengths.clone(memory_format=torch.contiguous_format)  # the check has read the values
+    right = ((lengths >= 1) & (lengths <= steps.shape[0])).all(-1, keepdim=True)
+    right = right & (lengths[..., 1:] <= lengths[..., :-1]).all(-1, keepdim=True)
+    count = lengths.shape[-1]
+    places = torch.where(right, torch.arange(count, device=lengths.device), count)
+    return lengths.gather(-1, places.expand(lengths.shape))
+
+
+def _fake(lengths: Tensor, steps: Tensor) -> Tensor:
+    return lengths.new_empty(lengths.shape)
+
+
+define(
+    "sequence_lengths(Tensor lengths, Tensor steps) -> Tensor",
+    _sequence_lengths,
+    _fake,
+    checks.sequence_lengths,
+)
+
+
+def sequence_lengths_in_aten(node: Node) -> list[Node]:
+    """Returns a `sequence_lengths` node as ATen nodes."""
+    new = NodeList(node)
+    lengths, steps = node.args
+    options: dict[str, Any] = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
+    count = new.add("aten.sym_size.int", lengths, -1, suffix="count")
+    places = new.add("aten.arange.default", count, suffix="places", **options)
+    before = new.add("aten.sub.Tensor", places, 1, suffix="before")
+    before = new.add("aten.clamp_min.default", before, 0, suffix="first")
+    larger = new.add("aten.index_select.default", lengths, -1, before, suffix="larger")  # not B - 1 of them
+    ordered = new.add("aten.le.Tensor", lengths, larger, suffix="ordered")
+    most = new.add("aten.sym_size.int", steps, 0, suffix="most")
+    positive = new.add("aten.ge.Scalar", lengths, 1, suffix="positive")
+    inside = new.add("aten.le.Scalar", lengths, most, suffix="inside")
+    possible = new.add("aten.logical_and.default", positive, inside, suffix="possible")
+    possible = new.add("aten.logical_and.default", possible, ordered, suffix="and_ordered")
+    right = new.add("aten.all.dim", possible, -1, True, suffix="right")
+    outside = new.add("aten.full_like.default", places, count, suffix="outside")
+    chosen = new.add("aten.where.self", right, places, outside, suffix="chosen")
+    rows = new.add("aten.expand_as.default", chosen, lengths, suffix="rows")
+    new.add("aten.gather.default", lengths, -1, rows, suffix="lengths")
+    return new.named_as_the_node()
