@@ -115,12 +115,6 @@ class Sampled(Base):
         return torch.distributions.Normal(y, y.exp()).rsample()  # here
 
 
-class Packed(Base):
-    def forward(self, x: Tensor, n: Tensor) -> Any:
-        y = self.fc(x)
-        return nn.utils.rnn.pack_padded_sequence(y, n, batch_first=True, enforce_sorted=False).data  # here
-
-
 class Scripted(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -172,11 +166,6 @@ class Scripted(Base):
             Validated,
             ["x=float32[B,3]"],
             ["looks at the values of a distribution's arguments", "Remove validate_args"],
-        ),
-        (
-            Packed,
-            ["x=float32[B,T,3]", "n=int64[B]:1..2"],
-            ["reads the rows of a packed sequence", "after pad_packed_sequence"],
         ),
         (Scripted, ["x=float32[B,3]"], ["contains head, compiled by torch.jit", "plain modules"]),
     ],

@@ -38,6 +38,12 @@ from .tolerance import FLOAT64_EPS, ROUNDING, ErrorStats
 
 Rule = Callable[..., Any]
 
+_LIMITS = torch.tensor(
+    [torch.finfo(d).max for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)],
+    dtype=torch.float64,
+)
+"""Numbers that stand for "none", for example after `nan_to_num`: they are no terms."""
+
 _NAMES = """
 _to_copy abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addmm alias amax avg_pool1d
 avg_pool2d avg_pool3d baddbmm bmm cat clone contiguous conv1d conv2d conv3d convolution cumsum
@@ -104,11 +110,11 @@ def scale_by_terms(
             for k in in_doubt:
                 terms = found[k]
                 if terms is not None:
-                    terms = terms[torch.isfinite(terms)]
+                    terms = terms[torch.isfinite(terms) & ~torch.isin(terms, _LIMITS)]
                     squares[k] += float(terms.square().sum())
                     counts[k] += terms.numel()
     for k in in_doubt:
-        terms_rms = math.sqrt(squares[k] / counts[k]) if counts[k] else 0.0
+        terms_rms = math.sqrt(squares[k] / counts[k]) if counts[k] and math.isfinite(squares[k]) else 0.0
         rounding = ROUNDING * max(stats[k].eps, coarse[k]) * terms_rms
         double = stats[k].eps == FLOAT64_EPS
         if (stats[k].scale if double else stats[k].own_rms) <= rounding:
