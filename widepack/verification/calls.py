@@ -22,19 +22,11 @@ OFFSET = 10.0
 Formulas that lose digits where the mean is larger than the deviation, such as `mean(x^2) - mean(x)^2`, are as
 exact as others on numbers around 0.
 """
-SHIFTED = 4
-"""How many times the rows of the large batch a shifted call has, where members are small.
-
-A norm over a whole row has one mean and one deviation a row. The digits that a formula loses in them differ
-much from row to row, and a few rows may show none.
-"""
 LEAST = 6  # rows of the large batch, at least
 FLOPS = 1e12
 """Floating point operations of all members' calls. Beyond them the large batch has fewer rows than `SAMPLES`
 numbers need, and no further call is added.
 """
-SHIFTED_FLOPS = FLOPS / 20
-"""The same for all shifted calls. Beyond them a shifted call has the rows of the large batch."""
 
 
 def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
@@ -60,8 +52,7 @@ def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
 
 
 def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[VerifiedCall]:
-    """Returns calls of the large batch, or of more rows, with an offset of `OFFSET` times the spread in all
-    floats.
+    """Returns the calls of the large batch with an offset of `OFFSET` times the spread in all floats.
 
     Nothing is shifted if no input has floats that members take with noise. States are not shifted.
 
@@ -73,12 +64,9 @@ def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[VerifiedCall
         if k not in _carried(subject) and (spread := _spread(s)) > 0
     }
     found = []
-    patterns = list(dict.fromkeys(c.pattern for c in made)) if offsets else []
-    affordable = SHIFTED_FLOPS / max(1.0, _flops(subject) * len(subject.members) * max(1, len(patterns)))
-    for pattern in patterns:
+    for pattern in dict.fromkeys(c.pattern for c in made) if offsets else ():
         first = [c for c in made if c.pattern == pattern and c.after is None]
-        wider = _wider(subject, first[0], affordable)
-        for call in [wider] if wider else [c for c in first if c.case.sizes == first[0].case.sizes]:
+        for call in [c for c in first if c.case.sizes == first[0].case.sizes]:
             inputs = [
                 [v + offsets[k] if k in offsets else v for k, v in enumerate(leaves)]
                 for leaves in call.inputs
@@ -89,23 +77,6 @@ def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[VerifiedCall
             if _accepted(subject, shifted_call):
                 found.append(shifted_call)
     return found
-
-
-def _wider(subject: Subject, call: VerifiedCall, affordable: float) -> VerifiedCall | None:
-    """Returns a call like one of the large batch, with `SHIFTED` times its rows; None where it cannot be.
-
-    affordable: rows that it may have.
-    """
-    letter, sizes = subject.batch, dict(call.case.sizes)
-    if list(sizes) != [letter] or _carried(subject):
-        return None
-    rows_ = min(SHIFTED * sizes[letter], math.floor(affordable))
-    at = {**subject.sizes, letter: rows_}
-    if rows_ <= sizes[letter] or not subject.fits(at):
-        return None
-    inputs = subject.draw(at, 1, call.pattern, len(subject.members))
-    made = VerifiedCall(_case(subject, rows_), call.pattern, inputs, False, frozenset())
-    return made if _accepted(subject, made) else None
 
 
 def _spread(source: InputSource) -> float:
