@@ -110,7 +110,7 @@ def _kernels(plan: Plan) -> list[Command]:
 
 
 def _swaps(plan: Plan) -> list[Command]:
-    return [_script(plan, "device_swaps.py", "swaps", [], ["--answers", "100", "--forms", "eager"])]
+    return [_script(plan, "device_swaps.py", "swaps", [], ["--answers", "400", "--forms", "eager"])]
 
 
 def _layers(plan: Plan) -> list[Command]:

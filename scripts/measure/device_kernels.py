@@ -110,7 +110,8 @@ def device_seconds(run: Callable[..., Any], sets: list[list[Any]], device: str) 
     graph.replay()
     samples = []
     for _ in range(SAMPLES):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()

@@ -1,12 +1,12 @@
-"""Counts answers that mix the old and the new weights of a member, while members are swapped on a device.
+"""Counts answers that mix two versions of a member, while members are swapped on a device.
 
     python scripts/measure/device_swaps.py -o bench/results/device/swaps.json
-    python scripts/measure/device_swaps.py --device cpu --answers 500 --forms eager
+    python scripts/measure/device_swaps.py --device cpu --answers 400 --forms eager
 
-A row is one form of a model: `eager`, `graph` or `compile`. Threads with a stream each call it, while another
-thread swaps its members between two checkpoints. Before and after, each member's answer to the same input is
-recorded for both checkpoints; each member's part of each answer must be equal to one of the two, bit by bit.
-`captures` counts the graphs that were captured after the first call of each thread.
+A row is one form of a model: `eager`, `graph` or `compile`. The members and the swaps are those of
+`swap_under_load.py`. Threads with a stream each call the model. Each member's part of each answer must be
+equal, bit by bit, to what the member answered with one of its two checkpoints before. `captures` counts the
+graphs that were captured after the first calls.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from row_file import RowFile, build_threads, device_parser, say
-from torch import Tensor, nn
+from swap_load import Load
+from swap_under_load import MEMBERS, built, checkpoints, swapping
+from torch import Tensor
 
 import widepack
 
 FORMAT = "widepack.device-swaps/1"
-MEMBERS, THREADS, ROWS = 8, 4, 16
+THREADS, SWAPS, ROWS, WIDTH = 4, 50, 16, 128
 FORMS: dict[str, dict[str, Any]] = {
     "eager": {},
     "graph": {"graph": True},
@@ -33,93 +36,53 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def net() -> nn.Module:
-    """Returns a member."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 64, 256),
-        nn.GELU(),
-        nn.Linear(256, 10),
-    )
-
-
-def built(folder: Path, device: str) -> Path:
-    """Builds the artifact. Each member `i` has the two checkpoints `a{i}.pt` and `b{i}.pt`."""
-    torch.set_num_threads(build_threads(device))
-    for k, kind in enumerate("ab"):
-        for i in range(MEMBERS):
-            torch.manual_seed(100 * k + i)
-            torch.save(net().state_dict(), folder / f"{kind}{i}.pt")
-    widepack.build(
-        [folder / f"a{i}.pt" for i in range(MEMBERS)],
-        folder / "e.wide",
-        model=lambda: net().eval(),
-        inputs=["input=float32[B,3,8,8]"],
-        targets=(torch.device(device).type,),
-        pt2=False,
-        race=False,
-    )
-    return folder / "e.wide"
-
-
 def stream(device: str) -> AbstractContextManager[object]:
-    """Returns a stream of its own for a thread."""
+    """Returns a new stream of a CUDA device as a context."""
     return torch.cuda.stream(torch.cuda.Stream()) if device.startswith("cuda") else nullcontext()  # type: ignore[no-untyped-call]
 
 
-def counted(ens: Any, folder: Path, device: str, least: int, limit_s: float) -> dict[str, Any]:
-    """Calls the model until there are enough answers. Returns how many were mixed, and of how many kinds."""
-    x = torch.randn(ROWS, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(device)
-    known: dict[str, Tensor] = {}
-    for kind in "ba":
+def on_own_streams(model: Callable[[Tensor], Tensor], device: str) -> Callable[[Tensor], Tensor]:
+    """Returns the call of a model in which each thread has its own stream. The answers are on the CPU."""
+    local = threading.local()
+
+    def call(x: Tensor) -> Tensor:
+        if not hasattr(local, "stream"):
+            local.stream = stream(device)
+        with local.stream:
+            return model(x).cpu()
+
+    return call
+
+
+def counted(ens: Any, paths: dict[str, list[Path]], device: str, answers: int) -> dict[str, Any]:
+    """Calls a model while its members are swapped. Returns the figures of its row."""
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
+    known = []
+    for version in "BA":
         for i in range(MEMBERS):
-            ens.swap(i, folder / f"{kind}{i}.pt")
-        known[kind] = ens(x).clone()
+            ens.swap(i, paths[version][i])
+        known.append([ens(x).cpu()])
+    load = Load(on_own_streams(ens, device), [x], known[::-1], THREADS, at_once=True)
+    load.run(THREADS)
     captured = sum(len(use.captured) for use in ens.graph_use())
-    stop, begin = threading.Event(), time.perf_counter()
-    answers, mixed, seen = [0] * THREADS, [0] * THREADS, set()
-    errors: list[str] = []
-
-    def call(number: int) -> None:
-        with stream(device), torch.inference_mode():
-            while not stop.is_set():
-                y = ens(x)
-                is_old = (y == known["a"]).flatten(1).all(1)
-                is_new = (y == known["b"]).flatten(1).all(1)
-                which = torch.stack([is_old, is_new]).cpu()
-                answers[number] += 1
-                mixed[number] += int(not bool(which.any(0).all()))
-                seen.add(tuple(which[1].tolist()))
-
-    def guarded(number: int) -> None:
-        try:
-            call(number)
-        except Exception as error:  # noqa: BLE001  a row says what came
-            errors.append(f"{type(error).__name__}: {error}"[:300])
-            stop.set()
-
-    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(THREADS)]
-    for t in threads:
-        t.start()
-    swaps = 0
-    while not stop.is_set() and sum(answers) < least and time.perf_counter() - begin < limit_s:
-        ens.swap(swaps % MEMBERS, folder / f"{'ba'[swaps // MEMBERS % 2]}{swaps % MEMBERS}.pt")
-        swaps += 1
-    stop.set()
-    for t in threads:
-        t.join()
-    return {
-        "answers": sum(answers),
-        "mixed": sum(mixed),
-        "versions_seen": len(seen),
-        "swaps": swaps,
+    swaps: list[Any] = []
+    ended, begin = threading.Event(), time.perf_counter()
+    swapper = threading.Thread(
+        target=lambda: swaps.extend(swapping(ens, paths, SWAPS, load, answers, ended.is_set))
+    )
+    swapper.start()
+    found = len(load.run(answers))
+    ended.set()
+    swapper.join()
+    row = {
+        "answers": found,
+        "mixed": load.torn,
+        "versions_seen": len(load.mixtures),
+        "swaps": len(swaps),
         "captures": sum(len(use.captured) for use in ens.graph_use()) - captured,
         "seconds": time.perf_counter() - begin,
-        **({"error": "; ".join(errors)} if errors else {}),
     }
+    return row if found == answers else {**row, "error": f"{found} of {answers} calls answered"}
 
 
 def main() -> None:
@@ -127,7 +90,6 @@ def main() -> None:
     parser = device_parser(__doc__, "device/swaps.json")
     parser.add_argument("--answers", type=int, default=10_000, help="for each form (default: 10000)")
     parser.add_argument("--forms", default=",".join(FORMS), help="forms, separated by commas")
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds for each form (default: 30)")
     given = parser.parse_args()
     file = RowFile(given.out, FORMAT, "swaps during calls", given.device)
     waiting = [form for form in given.forms.split(",") if file.must_run(form)]
@@ -135,11 +97,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="widepack-swaps-") as name:
         folder = Path(name)
-        path = built(folder, given.device)
+        torch.set_num_threads(build_threads(given.device))
+        paths = checkpoints(folder, WIDTH)
+        path = built(folder, "A", paths["A"], WIDTH, given.device)
         for form in waiting:
-            options = {"cache": folder / "cache", **FORMS[form]}
-            ens = widepack.load(path, device=given.device, **options)
-            row = counted(ens, folder, given.device, given.answers, given.limit)
+            ens = widepack.load(path, device=given.device, cache=folder / "cache", **FORMS[form])
+            row = counted(ens, paths, given.device, given.answers)
             file.add(form, row)
             say(form, row)
 

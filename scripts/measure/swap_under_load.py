@@ -75,10 +75,11 @@ def checkpoints(folder: Path, width: int) -> dict[str, list[Path]]:
     return paths
 
 
-def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
+def built(folder: Path, version: str, paths: list[Path], width: int, device: str = "cpu") -> Path:
+    """Builds the artifact of one version of all members."""
     options: dict[str, Any] = {
         "inputs": [f"x=float32[B,{width}]"],
-        "targets": ("cpu",),
+        "targets": (torch.device(device).type,),
         "pt2": False,
         "share": "none",
     }
