@@ -116,18 +116,14 @@ def swaps(document: Any) -> str:
     return "\n".join(found)
 
 
-def architectures() -> str:
+@measured("device/backends", "scripts/on_device.py -o bench/results/device --collection FOLDER")
+def architectures(document: Any) -> str:
     """Returns what each backend did with the drawn architectures."""
-    if not (ROOT / "bench" / "results" / "device" / "backends.json").exists():
-        return (
-            "There are no figures yet. This measures them: `python scripts/on_device.py --collection FOLDER`."
-        )
-    document = read("device/backends")
     found = ["| backend | right | wrong | refused |", "|---|--:|--:|--:|"]
     for backend, counts in document["counts"].items():
         if any(counts.values()):
             found.append(f"| {backend} | {counts['ok']} | {counts['wrong']} | {counts['refused']} |")
-    return "\n".join([*found, "", f"{document['device']}, torch {document['torch']}."])
+    return "\n".join(found)
 
 
 PARTS = {

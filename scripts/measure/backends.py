@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import widepack
+from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ("eager", "graph", "compile", "onnxruntime", "aot")
@@ -178,6 +179,7 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
     """Runs the pairs that the file of rows lacks, and adds a row for each."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {(r["name"], r["backend"]) for r in rows}
+    where = environment(device, 1)
     torch.backends.mha.set_fastpath_enabled(False)  # it gives padded positions other numbers
     for name in names:
         todo = [b for b in backends if (name, b) not in done]
@@ -187,8 +189,7 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
 
             def write(backend: str, row: dict[str, Any], name: str = name, file: Any = file) -> None:
                 family = collection.zoo.ENTRIES[name].family
-                where = {"device": device_name(device), "torch": torch.__version__}
-                whole = {"name": name, "family": family, "backend": backend, **where, **row}
+                whole = {"name": name, "family": family, "backend": backend, **row, "environment": where}
                 file.write(json.dumps(whole) + "\n")
                 file.flush()
 
@@ -218,11 +219,6 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
                 write(backend, outcome(run))
 
 
-def device_name(device: str) -> str:
-    """Returns the name of a device."""
-    return device if device == "cpu" else torch.cuda.get_device_name(device)
-
-
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns counts for each backend, and every pair that did not run."""
     eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
@@ -236,8 +232,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     others = [r for r in pairs if r["backend"] != "eager" and r["name"] in eager]
     return {
-        "torch": ", ".join(sorted({r.get("torch", torch.__version__) for r in rows})),
-        "device": ", ".join(sorted({r.get("device", "cpu") for r in rows})),
+        "environment": rows[-1]["environment"],
+        "torch": rows[-1]["environment"]["versions"]["torch"],
         "architectures": len({r["name"] for r in rows}),
         "not_built": {r["name"]: r["said"] for r in rows if r["backend"] == "build"},
         "counts": counts,
