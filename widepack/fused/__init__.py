@@ -23,6 +23,7 @@ captured from one member, and that autograd can differentiate.
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
 | `gradient_terms.py` | Measures how large the terms of a gradient are that cancel |
 | `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
+| `local_classes.py` | Copies the classes of a function whose methods hold parts of a module |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |

@@ -10,6 +10,7 @@ new files, verifies the programs again, and publishes by one rename of the manif
 | file | what it does |
 |---|---|
 | `artifact_entry.py` | Holds one entry of an existing artifact as lowering and the comparisons need it |
+| `extra_state_cause.py` | Finds out whether extra state is why a new member answers otherwise |
 | `prove.py` | Verifies one entry of a revised artifact: comparison (b) of every wide program |
 | `report.py` | Defines `ReviseReport` |
 | `request.py` | Holds the arguments of one revision of an artifact |

@@ -32,6 +32,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `rest_mode.py` | Runs the user's own module without its random draws |
 | `small_sizes.py` | Finds out on the member itself what torch.export assumes about small sizes |
 | `subject.py` | Describes what a verification runs: the members, their programs and modules |
+| `term_sizes.py` | Measures the terms of answers whose sum is zero but for rounding |
 | `tf32_bounds.py` | Widens the bounds of answers that a GPU computes in TF32 |
 | `tolerance.py` | Measures errors of answers against float64, and defines the bound |
 | `unsteady.py` | Finds out why a member gives other answers from run to run |
