@@ -31,7 +31,7 @@ def open_plain(path: str) -> IO[bytes]:
 
 
 @contextmanager
-def held(path: str, status: os.stat_result) -> Iterator[str]:
+def opened_once(path: str, status: os.stat_result) -> Iterator[str]:
     """Opens a plain file once, and yields a path by which it can be opened again inside a with block.
 
     That path leads to the open file, also if another file takes the place of `path` meanwhile. Where the

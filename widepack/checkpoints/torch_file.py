@@ -17,7 +17,7 @@ from torch import nn
 
 from .checkpoint import Checkpoint, unwrapped
 from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
-from .plain_file import held
+from .plain_file import opened_once
 from .state_dict import (
     OR_TRUST,
     SAVE,
@@ -145,7 +145,7 @@ def _content(
     if contents is not None and path in contents:
         return contents[path]
     try:
-        with held(path, status) as same:
+        with opened_once(path, status) as same:
             mapped = mapped and can_be_mapped(same, status.st_size)
             found = _load(same, mapped, trust)
     except OSError as error:
