@@ -152,10 +152,7 @@ def test_the_checkpoint_that_is_chosen_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").touch()
     words = "is a folder of torch.distributed.checkpoint; convert the folder to one file: python -m"
-    assert words in refusal(
-        "is a folder of torch.distributed.checkpoint; convert the folder to one file: python -m"
-        in refusal(tmp_path / "dcp")
-    )
+    assert words in refusal(tmp_path / "dcp")
     (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"PK")
     assert "is a part of a folder of torch.distributed.checkpoint; convert the folder" in refusal(
         tmp_path / "dcp" / "__0_0.distcp"
