@@ -1,7 +1,8 @@
-"""Limits the times in which the head of a request must arrive, and in which a client must read its answer.
-The app limits that of the body.
+"""Limits the connections of clients, the time in which the head of a request must arrive, and that in which a
+client must read its answer. The app limits the time of the body.
 
-uvicorn itself closes connections only that are idle after an answer.
+uvicorn itself closes connections only that are idle after an answer, and beyond its limit of connections it
+refuses the requests of all of them.
 """
 
 from __future__ import annotations
@@ -11,17 +12,26 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..batching.shared_limit import SharedLimit, client_of
 from ..errors import TooSlow
 from ..protocol.response import document_body
 from ..rest.send import ABORT
 
+_MOST_REFUSED, _REFUSED_S = 256, 1.0
+"""How many connections beyond the limit stay open until they got their answer, and for how many seconds."""
 
-def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtocol]:
+
+def protocol_class(
+    seconds: float, send_seconds: float, max_connections: int | None = None
+) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with limits of the times in which a head must arrive, and answers be read.
 
     The time begins with the connection. On a connection that stays open, it begins with the first bytes after
     the last request. A client that has sent a part of a head gets 408. One that has sent nothing gets no
     answer, since it would take the answer for that of its next request.
+
+    Clients share the limit of connections. One beyond it gets 503 for its first request, and is closed if
+    none arrives at once.
 
     A client that reads nothing for some time, while the connection holds as much of its answers as it may,
     loses the connection at once.
@@ -29,7 +39,10 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
     Args:
         seconds: The limit for heads.
         send_seconds: The limit for answers.
+        max_connections: The most connections at once; None for any number.
     """
+    counted = None if max_connections is None else SharedLimit(max_connections)
+    refused: set[asyncio.Protocol] = set()
 
     class LimitedProtocol(HttpToolsProtocol):
         """A connection with the limits."""
@@ -37,14 +50,35 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
         _unread_timer: asyncio.TimerHandle | None = None
         _head_timer: asyncio.TimerHandle | None = None
         _head_begun = False
+        _client: str | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Begins the time of the first head."""
+            """Counts the connection, and begins the time of the first head."""
             super().connection_made(transport)
-            self._start_head_timer()
+            if counted is None or self._admitted(counted):
+                self._start_head_timer(seconds)
+            elif len(refused) < _MOST_REFUSED:
+                refused.add(self)
+                self.limit_concurrency = 0  # uvicorn answers its first request with 503
+                self._start_head_timer(min(seconds, _REFUSED_S))
+            else:
+                transport.abort()
+
+        def _admitted(self, connections: SharedLimit) -> bool:
+            """Counts the connection, unless its client has too many. Returns: whether it did."""
+            client = client_of(self.client[0] if self.client else "")
+            if not connections.admits(client, 1):
+                return False
+            self._client = client
+            connections.add(client, 1)
+            return True
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Ends the times."""
+            """Counts the connection no longer, and ends the times."""
+            refused.discard(self)
+            if counted is not None and self._client is not None:
+                counted.remove(self._client, 1)
+                self._client = None
             self._stop_head_timer()
             self._stop_unread_timer()
             super().connection_lost(exc)
@@ -69,7 +103,7 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
             """Reads data, and begins the time of the next head if no request is read or answered."""
             super().data_received(data)
             if self._head_timer is None and not self.transport.is_closing() and self.cycle.response_complete:
-                self._start_head_timer()
+                self._start_head_timer(seconds)
 
         def on_message_begin(self) -> None:
             """Notes that a head has begun."""
@@ -83,8 +117,8 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
             super().on_headers_complete()
             cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
 
-        def _start_head_timer(self) -> None:
-            self._head_timer = self.loop.call_later(seconds, self._expire_head)
+        def _start_head_timer(self, limit: float) -> None:
+            self._head_timer = self.loop.call_later(limit, self._expire_head)
 
         def _stop_head_timer(self) -> None:
             if self._head_timer is not None:
