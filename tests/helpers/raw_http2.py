@@ -10,7 +10,7 @@ from widepack_serve.rpc.schema import SERVICE
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4
-_END_HEADERS = 4
+_END_HEADERS, _ACKNOWLEDGED = 4, 1
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -46,6 +46,8 @@ class RawCalls:
         """Connects."""
         self._reader, self._writer = await self._opening
         self._writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        await self._reader.readexactly(9)  # the head of the settings of the server, which are acknowledged:
+        self._writer.write(_frame(_SETTINGS, _ACKNOWLEDGED, 0, b""))  # else it takes 64 KiB of a message
         return self
 
     def begin(self, message: bytes = b"", size: int = 0, method: str = "ModelInfer") -> None:
@@ -56,16 +58,19 @@ class RawCalls:
             data += _frame(_DATA, 0, self._stream, b"\0" + size.to_bytes(4, "big") + message)
         self._writer.write(data)
 
-    def go_on(self, message: bytes) -> None:
-        """Sends the rest of the message of the last call."""
-        self._writer.write(_frame(_DATA, 1, self._stream, message))
+    async def go_on(self, message: bytes, *, last: bool = False) -> None:
+        """Sends more of the message of the last call. last: whether it is the rest. Raises: OSError."""
+        self._writer.write(_frame(_DATA, last, self._stream, message))
+        await self._writer.drain()
 
-    async def received(self, seconds: float) -> bytes:
-        """Returns all that the server sends for some time."""
+    async def received(self, seconds: float, until: bytes | None = None) -> bytes:
+        """Returns what the server sends for some time, or until it has sent some bytes. Raises: OSError."""
         found, end = b"", time.monotonic() + seconds
         with contextlib.suppress(asyncio.TimeoutError):
-            while part := await asyncio.wait_for(self._reader.read(1 << 16), end - time.monotonic()):
+            while part := await asyncio.wait_for(self._reader.read(1 << 16), max(end - time.monotonic(), 0)):
                 found += part
+                if until is not None and until in found:
+                    break
         return found
 
     async def close(self) -> None:

@@ -121,7 +121,7 @@ def test_a_message_that_arrives_slowly_is_answered(models: dict[str, WideModel])
             raw.begin(data[:20], len(data))
             await raw.received(0.3)
             assert client.service.receiving.bytes == client.service.settings.max_body
-            raw.go_on(data[20:])
+            await raw.go_on(data[20:], last=True)
             assert b"raw_output" not in (got := await raw.received(0.5)) and b"output" in got
             assert client.service.receiving.bytes == 0
             await raw.close()
