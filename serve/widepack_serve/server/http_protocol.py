@@ -12,18 +12,16 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ..batching.shared_limit import SharedLimit, client_of
 from ..errors import TooSlow
 from ..protocol.response import document_body
 from ..rest.send import ABORT
+from .connections import Connections
 
-_MOST_REFUSED, _REFUSED_S = 256, 1.0
-"""How many connections beyond the limit stay open until they got their answer, and for how many seconds."""
+_REFUSED_S = 1.0
+"""For how long a connection beyond the limit may stay open without a request."""
 
 
-def protocol_class(
-    seconds: float, send_seconds: float, max_connections: int | None = None
-) -> type[HttpToolsProtocol]:
+def protocol_class(seconds: float, send_seconds: float, most: int | None = None) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with limits of the times in which a head must arrive, and answers be read.
 
     The time begins with the connection. On a connection that stays open, it begins with the first bytes after
@@ -39,10 +37,9 @@ def protocol_class(
     Args:
         seconds: The limit for heads.
         send_seconds: The limit for answers.
-        max_connections: The most connections at once; None for any number.
+        most: The most connections at once; None for any number.
     """
-    counted = None if max_connections is None else SharedLimit(max_connections)
-    refused: set[asyncio.Protocol] = set()
+    connections = Connections(most)
 
     class LimitedProtocol(HttpToolsProtocol):
         """A connection with the limits."""
@@ -50,35 +47,22 @@ def protocol_class(
         _unread_timer: asyncio.TimerHandle | None = None
         _head_timer: asyncio.TimerHandle | None = None
         _head_begun = False
-        _client: str | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Counts the connection, and begins the time of the first head."""
             super().connection_made(transport)
-            if counted is None or self._admitted(counted):
+            self._place = connections.place(self.client)
+            if self._place.closed:
+                transport.abort()
+            elif self._place.admitted:
                 self._start_head_timer(seconds)
-            elif len(refused) < _MOST_REFUSED:
-                refused.add(self)
+            else:
                 self.limit_concurrency = 0  # uvicorn answers its first request with 503
                 self._start_head_timer(min(seconds, _REFUSED_S))
-            else:
-                transport.abort()
-
-        def _admitted(self, connections: SharedLimit) -> bool:
-            """Counts the connection, unless its client has too many. Returns: whether it did."""
-            client = client_of(self.client[0] if self.client else "")
-            if not connections.admits(client, 1):
-                return False
-            self._client = client
-            connections.add(client, 1)
-            return True
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Counts the connection no longer, and ends the times."""
-            refused.discard(self)
-            if counted is not None and self._client is not None:
-                counted.remove(self._client, 1)
-                self._client = None
+            self._place.leave()
             self._stop_head_timer()
             self._stop_unread_timer()
             super().connection_lost(exc)
