@@ -13,11 +13,13 @@ _DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _END_HEADERS, _ACKNOWLEDGED = 4, 1
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Returns a frame of HTTP/2 (RFC 9113, 4.1)."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def _head(method: str) -> bytes:
+def head(method: str) -> bytes:
+    """Returns the headers of a call, as HPACK literals without indexing (RFC 7541, 6.2.2)."""
     rows = {
         ":method": "POST",
         ":scheme": "http",
@@ -45,22 +47,22 @@ class RawCalls:
     async def open(self) -> RawCalls:
         """Connects."""
         self._reader, self._writer = await self._opening
-        self._writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        self._writer.write(_PREFACE + frame(_SETTINGS, 0, 0, b""))
         await self._reader.readexactly(9)  # the head of the settings of the server, which are acknowledged:
-        self._writer.write(_frame(_SETTINGS, _ACKNOWLEDGED, 0, b""))  # else it takes 64 KiB of a message
+        self._writer.write(frame(_SETTINGS, _ACKNOWLEDGED, 0, b""))  # else it takes 64 KiB of a message
         return self
 
     def begin(self, message: bytes = b"", size: int = 0, method: str = "ModelInfer") -> None:
         """Begins a call. message: the first of `size` bytes."""
         self._stream += 2
-        data = _frame(_HEADERS, _END_HEADERS, self._stream, _head(method))
+        data = frame(_HEADERS, _END_HEADERS, self._stream, head(method))
         if size:
-            data += _frame(_DATA, 0, self._stream, b"\0" + size.to_bytes(4, "big") + message)
+            data += frame(_DATA, 0, self._stream, b"\0" + size.to_bytes(4, "big") + message)
         self._writer.write(data)
 
     async def go_on(self, message: bytes, *, last: bool = False) -> None:
         """Sends more of the message of the last call. last: whether it is the rest. Raises: OSError."""
-        self._writer.write(_frame(_DATA, last, self._stream, message))
+        self._writer.write(frame(_DATA, last, self._stream, message))
         await self._writer.drain()
 
     async def received(self, seconds: float, until: bytes | None = None) -> bytes:

@@ -138,15 +138,17 @@ def check_stopped_clients(server: ServeProcess) -> None:
             try:
                 asyncio.run(call())
             except grpc.aio.AioRpcError as error:
-                assert "were not read in time and are still kept" in str(error)
-                return most
+                if "were not read in time and are still kept" in str(error):
+                    return most
+                assert "rows wait" in str(error)  # the eight calls are not computed yet
+                time.sleep(0.1)
         pytest.fail("answers that nobody reads are not counted")
 
     asyncio.run(call())
     before = memory(server)
     for _ in range(2):
         with StoppedClient(server.grpc) as client:
-            client.send(f"/{SERVICE}/ModelInfer", [message] * 8)
+            client.send("ModelInfer", [message] * 8)
             assert largest_until_refused() - before < 300 * MB
             assert memory(server) - before < 300 * MB
         time.sleep(1)
