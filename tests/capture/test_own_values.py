@@ -204,7 +204,9 @@ def test_a_flag_of_the_first_call_is_no_literal_of_later_calls(tmp_path: Path) -
     torch.save(FirstCall().state_dict(), path)
     build: Any = widepack.build
     given = {"model": FirstCall, "sample": (X,), "race": False}
-    with pytest.raises(CaptureError, match="changes ready when forward runs"):
+    with pytest.raises(
+        CaptureError, match="of its own ready, and forward changes it.*save the members after a call"
+    ):
         build([path, path], tmp_path / "ens.wide", state=("mean",), **given)
     member = FirstCall()
     member(X)

@@ -7,7 +7,7 @@ torch.export holds becomes arithmetic over named dims. Capture has no side effec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -281,6 +281,7 @@ def _captured(
     module, entry, prefix, requests = attempt.module, exporter.entry, attempt.prefix, exporter.requests
     replaced = attempt.assigned - set(requests.buffers)
     changed = drop_first_changes(exported, exporter.make, call, entry, prefix, replaced)
+    literals = _literals(attempt, exported, changed, gradients=exporter.gradients)
     refuse_changes(exported, module, call, entry, prefix, changed)
     exported.graph.eliminate_dead_code()
     symbols = symbols_of(exported, call)
@@ -322,20 +323,27 @@ def _captured(
         classes=classes,
         frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
         makes=call.makes,
-        literals=_literals(attempt, exported, gradients=exporter.gradients),
+        literals=literals,
     )
 
 
 def _literals(
-    attempt: ExportAttempt, exported: torch.export.ExportedProgram, *, gradients: bool
+    attempt: ExportAttempt,
+    exported: torch.export.ExportedProgram,
+    assigned: Collection[str],
+    *,
+    gradients: bool,
 ) -> tuple[Literal, ...]:
-    """Returns what the code reads from the member's tensors. Raises: CaptureError if these change."""
+    """Returns what the code reads from the member's tensors. Raises: CaptureError if these change.
+
+    assigned: buffers that the module replaces by other tensors.
+    """
     module = attempt.module
     changed = {
         str(s.target).removeprefix(attempt.prefix)
         for s in exported.graph_signature.output_specs
         if s.kind is OutputKind.BUFFER_MUTATION
-    }
+    } | set(assigned)
     trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad and gradients}
     for literal in attempt.literals:
         for name in (n for n in literal.weights if n in changed | trained):
