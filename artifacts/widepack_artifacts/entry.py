@@ -30,6 +30,7 @@ from .fields import (
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
+from .literals import Literal, read_literal
 from .rows import Rows
 from .weight_table import ITEM_BYTES, KINDS
 from .wide_program import PATTERNS, WideProgram
@@ -150,16 +151,6 @@ class State:
         )
 
 
-class Literal(NamedTuple):
-    """A weight whose value the members' code reads, so that the programs hold for this value only.
-
-    `line` is the user's line that reads it, for people.
-    """
-
-    weight: str
-    line: str
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A named program over the artifact's weights.
@@ -175,7 +166,7 @@ class Entry:
     pt2: for each pattern the file of the torch.export program.
     state: the states of the entry; format 1.0 has none.
     rows: whether the rows of a batch are independent; None in formats before 1.2.
-    literals: the weights whose values belong to the programs; formats before 1.5 have none.
+    literals: what the members' code reads from their weights; formats before 1.5 have none.
     """
 
     inputs: tuple[Input, ...]
@@ -208,7 +199,7 @@ class Entry:
             "pt2": self.pt2,
             **({"state": [s.to_json() for s in self.state]} if self.state else {}),
             **({"rows": self.rows.to_json()} if self.rows is not None else {}),
-            **({"literals": [list(x) for x in self.literals]} if self.literals else {}),
+            **({"literals": [x.to_json() for x in self.literals]} if self.literals else {}),
         }
 
     @classmethod
@@ -252,7 +243,7 @@ class Entry:
             pt2=read_map(d["pt2"], f"{where}: pt2", lambda v, w: read_file_name(v, files, w)),
             state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if "state" in d else (),
             rows=Rows.from_json(d["rows"], f"{where}: rows") if "rows" in d else None,
-            literals=tuple(read_list(d.get("literals", []), f"{where}: literals", _read_literal)),
+            literals=tuple(read_list(d.get("literals", []), f"{where}: literals", read_literal)),
         )
         entry.check(members, where)
         return entry
@@ -351,12 +342,6 @@ def _read_input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
                 f"known: {guard_forms.some(dims) or 'none'}"
             )
     return str(value)
-
-
-def _read_literal(value: Any, where: str) -> Literal:
-    if not isinstance(value, list) or len(value) != 2:
-        raise manifest_error(f"{where}: expected [weight, line], got {str(value)[:60]}")
-    return Literal(read_name(value[0], where), read_text(value[1], where))
 
 
 def _read_parameter(value: Any, where: str) -> Parameter:

@@ -267,16 +267,13 @@ def _read_entries(
 
 def _check_initial_weights(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
     """Refuses a state whose initial weight is not stored, is Ragged, or has another type than the state,
-    and a
-    literal that is not stored or is Ragged.
+    and a literal over a weight that is not stored.
     """
     table = {w.name: w for w in weights if w.role != FACTOR}
     for name, entry in entries.items():
-        for weight, _ in entry.literals:
-            if weight not in table or table[weight].kind == "ragged":
-                raise manifest_error(
-                    f"entries: {name}: the literal {weight[:80]!r} is no stored weight of one shape"
-                )
+        for weight in (w for literal in entry.literals for w in literal.weights):
+            if weight not in table:
+                raise manifest_error(f"entries: {name}: the literal {weight[:80]!r} is no stored weight")
         for state in entry.state:
             if not state.initial:
                 continue

@@ -10,7 +10,7 @@ import torch
 from attacks import refused
 from forged import Forged, node, ref
 
-from widepack import load
+from widepack import ArtifactError, load
 from widepack.errors import MemberMismatch, UsageError
 from widepack_artifacts.rows import Rows
 from widepack_serve.catalog.layout import EntryLayout
@@ -71,6 +71,14 @@ def reading(literals: Any, version: tuple[int, int] = (1, 5)) -> Forged:
     return forged
 
 
+def nested(depth: int) -> Any:
+    return "inner.weight" if not depth else ["abs", nested(depth - 1)]
+
+
+def balanced(depth: int) -> Any:
+    return "inner.weight" if not depth else ["add", balanced(depth - 1), balanced(depth - 1)]
+
+
 @pytest.mark.parametrize(
     ("literals", "words"),
     [
@@ -79,6 +87,15 @@ def reading(literals: Any, version: tuple[int, int] = (1, 5)) -> Forged:
         ([["inner.weight", 3]], "expected"),
         ([["inner.weight", "\x1b[31m"]], "control characters"),
         ({"inner.weight": ""}, "literals"),
+        ([[["gt", 1, 0], ""]], "names no weight"),
+        ([[["save", "inner.weight"], ""]], "is not an expression"),
+        ([[["gt", "inner.weight"], ""]], "is not an expression"),
+        ([[["gt", "inner.weight", 2**63], ""]], "is outside 64 bits"),
+        ([[["gt", "inner.weight", None], ""]], "is not an expression"),
+        ([[[["gt"], "inner.weight", 0], ""]], "is not an expression"),
+        ([[["gt", "zz", 0], ""]], "the literal 'zz' is no stored weight"),
+        ([[nested(17), ""]], "over 16 deep"),
+        ([[balanced(6), ""]], "over 64 terms"),
     ],
 )
 def test_literals_of_wrong_forms(tmp_path: Path, literals: Any, words: str) -> None:
@@ -87,6 +104,21 @@ def test_literals_of_wrong_forms(tmp_path: Path, literals: Any, words: str) -> N
 
 def test_literals_in_an_older_format(tmp_path: Path) -> None:
     refused(reading([["inner.weight", ""]], (1, 4)).save(tmp_path), "literals")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        ["bitwise_not", "inner.weight"],
+        ["add", "inner.weight", "inner.bias"],
+        ["bool", ["gt", ["max", "inner.weight"], ["add", 1, 1]]],
+    ],
+)
+def test_literals_that_cannot_be_computed(tmp_path: Path, expression: Any) -> None:
+    ens = load(reading([[expression, ""]]).save(tmp_path / "forged"), backend="eager")
+    torch.save(ens.state_dict(1), tmp_path / "other.pt")
+    with pytest.raises(ArtifactError, match="the literal .* cannot be computed"):
+        ens.swap(0, tmp_path / "other.pt")
 
 
 def test_a_false_claim_of_literals_refuses_members_and_changes_no_answer(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_golden_artifact_has_its_versions_and_extra_state() -> None:
 
 def test_a_golden_artifact_refuses_members_with_other_values_of_its_literals(tmp_path: Path) -> None:
     ens = load(golden("literals"), backend="eager")
-    assert [x.weight for x in ens.manifest.entries["forward"].literals] == ["steps"]
+    assert [x.expression for x in ens.manifest.entries["forward"].literals] == ["steps"]
     for steps, message in ((3, "It is 2 in the artifact, and 3 in"), (2, "")):
         torch.save({**ens.state_dict(1), "steps": torch.tensor(steps)}, tmp_path / "new.pt")
         with pytest.raises(MemberMismatch, match=message) if message else nullcontext():

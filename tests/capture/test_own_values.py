@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,24 @@ class BranchOnWeight(nn.Module):
         return x * self.scale if self.scale > 0 else x
 
 
+class BranchOn(nn.Module):
+    """Branches on a condition over its buffers `scale` and `mask`."""
+
+    scale: Tensor
+    mask: Tensor
+
+    def __init__(self, condition: Callable[[Any], Any], width: int = 6) -> None:
+        super().__init__()
+        self.condition = condition
+        self.linear = nn.Linear(6, width)
+        self.register_buffer("scale", torch.tensor(1.0))
+        self.register_buffer("mask", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y * self.scale if self.condition(self) else y - self.mask
+
+
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(7))
 
 
@@ -74,7 +94,7 @@ def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, shar
     ens = widepack.load(path)
     for y, one in zip(ens(X), paths):
         torch.testing.assert_close(y, alone(one))
-    assert {x.weight for x in ens.manifest.entries["forward"].literals} == {"ready", "steps"}
+    assert [x.text for x in ens.manifest.entries["forward"].literals] == ["ready", "steps"]
     other = r"value of steps at test_own_values.py:\d+ in forward.*It is 2 in the artifact, and 3 in "
     with pytest.raises(MemberMismatch, match=other):
         ens.swap(0, paths[2])
@@ -184,10 +204,97 @@ def test_a_flag_of_the_first_call_is_no_literal_of_later_calls(tmp_path: Path) -
     torch.save(FirstCall().state_dict(), path)
     build: Any = widepack.build
     given = {"model": FirstCall, "sample": (X,), "race": False}
-    with pytest.raises(CaptureError, match="changes ready when forward runs"):
+    with pytest.raises(
+        CaptureError, match="of its own ready, and forward changes it.*save the members after a call"
+    ):
         build([path, path], tmp_path / "ens.wide", state=("mean",), **given)
     member = FirstCall()
     member(X)
     torch.save(member.state_dict(), path)
     build([path, path], tmp_path / "ens.wide", **given)
     torch.testing.assert_close(widepack.load(tmp_path / "ens.wide")(2 * X)[1], member(2 * X).detach())
+
+
+def written_view(m: Any) -> Any:
+    """The sum is positive whatever the sign of the mask is: a view of a copy was written into."""
+    copy = m.mask.clone()
+    view = copy.detach()
+    copy.mul_(copy)
+    return view.sum() > 0
+
+
+CONDITIONS: dict[str, Callable[[Any], Any]] = {
+    "scale > 0": lambda m: m.scale > 0,
+    "scale >= 0.5": lambda m: (m.scale >= 0.5).item(),
+    "(mask > 0).sum()": lambda m: int((m.mask > 0).sum()) > 3,
+    "((mask > -9) & (mask < 9)).all()": lambda m: torch.all((m.mask > -9) & (m.mask < 9)),
+    "(mask.abs() == mask).all()": lambda m: torch.equal(m.mask.abs(), m.mask),
+    "((mask * 2) - scale).mean() > 0": lambda m: (m.mask * 2 - m.scale).mean() > 0,
+    "mask.isnan().any()": lambda m: not torch.isnan(m.mask.detach()).any(),
+    "scale": lambda m: m.scale,
+}
+
+
+def members_of(folder: Path, model: Callable[[], nn.Module], *scales: float) -> list[str]:
+    """Saves a member for each scale; its mask has the same value everywhere."""
+    paths = []
+    for i, scale in enumerate(scales):
+        torch.manual_seed(i)
+        member: Any = model()
+        member.scale.fill_(scale)
+        member.mask.fill_(scale)
+        paths.append(str(folder / f"{i}.pt"))
+        torch.save(member.state_dict(), paths[-1])
+    return paths
+
+
+def check_members(ens: Any, model: Callable[[], nn.Module], paths: list[str]) -> None:
+    for y, path in zip(ens(X), paths):
+        member = model()
+        member.load_state_dict(torch.load(path))
+        with torch.no_grad():
+            torch.testing.assert_close(y, member(X))
+
+
+def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return BranchOn(lambda m: all(bool(one(m)) for one in CONDITIONS.values()))
+
+    paths = members_of(tmp_path, model, 1.0, 2.0, 3.0, -2.0, 10.0, float("nan"), 0.0)
+    path = tmp_path / "ens.wide"
+    widepack.build(paths[:2], path, model=model, sample=(X,), race=False)
+    ens = widepack.load(path)
+    assert [x.text for x in ens.manifest.entries["forward"].literals] == list(CONDITIONS)
+    check_members(ens, model, paths[:2])
+    ens.swap(0, paths[2])
+    check_members(ens, model, [paths[2], paths[1]])
+    for other, text in zip(paths[3:], ("scale > 0", "((mask > -9)", "scale > 0", "scale > 0")):
+        with pytest.raises(MemberMismatch, match=f"reads {re.escape(text)}.*is True in .*, and False in"):
+            ens.swap(0, other)
+    check_members(ens, model, [paths[2], paths[1]])
+    with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in 0, and False in 3"):
+        widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False, force=True)
+
+
+def test_a_condition_without_an_expression_needs_equal_values(tmp_path: Path) -> None:
+    for condition in (written_view, lambda m: m.mask.cumsum(0)[-1] > 0, lambda m: m.scale.item() > 0):
+        model = partial(BranchOn, condition)
+        paths = members_of(tmp_path, model, 1.0, -1.0)
+        with pytest.raises(MemberMismatch, match="the value of (mask|scale)"):
+            widepack.build(paths, tmp_path / "ens.wide", model=model, sample=(X,))
+
+
+@pytest.mark.extended
+def test_members_of_other_shapes_that_take_the_same_branch(tmp_path: Path) -> None:
+    def model(state_dict: Any) -> nn.Module:
+        return BranchOn(lambda m: (m.mask > 0).all(), len(state_dict["mask"]))
+
+    (tmp_path / "wide").mkdir()
+    paths = members_of(tmp_path, partial(model, {"mask": torch.ones(6)}), 1.0, 2.0, -1.0)
+    paths += members_of(tmp_path / "wide", partial(model, {"mask": torch.ones(8)}), 3.0)
+    path = tmp_path / "ens.wide"
+    widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False)
+    ens = widepack.load(path)
+    ens.swap(0, paths[1])
+    with pytest.raises(MemberMismatch, match="It is True in the artifact, and False"):
+        ens.swap(0, paths[2])

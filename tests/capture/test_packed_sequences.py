@@ -146,9 +146,11 @@ def test_a_server_answers_400_to_lengths_that_torch_refuses(ordered: tuple[list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["compile", "aot"])
+@pytest.mark.parametrize("backend", ["compile", "aot", "onnxruntime"])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_compiled_programs_refuse_the_lengths_too(tmp_path: Path, backend: str, in_order: bool) -> None:
+    for package in ("onnxruntime", "onnx", "onnxscript") if backend == "onnxruntime" else ():
+        pytest.importorskip(package, reason=f"backend onnxruntime needs {package}: the extra onnx")
     members, path = built(tmp_path, lambda: Last(in_order), (X, SORTED))
     ens = widepack.load(path, backend=backend, compile="now")
     given = SORTED if in_order else UNSORTED
@@ -175,6 +177,9 @@ def test_a_total_length_below_the_steps_refuses_longer_lengths(tmp_path: Path) -
         members[0](X, UNSORTED)
     with pytest.raises(widepack.InputError, match="lengths contains 5; 1 to 4 are possible"):
         ens(X, UNSORTED)
+    why = r"sort.*computes along the rows; pack_padded_sequence with enforce_sorted=False sorts the batch"
+    with pytest.raises(widepack.UsageError, match=f"(?s)cannot be routed.*{why}"):
+        ens.route(X, lengths, member=torch.tensor([0, 1, 1, 0]))
 
 
 class Fields(Last):

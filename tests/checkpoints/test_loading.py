@@ -308,15 +308,28 @@ def test_a_hook_that_reads_a_value_needs_the_model(tmp_path: Path) -> None:
     same(ens(x)[0], loaded(Flagged, paths[1]), x)
 
 
-def test_extra_state_that_differs_is_not_swapped(tmp_path: Path) -> None:
-    paths = save(tmp_path, [scaled(0), scaled(1), {**scaled(2), "_extra_state": {"scale": 5.0}}])
+def test_extra_state_that_differs_is_swapped_if_no_answer_depends_on_it(tmp_path: Path) -> None:
+    unread = {**scaled(2)["_extra_state"], "classes": ["c"]}
+    others = [{**scaled(2), "_extra_state": extra} for extra in ({"scale": 5.0}, unread, {"classes": 1})]
+    paths = save(tmp_path, [scaled(0), scaled(1), *others])
     widepack.build(paths[:2], tmp_path / "e.wide", model=Scaled, **QUICK)
     ens = widepack.load(tmp_path / "e.wide")
-    for model in (None, Scaled):
-        with pytest.raises(MemberMismatch, match=r"other extra state than the members \(_extra_state\)"):
-            ens.swap(0, paths[2], model=model)
+    refusal = r"other extra state than the members \(_extra_state\)"
+    for path, model, why in (
+        (paths[2], None, ", and the model may use it in forward"),
+        (paths[3], None, ", and the model may use it in forward"),
+        (paths[2], Scaled, ", and its answers depend on it"),
+    ):
+        with pytest.raises(MemberMismatch, match=refusal + why):
+            ens.swap(0, path, model=model)
+    with pytest.raises(MemberMismatch, match="its module fails at the probe's inputs.*KeyError: 'scale'"):
+        ens.swap(0, paths[4], model=Scaled)
     with pytest.raises(widepack.WidepackError):  # its own module does not answer as the program
         widepack.update(tmp_path / "e.wide", {0: paths[2]}, model=Scaled)
+    ens.swap(0, paths[3], model=Scaled)
+    x = torch.randn(5, 4)
+    same(ens(x)[0], loaded(Scaled, paths[3]), x)
+    assert ens.state_dict(0)["_extra_state"]["classes"] == ["c"]
     extra: Any = ens.state_dict(1)["_extra_state"]
     assert extra["classes"] == ["a", "b"]
     assert torch.equal(extra["counts"], torch.arange(3))

@@ -276,9 +276,20 @@ class InTheThread(InItsClass):
         return self.b(_LOCAL.net.a(x))  # type: ignore[no-any-return]
 
 
+class InItsOwnThread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.held = layer(), threading.local()
+        self.held.layer = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.held.layer(x)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (InItsOwnThread, r"was not found. A possible place: held is a threading.local, whose content"),
         (InItsClass, r"reads of the original: the member itself \(as InItsClass.last\)"),
         (InTheThread, "Where the copy reads the original was not found"),
     ],

@@ -65,6 +65,8 @@ def test_delimiters_and_decimals(folder: Path, net: WideModel, pa: Any) -> None:
     source = csv(text)
     refused(InputError, r"row 0 .*column f0: .*'1,5'; give decimal=',' \(--decimal ,\)", net, source, "o.csv",
             delimiter=";", inputs={"x": "f0..f5"})  # fmt: skip  # a call in two lines
+    refused(UsageError, r"column f0 has '1,5': give decimal=',' \(--decimal ,\)", net, source, "o.csv",
+            delimiter=";", ids=["id"])  # fmt: skip  # a call in two lines
     for word in ("", ";;", "a", "1", '"', "\n", 3):
         refused(UsageError, "is no delimiter", net, source, "o.csv", delimiter=word)
     refused(UsageError, "decimal=';' is unknown", net, source, "o.csv", decimal=";")

@@ -86,7 +86,8 @@ def test_what_the_loader_refuses_stays_unpublished(
     monkeypatch.setattr(probe, "check", refuses)
     change = HOW.get(how, lambda out, paths, new: widepack.drop(out, ["2"]))
     with pytest.raises(
-        VerificationError, match=r"(?s)load would refuse.*Member 1 is the checkpoint .*1.pt"
+        VerificationError,
+        match=r"(?s)load would refuse.*It is the answer of member 1, the checkpoint .*1.pt; please report it",
     ) as found:
         change(out, paths, new)
     assert len(str(found.value).splitlines()) <= 5

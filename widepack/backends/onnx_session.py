@@ -25,7 +25,7 @@ from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat, flatten
 from .index_flags import is_flagged
 from .onnx_model import in_order, onnx_model, session, where_mapped
-from .task import Task, Unavailable, first_line, sizes_to_try, words
+from .task import Task, Unavailable, first_cause, first_line, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
@@ -132,7 +132,7 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
     except Exception as e:
         raise LoweringError(
             f"torch {torch.__version__} cannot write {task.title} as an ONNX file that ONNX Runtime "
-            f"runs: {type(e).__name__}: {first_line(e)}; load with backend='eager'"
+            f"runs: {first_cause(e)}; load with backend='eager'"
         ) from e
     return {**record, "least": _agree(task, flat, run)}
 

@@ -141,10 +141,20 @@ def words(sizes: Sizes) -> str:
     return ", ".join(f"{d} = {s}" for d, s in sizes.items())
 
 
-def first_line(e: Exception) -> str:
+def first_line(e: BaseException) -> str:
     """The first line of the message of an exception."""
     lines = [line.strip() for line in _COLORS.sub("", str(e)).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
+
+
+def first_cause(e: BaseException) -> str:
+    """The class and the first line of the error that others were raised from.
+
+    Errors of torch's exporters name only the stage that failed.
+    """
+    while e.__cause__ is not None:
+        e = e.__cause__
+    return f"{type(e).__name__}: {first_line(e)}"
 
 
 @contextlib.contextmanager

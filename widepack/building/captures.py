@@ -77,7 +77,7 @@ def _merged(captured: Sequence[Captured], bounds: Mapping[str, Bounds]) -> Captu
     for other in captured[1:]:
         dims = {d: _intersection(dims[d], other.dims[d][:2]) for d in dims}
     guards = {str(g.expr): g for c in captured for g in c.guards}
-    literals = {x.name: x for c in captured for x in c.literals}
+    literals = {x.expression: x for c in captured for x in c.literals}
     return replace(first, dims=dims, guards=tuple(guards.values()), literals=tuple(literals.values()))
 
 

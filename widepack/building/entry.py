@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.entry import Literal, Parameter
+from widepack_artifacts.entry import Parameter
+from widepack_artifacts.literals import Literal
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
@@ -91,11 +92,12 @@ class BuildEntry(MemberPrograms):
 
     @property
     def literals(self) -> tuple[Literal, ...]:
-        """The weights whose values the members' code reads. Tensors that no checkpoint has are not among
+        """What the members' code reads from their weights. Tensors that no checkpoint has are not among
         them.
         """
-        rows = [(self.table.by_name.get(x.name), x.line) for x in self.first.literals]
-        return tuple(Literal(r.weight.name, line) for r, line in rows if r and r.weight.role != "constant")
+        rows = self.table.by_name
+        stored = {n: r.weight.name for n, r in rows.items() if r.weight.role != "constant"}
+        return tuple(x.renamed(stored) for x in self.first.literals if stored.keys() >= {*x.weights})
 
     @property
     def result(self) -> Tree:

@@ -7,7 +7,7 @@ torch.export holds becomes arithmetic over named dims. Capture has no side effec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.entry import Parameter
 from widepack_artifacts.guards import letters, of_small_sizes
+from widepack_artifacts.literals import Literal
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
@@ -41,7 +42,6 @@ from .export import run_once
 from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
 from .member_exporter import ExportAttempt, MemberExporter, has_dataclass
 from .named_fields import Make
-from .patches.member_values import Literal
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .state import (
     StateMatching,
@@ -77,7 +77,7 @@ class Captured:
         frees_graph: Forward takes derivatives and frees what autograd recorded, so that no gradient flows
             back through its answers.
         makes: As `MemberCall` has it.
-        literals: The member's tensors whose values its code reads, so that they belong to the program.
+        literals: What its code reads from the member's own tensors, so that it belongs to the program.
     """
 
     program: Program
@@ -281,6 +281,7 @@ def _captured(
     module, entry, prefix, requests = attempt.module, exporter.entry, attempt.prefix, exporter.requests
     replaced = attempt.assigned - set(requests.buffers)
     changed = drop_first_changes(exported, exporter.make, call, entry, prefix, replaced)
+    literals = _literals(attempt, exported, changed, gradients=exporter.gradients)
     refuse_changes(exported, module, call, entry, prefix, changed)
     exported.graph.eliminate_dead_code()
     symbols = symbols_of(exported, call)
@@ -322,33 +323,40 @@ def _captured(
         classes=classes,
         frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
         makes=call.makes,
-        literals=_literals(attempt, exported, gradients=exporter.gradients),
+        literals=literals,
     )
 
 
 def _literals(
-    attempt: ExportAttempt, exported: torch.export.ExportedProgram, *, gradients: bool
+    attempt: ExportAttempt,
+    exported: torch.export.ExportedProgram,
+    assigned: Collection[str],
+    *,
+    gradients: bool,
 ) -> tuple[Literal, ...]:
-    """Returns the member's tensors whose values its code reads. Raises: CaptureError if they change."""
+    """Returns what the code reads from the member's tensors. Raises: CaptureError if these change.
+
+    assigned: buffers that the module replaces by other tensors.
+    """
     module = attempt.module
     changed = {
         str(s.target).removeprefix(attempt.prefix)
         for s in exported.graph_signature.output_specs
         if s.kind is OutputKind.BUFFER_MUTATION
-    }
+    } | set(assigned)
     trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad and gradients}
     for literal in attempt.literals:
-        if literal.name in changed | trained:
+        for name in (n for n in literal.weights if n in changed | trained):
             what, instead = reads(literal.line)
             why = "it is a parameter, which trains"
-            if literal.name in changed:
+            if name in changed:
                 why = "forward changes it"
                 instead = (
                     "If the first call sets it, save the members after a call, so that the branch is not "
                     "taken; otherwise take this code out of forward"
                 )
             raise CaptureError(
-                f"{type(module).__name__} {what} at {literal.line}: of its own {literal.name}, and "
+                f"{type(module).__name__} {what} at {literal.line}: of its own {name}, and "
                 f"{why}, so its "
                 f"value is no constant of the program. {instead}"
             )

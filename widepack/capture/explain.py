@@ -270,7 +270,8 @@ def no_form(op: str, name: str, module: nn.Module, frame: str, of_value: bool = 
 
 def is_of_data(error: Exception) -> bool:
     """Whether an export failed because the member's code reads a value as a number, or branches on it."""
-    return any(word in str(error) for word in _DATA_DEPENDENT)
+    of_op = type(error).__name__ == "DataDependentOutputException"  # of `torch.equal`
+    return of_op or any(word in str(error) for word in _DATA_DEPENDENT)
 
 
 def is_specialized(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Checks that members agree in the tensors whose values their code reads.
+"""Checks that members agree in what their code reads from their own tensors.
 
 The program was captured with the values of one member: a branch on them went one way.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..checkpoints.differences import bit_equal
-from ..checkpoints.literals import other_literal
+from ..checkpoints.literals import other_literal, value_read
 from .capture import Captured
 from .module_tensors import tensors_of
 
@@ -25,20 +25,21 @@ def check_literals(
     names: Of all members.
     Raises: MemberMismatch.
     """
-    first = _values(captured, member(members[0])) if captured.literals else {}
+    first = _values(captured, member(members[0])) if captured.literals else []
     for i in members[1:] if captured.literals else ():
-        other = _values(captured, member(i))
-        for literal in captured.literals:
-            a, b = first[literal.name], other.get(literal.name)
-            if b is None or not bit_equal(a, b):
-                raise other_literal(literal.name, literal.line, (names[members[0]], a), (names[i], b))
+        for literal, a, b in zip(captured.literals, first, _values(captured, member(i))):
+            if a is None or b is None or not bit_equal(a, b):
+                raise other_literal(literal, (names[members[0]], a), (names[i], b))
 
 
-def _values(captured: Captured, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a member whose values its code reads, by name."""
+def _values(captured: Captured, module: nn.Module) -> list[torch.Tensor | None]:
+    """Returns what a member's code reads, for each literal; None where the member lacks a tensor for it."""
     known = {
         **dict(tensors_of(module)),
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    return {x.name: known[x.name].detach() for x in captured.literals if x.name in known}
+    return [
+        value_read(x.expression, known.__getitem__) if known.keys() >= {*x.weights} else None
+        for x in captured.literals
+    ]

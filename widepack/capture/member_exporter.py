@@ -18,6 +18,8 @@ from torch.distributions import Distribution
 from torch.export import Dim
 from torch.nn.utils.rnn import PackedSequence
 
+from widepack_artifacts.literals import Literal
+
 from ..ir.torch_internals import buffers_of, is_fake, parameters_of, submodules_of
 from ..spec.entries import FORWARD, method_of
 from .attributes import attributes_of
@@ -26,7 +28,7 @@ from .derivatives import DerivativesTaken, derivatives_watched, takes_derivative
 from .explain import has_no_derivative, is_of_data
 from .export import calm, export
 from .export_events import ExportEvents, watched
-from .patches.member_values import Literal, MemberValues, values_read
+from .patches.member_values import MemberValues, values_read
 from .patches.numbers import Names, conversions, numbers_kept
 from .patches.row_branches import rows_assumed
 from .row_runs import same_without_rows
@@ -41,7 +43,7 @@ class ExportAttempt:
     attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
     derivatives: whether the export is below autograd. differentiated: the derivatives that forward took.
     wrapped: whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other
-    tensors. literals: the member's own tensors whose values its code read.
+    tensors. literals: what its code read from the member's own tensors.
     """
 
     module: nn.Module

@@ -170,10 +170,7 @@ class _ProgramInputs:
         """Returns the name, role and tensor of a parameter, buffer or constant of the export."""
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         if spec.kind not in kinds or spec.target is None:
-            raise CaptureError(
-                f"{type(self._module).__name__} holds {spec.target!r}, a {spec.kind.name.lower()}, which has "
-                "no form in an artifact; keep tensors in parameters, buffers and plain attributes"
-            )
+            raise CaptureError(_no_form_of(self._module, spec))
         name = spec.target.removeprefix(self._prefix)
         if spec.kind is not InputKind.CONSTANT_TENSOR:
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
@@ -313,6 +310,28 @@ def _constant(argument: Any) -> Any:
     if not (value is None or isinstance(value, (bool, int, float, str))):
         raise CaptureError(f"an output is a {type(value).__name__}; {_OUTPUTS_ARE}")
     return value
+
+
+def _no_form_of(module: nn.Module, spec: InputSpec) -> str:
+    """The message for an object that an export reads from a member and that is no tensor."""
+    name = type(module).__name__
+    generators = [
+        f"{path}.{key}" if path else key
+        for path, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, torch.Generator)
+    ]
+    if generators:
+        return (
+            f"{name} draws random numbers with a torch.Generator of its own ({', '.join(generators[:5])}),"
+            " whose state has no form in an artifact. Draw with torch's default generator and build with"
+            ' dropout="on" (--dropout on), or make what it draws an input'
+        )
+    kind = str(spec.kind.name).lower().replace("_", " ")
+    return (
+        f"{name} reads an object that is no tensor ({kind} {spec.target}, as torch.export calls it), which"
+        " has no form in an artifact; keep tensors in parameters, buffers and plain attributes"
+    )
 
 
 @dataclass(frozen=True)

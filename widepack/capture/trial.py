@@ -29,6 +29,7 @@ from .derivatives import weights_fixed
 from .explain import first_line, user_frame, way_out
 
 _SECONDS = 5.0  # for all runs together: a slow member is run at fewer sizes
+_NOT_A_TENSOR = re.compile(r"argument .* must be (bool|int|float), not Tensor")
 _SMALL = 32  # all sizes up to this one are tried
 _COMMON = (48, 49, 50, 64, 96, 100, 128, 192, 196, 197, 224, 256, 384, 512, 577, 1024)
 
@@ -153,9 +154,12 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
     """The message for a member that fails at all sizes that were tried."""
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
+    way = f"Describe inputs that it takes{sizes if example else ''}"
+    if wanted := _NOT_A_TENSOR.search(failure.reason):
+        way = f"torch takes no tensor there: write {wanted[1]}(...) around it, if it is the member's own"
     return (
         f"{failure.name} fails on the example{f' ({example})' if example else ''}, also without "
-        f"widepack{failure.at}: {failure.reason}. Describe inputs that it takes{sizes if example else ''}"
+        f"widepack{failure.at}: {failure.reason}. {way}"
     )
 
 

@@ -11,6 +11,7 @@
 | `differences.py` | Finds the differences between checkpoints, or between checkpoints and the model |
 | `discovery.py` | Opens the checkpoints that a user names, and derives the members' names |
 | `extra_state.py` | Stores the extra state of members as data |
+| `other_extra_state.py` | Makes a new member with the extra state of another member |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers |
 | `hugging_face_config.py` | Reads the config.json of a Hugging Face folder, which may be untrusted |

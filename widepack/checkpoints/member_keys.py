@@ -21,10 +21,12 @@ from torch import nn
 
 from .state_dict import (
     AUTOMATIC_KEYS,
+    PARAMETERS,
     PickedStateDict,
     RefusedFile,
     as_tensor,
     follow,
+    joined,
     state_dict_in,
 )
 
@@ -81,20 +83,14 @@ def _names(value: object) -> list[str]:
 def stacked_state(found: object, base: str) -> PickedStateDict:
     """Returns a stacked state dict. Parameters and buffers in two dicts are one. Raises: RefusedFile."""
     inside = follow(found, base) if base else found
-    pair = isinstance(inside, Mapping) and set(inside) == {"params", "buffers"}
-    parts = list(inside.values()) if pair and isinstance(inside, Mapping) else inside
-    if isinstance(parts, (list, tuple)) and parts and all(_is_flat(part) for part in parts):
-        merged = {name: tensor for part in parts for name, tensor in part.items()}
-        if len(merged) == sum(map(len, parts)):
-            inside = merged
-    picked = state_dict_in(inside) if isinstance(inside, (Mapping, nn.Module)) else None
+    above, _, last = base.rpartition(".")
+    outside = follow(found, above) if above else found
+    if last in PARAMETERS and joined(outside) is not None:
+        inside = outside  # the buffers of these parameters
+    picked = state_dict_in(tuple(inside) if isinstance(inside, list) else inside)
     if picked is None:
         raise RefusedFile(f"has no state dict {f'at {base!r}' if base else 'at its top'} to take slices of")
     return picked
-
-
-def _is_flat(value: object) -> bool:
-    return isinstance(value, Mapping) and all(as_tensor(v) is not None for v in value.values())
 
 
 def _members(state: PickedStateDict, base: str) -> int:

@@ -108,13 +108,14 @@ def newcomer(
     manifest = artifact.manifest
     if constants := [w.name for w in manifest.member_weights if w.role == CONSTANT and w.kind != SHARED]:
         source = (
-            "They are the extra state of the checkpoints, and an artifact takes other weights only"
+            "They are the extra state of the checkpoints"
             if all(_in_extra_state(artifact, name) for name in constants)
             else "The weights of a checkpoint do not give them, only the model's code does"
         )
         raise MemberMismatch(
             f"checkpoint {path}: forward reads constants that differ from member to member"
-            f" ({', '.join(constants[:5])}). {source}: build the artifact again with all its checkpoints"
+            f" ({', '.join(constants[:5])}). {source}, and an artifact takes other weights only, also with a"
+            " model: build the artifact again with all its checkpoints"
         )
     merged = opened is not None  # an adapter over the artifact's own base
     opened = opened or how.open(path)

@@ -34,6 +34,7 @@ AUTOMATIC_KEYS = (
     "weights",
     "params",
 )
+PARAMETERS = ("params", "parameters")
 SAVE = "save the weights alone: torch.save(model.state_dict(), path)"
 UNQUANTIZED = (
     "widepack reads floating weights and does not quantize; give the checkpoint from before"
@@ -146,13 +147,13 @@ def pick(found: object, key: str | None) -> PickedStateDict:
     """Returns the state dict in the content of a file. Raises: RefusedFile that lists the possible keys."""
     if isinstance(found, torch.Tensor):
         raise RefusedFile(f"has a single tensor, {info_of(found)}, not a state dict; {SAVE}")
-    if not isinstance(found, (Mapping, nn.Module)) and not (key and isinstance(found, (list, tuple))):
+    whole = isinstance(found, (Mapping, nn.Module)) or joined(found) is not None
+    if not whole and not (key and isinstance(found, (list, tuple))):
         raise RefusedFile(f"has {an(found)}, not a state dict; {_several(found) or SAVE}")
     if not key:
-        assert not isinstance(found, (list, tuple))
         if (chosen := state_dict_in(found)) is not None:
             return chosen
-        assert isinstance(found, Mapping)  # `state_dict_in` never returns None for a module
+        assert isinstance(found, Mapping)  # `state_dict_in` never returns None for the others
         if not found:
             raise RefusedFile("has an empty dict, no tensors")
         if packed := _packed(found):
@@ -170,7 +171,7 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         )
     if inside is None:
         raise RefusedFile(f"has no {key!r}.{_hint(found) or ' It has ' + _listed(found) + '.'}")
-    chosen = state_dict_in(inside) if isinstance(inside, (Mapping, nn.Module)) else None
+    chosen = state_dict_in(inside)
     if chosen is None:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
@@ -206,14 +207,15 @@ def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
     return ""
 
 
-def state_dict_in(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
+def state_dict_in(value: object) -> PickedStateDict | None:
     """Returns the state dict in a value by rules 2 and 3 of the module's docstring.
 
     Returns: None if the user must choose, or nothing is found.
     """
     if (own := _state(value)) is not None:
         return own
-    assert isinstance(value, Mapping)
+    if not isinstance(value, Mapping):
+        return None
     inside = dict(_dicts(value))
     usual = [path for path in inside if all(part in AUTOMATIC_KEYS for part in path.split("."))]
     if len(usual) != 1:
@@ -236,6 +238,7 @@ def _alike(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
 def _state(value: object) -> PickedStateDict | None:
     """Returns the value as a state dict, or None."""
+    value = joined(value) or value
     if isinstance(value, nn.Module):
         module = (
             value.module
@@ -252,6 +255,22 @@ def _state(value: object) -> PickedStateDict | None:
     tensors, extra = _tensors(value), _extra(value)
     whole = tensors and len(tensors) + len(extra) == len(value)
     return PickedStateDict(tensors, None, _versions(value), extra=extra) if whole else None
+
+
+def joined(value: object) -> dict[str, Any] | None:
+    """Returns parameters and buffers that a value has in two dicts as one dict; None for another value.
+
+    The dicts are at the keys `params` (or `parameters`) and `buffers`, or a tuple, as
+    `torch.func.stack_module_state` returns it.
+    """
+    parts: Sequence[object] = value if type(value) is tuple else ()
+    if isinstance(value, Mapping):
+        parts = [value[key] for key in (*PARAMETERS, "buffers") if key in value]
+        parts = parts if "buffers" in value else ()
+    dicts = [p for p in parts if isinstance(p, Mapping) and len(_tensors(p)) == len(p)]
+    if len(parts) != 2 or len(dicts) != 2 or not dicts[0] or set(dicts[0]) & set(dicts[1]):
+        return None
+    return {**dicts[0], **dicts[1]}
 
 
 def _tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ _COUNTER = "num_batches_tracked"
 _NORM_VERSION = 2  # of the norms of torch, which have the counter since then
 _CODE = "name the model, whose code does it: --model in a command, model= in Python"
 
-_COMPARE = "`widepack update` and `append` with --model compare the member's own module"
+_COMPARE = "With the model's code its answers are compared: model= in Python, --model in a command"
 
 
 def with_counters(checkpoint: Checkpoint, expected: Iterable[str]) -> Checkpoint:

@@ -23,7 +23,7 @@ import torch
 
 from ..backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
 from ..backends.onnx_model import OnnxModel, in_order, onnx_model, session
-from ..backends.task import first_line
+from ..backends.task import first_cause, first_line
 from ..errors import LoweringError, UsageError, WidepackError
 from ..ir.fake_values import CPU
 from ..kernels.decompose import decompose
@@ -136,8 +136,7 @@ def _translate(subject: ExportSubject, flat: Flat, opset: int) -> OnnxModel:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{subject.title} cannot be written as ONNX by torch {torch.__version__}: {type(e).__name__}: "
-            f"{first_line(_root_cause(e))}"
+            f"{subject.title} cannot be written as ONNX by torch {torch.__version__}: {first_cause(e)}"
         ) from e
     needed = translated.model.opset_imports.get("")
     if needed != opset:
@@ -146,13 +145,6 @@ def _translate(subject: ExportSubject, flat: Flat, opset: int) -> OnnxModel:
             f"torch {torch.__version__} cannot convert it"
         )
     return translated
-
-
-def _root_cause(e: BaseException) -> Any:
-    """Returns the first error of a chain: the errors of torch's exporter name only the stage that failed."""
-    while e.__cause__ is not None:
-        e = e.__cause__
-    return e
 
 
 def check(subject: ExportSubject, path: Path, written: WrittenOnnx) -> str:

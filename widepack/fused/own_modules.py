@@ -7,8 +7,10 @@ The weights are swapped into the user's own tensors and out again, and all else 
 
 from __future__ import annotations
 
+import contextvars
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -152,7 +154,18 @@ def _still_used(member: nn.Module, skeleton: ModuleSkeleton) -> str:
     own |= {id(part): n or "the member itself" for n, part in member.named_modules()}
     found = [f"{own[id(r.value)]} (as {r.path})" for r in walk(skeleton.module) if id(r.value) in own]
     found = found or [f"{own[id(value)]} (as {path})" for path, value in _in_classes(skeleton.module, own)]
-    return f"What the copy reads of the original: {', '.join(found[:4])}." if found else ""
+    if found:
+        return f"What the copy reads of the original: {', '.join(found[:4])}."
+    hidden = [f"{r.path} is a {kind}" for r in walk(skeleton.module) if (kind := _hidden_kind(r.value))]
+    what = f"{', '.join(hidden[:4])}, whose content cannot be followed"
+    return f"Where the copy reads the original was not found. A possible place: {what}." if hidden else ""
+
+
+def _hidden_kind(value: Any) -> str:
+    """Returns the kind of a value whose content cannot be followed; "" for any other value."""
+    if isinstance(value, threading.local):
+        return "threading.local"
+    return "ContextVar" if isinstance(value, contextvars.ContextVar) else ""
 
 
 def _in_classes(module: nn.Module, own: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

@@ -127,7 +127,8 @@ class FusedEntry(MemberPrograms):
         """Whether the weights whose values the members' code reads are as at the first call of this
         method.
         """
-        names = {self.first_names[x.name] for x in self.captured.literals if x.name in self.first_names}
+        read = {name for x in self.captured.literals for name in x.weights}
+        names = {self.first_names[name] for name in read if name in self.first_names}
         for name in names:
             value = tensor_of(name)
             known, version, copy_ = self._read.get(name, (value, -1, value.detach().clone()))

@@ -46,6 +46,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |
 | `open_artifact.py` | Defines an open artifact with its weights and the options of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
+| `own_extra_state.py` | Finds out whether a new member's answers depend on its extra state |
 | `padded_rows.py` | Runs rows of several members in one call of all members, each with as many |
 | `padding.py` | Counts rows that are computed and are of no call |
 | `part_reduction.py` | Sums up the answers of some of the members, for figures of all of them |

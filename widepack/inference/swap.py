@@ -31,7 +31,6 @@ from widepack_artifacts.manifest import Member
 from ..backends.graph_capture import ONE_CAPTURE
 from ..checkpoints.newcomer import Newcomer, NewcomerRequest
 from ..checkpoints.newcomer import opening as opening
-from ..checkpoints.stored_states import check_extra
 from ..errors import UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
@@ -45,6 +44,7 @@ from .bound_program import BoundProgram
 from .member_runs import OwnAnswers
 from .new_member import NewWeights, changed_weights, checked_answers
 from .open_artifact import OpenArtifact, Replacement, SwappedAnswers
+from .own_extra_state import check_own_extra
 from .programs import EntryPrograms
 from .weight_exchange import MemberUpdate, WeightChanges
 
@@ -128,7 +128,7 @@ def swap(
             ),
         )
         if how.model is not None:
-            check_extra(artifact.reader, checkpoint, new.checkpoint)
+            check_own_extra(artifact, entries, place, new, how)
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)
 
 

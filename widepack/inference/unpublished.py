@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -51,25 +52,34 @@ def check_opens(writer: Writer, manifest: Manifest) -> None:
 
 
 def _checkpoint(manifest: Manifest, message: str, artifact: OpenArtifact | None) -> str:
-    """Returns a line that names the checkpoint at fault: of the member in the message, or of the first one
-    with huge weights. "" if there is none.
+    """Returns a line about the member in the message, or about the first one with huge weights.
+
+    It says that a checkpoint is at fault only if its weights are huge. "" if no member is known.
     """
-    found = _MEMBER.search(message)
-    number = int(found[1]) if found else _huge(manifest, artifact)
-    if not 0 <= number < len(manifest.members):
+    found, members = _MEMBER.search(message), range(len(manifest.members))
+    named = [int(found[1])] if found and int(found[1]) in members else []
+    if (place := _huge(manifest, artifact, named or members)) is not None:
+        member = manifest.members[place[0]]
+        return (
+            f"Member {member.name} is the checkpoint {member.source}, and the squares of its weights"
+            f" {place[1]} leave their dtype: correct it, or leave it out.\n"
+        )
+    if not named:
         return ""
-    member = manifest.members[number]
-    return f"Member {member.name} is the checkpoint {member.source}: correct it, or leave it out.\n"
+    member = manifest.members[named[0]]
+    return f"It is the answer of member {member.name}, the checkpoint {member.source}; please report it.\n"
 
 
-def _huge(manifest: Manifest, artifact: OpenArtifact | None) -> int:
-    """Returns the first member with a weight whose square leaves its dtype; -1 if there is none."""
+def _huge(
+    manifest: Manifest, artifact: OpenArtifact | None, members: Sequence[int]
+) -> tuple[int, str] | None:
+    """Returns the first of these members with a weight whose square leaves its dtype, and the weight."""
     if artifact is not None:
-        for number in range(len(manifest.members)):
+        for number in members:
             for row in manifest.member_weights:
                 weight = artifact.weights.of_member(row.name, number)
                 if weight.is_floating_point() and weight.numel():
                     largest = float(weight.abs().max())
                     if not largest <= math.sqrt(torch.finfo(weight.dtype).max):
-                        return number
-    return -1
+                        return number, row.name
+    return None

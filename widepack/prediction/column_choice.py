@@ -18,9 +18,12 @@ from typing import Any
 from ..errors import UsageError
 from .conversion import refusal
 from .input_columns import InputColumns, RowInput, rows_of, some
-from .table import Table
+from .table import TEXT, Table
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
+_LOOKED_AT = 100  # rows
+_NUMBER = re.compile(r"[+-]?[0-9]*,?[0-9]+([eE][+-]?[0-9]+)?\Z")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?\Z")
 _INDEX = re.compile(r"(__index_level_[0-9]+__)?\Z")
 """The columns in which pandas stores an index without a name. In a CSV file they have none either."""
 
@@ -108,6 +111,19 @@ def _range(word: str) -> list[str]:
     return [f"{a[1]}{n:0{width}d}" for n in range(int(a[2]), int(b[2]) + 1)]
 
 
+def _decimal_commas(table: Table, names: Sequence[str]) -> str:
+    """Returns how to read decimal commas in text columns of a CSV file; "" if the first rows have none."""
+    if table.typed or not names:
+        return ""
+    block = next(iter(table.blocks(names, {}, _LOOKED_AT)), None)
+    for name in names if block is not None else ():
+        cells = [str(c).strip() for c in block.values(name)[0] if str(c).strip()]  # type: ignore[union-attr]
+        if any(map(_DECIMAL_COMMA.match, cells)) and all(map(_NUMBER.match, cells)):
+            shown = next(c for c in cells if _DECIMAL_COMMA.match(c))
+            return f"; column {name} has {shown!r}: give decimal=',' (--decimal ,) for decimal commas"
+    return ""
+
+
 def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str, ...]:
     """Returns the only possible columns of an input. Raises: UsageError if there are none, or several."""
     left = {
@@ -129,6 +145,7 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
         if choices
         else f"it needs {needs}, and {len(numbers)} columns of numbers are left: {some(numbers)}"
         + (f"; no numbers: {some(others, 4)}" if others else "")
+        + _decimal_commas(table, [n for n, t in left.items() if t.dtype == TEXT])
     )
     raise UsageError(
         f"{table.path}: the columns of input {one.name} ({one.type}) are not clear: {why}.\n"

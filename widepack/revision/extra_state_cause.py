@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from torch import nn
 
 from widepack_artifacts.reader import Reader
 
-from ..checkpoints.extra_state import NotData, equal
-from ..checkpoints.factory import Factory
-from ..checkpoints.loading import load
 from ..checkpoints.member_state import extra_file, extra_of_member
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.other_extra_state import differing as differing_names
+from ..checkpoints.other_extra_state import with_extra
 from ..errors import MemberMismatch, VerificationError
 from .request import ReviseRequest
 from .slots import MemberSlot
@@ -53,8 +50,8 @@ def explained(
         if slot.new is None or (factory := request.how.factory(slot.new.checkpoint.path)) is None:
             continue
         factory.dtype = slot.new.dtype
-        modules[i] = partial(_with_extra, factory, slot.new, extra)
-        if names := _differing(slot.new.checkpoint.extra_state(), extra):
+        modules[i] = partial(with_extra, factory, slot.new, extra)
+        if names := differing_names(slot.new.checkpoint.extra_state(), extra):
             differing[slot.name] = names
     if not differing or not _passes(prove, modules):
         return error
@@ -72,26 +69,3 @@ def _passes(prove: Callable[[Modules], object], modules: Modules) -> bool:
     except (VerificationError, MemberMismatch):
         return False
     return True
-
-
-def _differing(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
-    """Returns the names of extra states that are not equal."""
-    found = []
-    for name in sorted({*own, *extra}):
-        try:
-            same = name in own and name in extra and equal({name: own[name]}, {name: extra[name]})
-        except NotData:
-            same = False
-        if not same:
-            found.append(name)
-    return found
-
-
-def _with_extra(factory: Factory, new: Newcomer, extra: Mapping[str, Any]) -> nn.Module:
-    """Returns a new member's module with its own weights, and with other extra state."""
-    checkpoint = new.aligned.checkpoints[0]
-    given = checkpoint.given or checkpoint
-    module, state = factory.fresh(checkpoint), given.state_dict()
-    state.update(extra)
-    load(module, given, state)
-    return module.eval()

@@ -39,6 +39,8 @@ UNREADABLE = (
     DynamicOutputShapeException,
 )
 """What the walk raises for a program whose sizes cannot be computed without values."""
+_SORTS = ("aten.sort.default", "aten.sort.stable", "aten.argsort.default")
+_PACKED = "widepack.sequence_lengths.default"
 LENGTH = 1000
 """The most characters of a reason."""
 
@@ -110,7 +112,7 @@ class ExaminedEntry:
         try:
             reason = self._walk(program, letter)
         except MixesRows as e:
-            return Rows(letter, False, True, _text(words(e.node, e.why)))
+            return Rows(letter, False, True, _text(words(e.node, e.why + _of_packing(program, e.node))))
         sizes = self._trial_sizes(program, letter)
         batches = self.batches(letter, sizes)
         rows = 3 if 3 in batches else next(b for b in batches if b >= 2)
@@ -214,6 +216,16 @@ def _numbers_of_a_row(program: Program, letter: str, sizes: Mapping[str, int]) -
 def words(node: Node, why: str) -> str:
     """Returns a node and what it does, for messages: `sum.dim_IntList, net.py:31 in forward: reduces ...`."""
     return f"{node.op.removeprefix('aten.')}{f', {node.source}' if node.source else ''}: {why}"
+
+
+def _of_packing(program: Program, node: Node) -> str:
+    """Returns what sorts the rows, if it is torch's packing of sequences; "" for any other node."""
+    if node.op not in _SORTS or all(n.op != _PACKED for n in program.nodes):
+        return ""
+    return (
+        "; pack_padded_sequence with enforce_sorted=False sorts the batch by length, and with"
+        " enforce_sorted=True it takes rows that are sorted"
+    )
 
 
 def _text(reason: str) -> str:
