@@ -53,7 +53,7 @@ test-extended:
 	@$(MAKE) test MARK='extended and not slow'
 
 test-slow:
-	@$(MAKE) test MARK=slow
+	@$(MAKE) test MARK=slow ARGS='--timeout 3600 $(ARGS)'
 
 demo: $(VENV)/.demo
 	@$(BIN)/widepack demo

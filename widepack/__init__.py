@@ -104,7 +104,7 @@ __all__ = ["__version__", *_WHERE]
 _IN_PICKLES = {
     "FusedRecipe": "fused.recipe",
     "ModuleSkeleton": "fused.skeleton",
-    "StackedModule": "fused.stacked_parameters",
+    "StackedModule": "fused.parts",
     "StackedWeight": "fused.stacked_parameters",
 }
 

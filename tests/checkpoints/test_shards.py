@@ -151,8 +151,11 @@ def test_the_checkpoint_that_is_chosen_in_a_folder(tmp_path: Path) -> None:
     assert "it has no weights" in refusal(folder())
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").touch()
-    assert "is a folder of torch.distributed.checkpoint; convert it to one file: python -m" in refusal(
-        tmp_path / "dcp"
+    words = "is a folder of torch.distributed.checkpoint; convert the folder to one file: python -m"
+    assert words in refusal(tmp_path / "dcp")
+    (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"PK")
+    assert "is a part of a folder of torch.distributed.checkpoint; convert the folder" in refusal(
+        tmp_path / "dcp" / "__0_0.distcp"
     )
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "zero_to_fp32.py").touch()

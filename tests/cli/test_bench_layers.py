@@ -521,10 +521,12 @@ def test_a_process_ends_with_its_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OF_A_PARENT], stdout=subprocess.PIPE, text=True, env=env
     ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        os.kill(child, 0)
-        parent.kill()
+        try:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            os.kill(child, 0)
+        finally:
+            parent.kill()
     deadline = time.monotonic() + 20
     while _runs(child):
         assert time.monotonic() < deadline

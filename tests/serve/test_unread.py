@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import torch
 from command_server import ServeProcess, command_server
 from infer import binary_request
 from rpc_client import infer_message
+from stopped_client import StoppedClient
 
 from widepack_serve.rpc.messages import CLASSES
 from widepack_serve.rpc.schema import SERVICE
@@ -27,12 +26,15 @@ ANSWER = 4 * len(X) * 3 * 4
 MB = 1_000_000
 
 
+OPTIONS = (
+    *("--send-timeout", "1s", "--max-sending", "24MB", "--max-answer", "12MB", "--grpc-port", "0"),
+    *("--max-batch", "20000", "--max-rows", "400000", "--drain", "0s"),
+)
+
+
 @pytest.fixture(scope="module")
 def server(wide: dict[str, Path]) -> Iterator[ServeProcess]:
-    options = ("--send-timeout", "1s", "--max-sending", "24MB", "--max-answer", "12MB", "--grpc-port", "0")
-    with command_server(
-        wide["plain"], *options, "--max-batch", "20000", "--max-rows", "400000", "--drain", "0s"
-    ) as started:
+    with command_server(wide["plain"], *OPTIONS) as started:
         yield started
 
 
@@ -113,50 +115,39 @@ def whole_rest(connection: socket.socket, least: int) -> int:
     return size
 
 
-STOPPED = """
-import os, signal, sys, time
-import grpc
-channel = grpc.insecure_channel(sys.argv[1])
-infer = channel.unary_unary(sys.argv[2])
-message = sys.stdin.buffer.read()
-calls = [infer.future(message) for _ in range(8)]
-time.sleep(0.3)
-os.kill(os.getpid(), signal.SIGSTOP)
-"""
-
-
 @pytest.mark.extended
-def test_answers_that_a_stopped_client_does_not_take_are_dropped(server: ServeProcess) -> None:
+def test_answers_that_a_stopped_client_does_not_take_are_dropped(wide: dict[str, Path]) -> None:
+    with command_server(wide["plain"], *OPTIONS, "--max-queue", "80000") as server:
+        check_stopped_clients(server)
+
+
+def check_stopped_clients(server: ServeProcess) -> None:
     message = infer_message("plain", ("x", X)).SerializeToString()
 
     async def call() -> None:
         options = (("grpc.max_receive_message_length", -1),)
         async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
-            answer = await channel.unary_unary(f"/{SERVICE}/ModelInfer")(message)
+            answer = await channel.unary_unary(f"/{SERVICE}/ModelInfer")(message, timeout=60)
         assert CLASSES["ModelInferResponse"].FromString(answer).outputs
 
-    def round_of_calls() -> tuple[int, int]:
-        """Returns the memory at its largest, and at the end, when the time for the answers has passed."""
-        most = 0
-        words = [sys.executable, "-c", STOPPED, server.grpc, f"/{SERVICE}/ModelInfer"]
-        with subprocess.Popen(words, stdin=subprocess.PIPE) as client:
-            assert client.stdin is not None
-            client.stdin.write(message)
-            client.stdin.close()
-            start = time.monotonic()
-            while time.monotonic() - start < 14:
-                most = max(most, memory(server))
-                time.sleep(0.02)
-            with pytest.raises(grpc.aio.AioRpcError, match="were not read in time and are still kept"):
+    def largest_until_refused() -> int:
+        """Returns the memory at its largest until a call is refused, because of what is kept."""
+        most, start = 0, time.monotonic()
+        while time.monotonic() - start < 60:
+            most = max(most, memory(server))
+            try:
                 asyncio.run(call())
-            after = memory(server)
-            client.kill()
-        time.sleep(1)
-        asyncio.run(call())  # what was kept for the client is gone with its connection
-        return most, after
+            except grpc.aio.AioRpcError as error:
+                assert "were not read in time and are still kept" in str(error)
+                return most
+        pytest.fail("answers that nobody reads are not counted")
 
     asyncio.run(call())
     before = memory(server)
     for _ in range(2):
-        most, after = round_of_calls()
-        assert most - before < 300 * MB and after - before < 300 * MB
+        with StoppedClient(server.grpc) as client:
+            client.send(f"/{SERVICE}/ModelInfer", [message] * 8)
+            assert largest_until_refused() - before < 300 * MB
+            assert memory(server) - before < 300 * MB
+        time.sleep(1)
+        asyncio.run(call())  # what was kept for the client is gone with its connection

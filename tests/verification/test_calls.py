@@ -69,10 +69,10 @@ def test_calls_with_an_offset(
     make: type[nn.Module], each: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The floats of a call of the large batch are moved up by each offset."""
-    shifted, found = reference.shifted, []
+    found: list[tuple[Sequence[VerifiedCall], list[list[VerifiedCall]]]] = []
 
     def noted(subject: Subject, made: Sequence[VerifiedCall]) -> list[list[VerifiedCall]]:
-        found.append((made, shifted(subject, made)))
+        found.append((made, calls.shifted(subject, made)))
         return found[-1][1]
 
     monkeypatch.setattr(reference, "shifted", noted)

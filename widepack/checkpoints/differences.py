@@ -15,7 +15,7 @@ from ..ir.torch_internals import memory_id
 from .discovery import Checkpoint, TensorInfo, info_of, is_floating
 from .model_names import prefixes_of
 from .model_names import under_model_names as under_model_names
-from .state_dict import pattern_of
+from .state_dict import bytes_of, pattern_of
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -320,4 +320,4 @@ def bit_equal(a: Tensor, b: Tensor) -> bool:
     # Trained members differ in the small first piece, so the rest is not read from disk.
     starts = [0, *range(1024, a.numel(), step)]
     ends = [*starts[1:], a.numel()]
-    return all(torch.equal(a[s:e].view(torch.uint8), b[s:e].view(torch.uint8)) for s, e in zip(starts, ends))
+    return all(torch.equal(bytes_of(a[s:e]), bytes_of(b[s:e])) for s, e in zip(starts, ends))

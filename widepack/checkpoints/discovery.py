@@ -25,7 +25,7 @@ from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import is_floating as is_floating
 from .member_keys import is_pattern, keys_in, stacked
 from .open_file import is_torch_file, look, open_file
-from .shards import is_index, open_folder, open_index
+from .shards import check_is_whole, is_index, open_folder, open_index
 from .state_dict import RefusedFile
 from .state_dict import TensorInfo as TensorInfo
 from .state_dict import an as an
@@ -182,6 +182,7 @@ def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:
 
 def _open(path: str, key: str | None, trust: bool, contents: Contents | None = None) -> Checkpoint:
     status, start = look(path)
+    check_is_whole(path)
     if key is None or _is_torch(path, status, start, trust):
         pass
     elif (place := stacked(key)) is not None and place[1] != "*":

@@ -31,7 +31,7 @@ from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.weight_table import ITEM_BYTES
 from widepack_artifacts.weights import Weights
 
-from .state_dict import as_tensor
+from .state_dict import as_tensor, bytes_of
 
 DOCUMENT = "json"
 _MOST_LEVELS = 40
@@ -178,7 +178,6 @@ def _bytes_of(state: Mapping[str, Any]) -> tuple[bytes, list[tuple[Any, ...]]]:
     tensors: dict[str, Tensor] = {}
     document = strict_json.canonical({name: encode(value, tensors) for name, value in state.items()})
     rows = [
-        (str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes())
-        for t in tensors.values()
+        (str(t.dtype), tuple(t.shape), bytes_of(t.reshape(-1)).numpy().tobytes()) for t in tensors.values()
     ]
     return document, rows

@@ -50,6 +50,20 @@ def is_index(path: str, start: bytes) -> bool:
     return isinstance(found, dict) and "weight_map" in found
 
 
+def check_is_whole(path: str) -> None:
+    """Raises: RefusedFile if a file is a part of a folder of torch.distributed.checkpoint."""
+    folder = os.path.dirname(path)
+    if path.endswith(_DISTRIBUTED) and os.path.exists(os.path.join(folder, _METADATA)):
+        raise RefusedFile(f"is a part of a folder of torch.distributed.checkpoint; {_converted(folder)}")
+
+
+def _converted(folder: str) -> str:
+    return (
+        "convert the folder to one file: python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        f" {folder or os.curdir} {folder.rstrip(os.sep) or 'checkpoint'}.pt"
+    )
+
+
 def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
     """Opens the weights in a folder. Raises: RefusedFile."""
     try:
@@ -60,12 +74,8 @@ def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
     if chosen is None:
         indexes = [name for name in names if name.endswith(INDEX)]
         files = [name for name in names if name.endswith(_WEIGHTS) and name not in _NO_WEIGHTS]
-        if ".metadata" in names:
-            raise RefusedFile(
-                "is a folder of torch.distributed.checkpoint; convert it to one file:"
-                " python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-                f" {path} {path.rstrip(os.sep)}.pt"
-            )
+        if _METADATA in names:
+            raise RefusedFile(f"is a folder of torch.distributed.checkpoint; {_converted(path)}")
         if advice := _deepspeed(path, names):
             raise RefusedFile(advice)
         if len(indexes) + (0 if indexes else len(files)) != 1:
@@ -77,6 +87,7 @@ def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
     return opened
 
 
+_METADATA, _DISTRIBUTED = ".metadata", ".distcp"
 _STATES = "mp_rank_00_model_states.pt"
 _SCRIPT = "zero_to_fp32.py"
 

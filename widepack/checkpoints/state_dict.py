@@ -414,3 +414,8 @@ def _listed(value: object) -> str:
         return an(value)
     shown = [f"{key} ({_type(inner)})" for key, inner in list(value.items())[:8]]
     return (", ".join(shown) or "nothing") + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+
+
+def bytes_of(piece: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a tensor, which may repeat numbers of its storage or leave some out."""
+    return piece.resolve_conj().resolve_neg().contiguous().view(torch.uint8)

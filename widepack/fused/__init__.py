@@ -32,6 +32,7 @@ captured from one member, and that autograd can differentiate.
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
 | `module_copy.py` | Copies a module with the functions that it holds |
 | `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
+| `parts.py` | Defines the parts of a fused module: one for each submodule of the members |
 | `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
 | `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
 | `recipe.py` | Keeps what a fused module was made of, apart from weights |

@@ -11,6 +11,7 @@ from widepack_artifacts.program import Program
 
 from ..capture.attributes import attributes_of, differences
 from ..errors import VerificationError
+from ..ir.overlapping import copy_into
 from ..spec.draws import InputSource, draw_all
 from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
 from ..verification.unsteady import generator_states, moved_since
@@ -142,7 +143,7 @@ def _refuse_kept(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> None:
             with torch.no_grad():
                 for name, b in member.named_buffers():
                     if name in buffers and b.shape == buffers[name].shape:
-                        b.copy_(buffers[name])
+                        copy_into(b, buffers[name])
             before = attributes_of(member)
             answers.append(run_module(fused, 0, leaves, [], member=member)[0])
     if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers)):

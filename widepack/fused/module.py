@@ -28,6 +28,7 @@ from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
 from .members import FusedMembers
+from .parts import refuse_apply
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
@@ -323,6 +324,10 @@ class Fused(FusedMembers):
         self.forget()
         super().train(mode)
         return self
+
+    def apply(self, fn: Any) -> Any:
+        """Refuses `apply`, whose function would ask for classes of torch, which few parts have."""
+        refuse_apply()
 
     def forget(self) -> None:
         """Drops what was computed from weights in eval mode, so that the next call computes it again.

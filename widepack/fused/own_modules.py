@@ -22,6 +22,7 @@ from ..capture.export import calm, clone
 from ..capture.reachable import walk
 from ..capture.results import known_forms
 from ..errors import UsageError
+from ..ir.overlapping import copy_into, overlaps
 from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .unchanged import unchanged
@@ -81,7 +82,7 @@ def _difference(member: nn.Module, skeleton: ModuleSkeleton, call: MemberCall) -
 def _changed(name: str, value: torch.Tensor) -> torch.Tensor:
     """Returns other numbers for a weight, of the same signs."""
     value = value.detach()
-    if not value.is_floating_point():
+    if not value.is_floating_point() or overlaps(value):
         return value.clone()
     g = torch.Generator("cpu").manual_seed(sum(name.encode()))
     factor = 1.05 + 0.2 * torch.rand(value.shape, generator=g, dtype=torch.float64, device="cpu")
@@ -95,7 +96,7 @@ def _own_answer(member: nn.Module, values: Mapping[str, torch.Tensor], call: Mem
         with torch.no_grad():
             for name, first in first_names(own).items():
                 if name == first:
-                    own[name].data.copy_(values[name])
+                    copy_into(own[name].data, values[name])
         try:
             return _run(member, call)
         except Exception:  # noqa: BLE001  # whatever the user's code raises

@@ -25,6 +25,7 @@ from widepack_artifacts.program import Kind
 from ..checkpoints.differences import bit_equal
 from ..errors import MemberMismatch, UsageError
 from ..optim.rates import FROZEN, ONE_FOR_ALL
+from .parts import stacked_part
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .torch_module import buffer_dict, parameter_dict, submodule_dict, unsaved_buffer_names
 
@@ -48,42 +49,6 @@ class StackedWeight:
     aliases: tuple[str, ...]
     kind: Kind
     parameter: bool
-
-
-class StackedModule(nn.Module):
-    """One of the member's modules for all members: it has the stacked weights and the mode.
-
-    `fused.layers[0]` is the StackedModule of the members' `layers[0]`. It has no forward of its own.
-    """
-
-    __module__ = "widepack"  # pickles name the public place
-
-    def __init__(self, class_name: str, training: bool) -> None:
-        super().__init__()
-        self._kind = class_name
-        self.training = training
-
-    def _get_name(self) -> str:
-        return self._kind
-
-    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses a hook, which would never run."""
-        raise UsageError(
-            f"{self._kind} is a part of a fused module, which is not called by itself, so that a hook on it "
-            "would never run; register the hook on the fused module, or on the members before fuse"
-        )
-
-    register_forward_hook = register_forward_pre_hook = _refuse_hook
-    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse_hook
-
-    def __getitem__(self, key: int | str) -> Any:
-        """Returns an item of a container by index or key: `fused.layers[0]`, `fused.heads["a"]`."""
-        children = {**self._modules, **self._parameters}
-        return list(children.values())[key] if isinstance(key, int) else children[key]
-
-    def extra_repr(self) -> str:
-        tensors = {**self._parameters, **self._buffers}
-        return ", ".join(f"{n}={list(v.shape)}" for n, v in tensors.items() if v is not None)
 
 
 def plan_weights(
@@ -223,7 +188,7 @@ def _mirror_submodules(root: nn.Module, model: nn.Module) -> dict[int, nn.Module
     targets: dict[int, nn.Module] = {id(model): root}
     for path, module in model.named_modules(remove_duplicate=False):
         if path:
-            target = targets.setdefault(id(module), StackedModule(type(module).__name__, module.training))
+            target = targets.setdefault(id(module), stacked_part(module))
             parent, _, last = path.rpartition(".")
             submodule_dict(targets[id(model.get_submodule(parent))])[last] = target
     return targets

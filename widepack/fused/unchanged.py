@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..capture.reachable import walk
+from ..ir.overlapping import copy_into
 from ..ir.torch_internals import memory_id
 
 _PutBack = Callable[[], object]
@@ -180,7 +181,7 @@ def _tensor(value: torch.Tensor) -> _PutBack:
             return
         if gradient.layout is not torch.strided or not torch.equal(gradient, numbers):
             with torch.no_grad():  # `data` of a sparse tensor is another tensor
-                gradient.copy_(numbers)
+                copy_into(gradient, numbers)
 
     return put_back
 
@@ -213,7 +214,7 @@ def _other_memory(tensors: Sequence[torch.Tensor]) -> list[_PutBack]:
 
 def _numbers(value: torch.Tensor) -> _PutBack:
     before = value.detach().clone()
-    return lambda: None if torch.equal(value, before) else value.data.copy_(before)
+    return lambda: None if torch.equal(value, before) else copy_into(value.data, before)
 
 
 def _random_states() -> _PutBack:

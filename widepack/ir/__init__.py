@@ -18,6 +18,7 @@
 | `limits.py` | Checks the operands of ops of untrusted programs before an op reads them |
 | `op_traits.py` | Lists what is known of ops by name, without running them: recurrent ops |
 | `ops.py` | Finds ops by name and answers questions about them from their schemas |
+| `overlapping.py` | Writes into tensors whose elements share memory, which torch refuses |
 | `recurrent_values.py` | Computes the shapes that torch's recurrent layers return, without a run |
 | `size_terms.py` | Estimates how many terms sizes have once torch expands their expressions |
 | `tensor_type.py` | Parses the type texts of programs: `float32[B,3]` becomes a `TensorType` |

@@ -7,7 +7,9 @@ new version of torch then needs changes in one place.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import keyword
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeGuard
@@ -15,6 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
+from torch.fx import graph as fx_graph
 from torch.nn.modules import transformer
 
 # The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
@@ -320,6 +323,28 @@ def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
         yield
     finally:
         transformer._detect_is_causal_mask = original
+
+
+@contextmanager
+def keywords_in_names() -> Iterator[None]:
+    """Lets fx write code for parts whose name is a keyword of Python (`nn.ModuleDict({"class": ...})`).
+
+    fx writes `self.heads.class`, which is no Python.
+    """
+    original = fx_graph._format_target
+    fx_graph._format_target = lambda base, target: functools.reduce(
+        lambda code, name: (
+            f"{code}.{name}"
+            if name.isidentifier() and not keyword.iskeyword(name)
+            else f'getattr({code}, "{name}")'
+        ),
+        target.split("."),
+        base,
+    )
+    try:
+        yield
+    finally:
+        fx_graph._format_target = original
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..capture.attributes import attributes_of, differences
 from ..capture.module_tensors import tensors_of
+from ..ir.overlapping import copy_into
 from .module_run import run_module
 from .subject import Subject, VerifiedCall
 
@@ -156,7 +157,7 @@ def _with_weights(module: nn.Module, other: nn.Module) -> nn.Module:
     with torch.no_grad():
         for name, own in (*module.named_parameters(), *module.named_buffers()):
             if name in values and values[name].shape == own.shape:
-                own.data.copy_(values[name])
+                copy_into(own.data, values[name])
     return module
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from ..capture.derivatives import weights_fixed
 from ..capture.results import known_forms
 from ..capture.state import owner_of
+from ..ir.overlapping import copy_into
 from ..spec.entries import FORWARD, method_of
 from ..spec.state import BUFFER, CHANGED
 from .rest_mode import without_draws
@@ -43,7 +44,7 @@ def run_module(
                 # In place: other holders of this tensor see the value, as they do in the user's own calls.
                 buffer = _buffers(part)[name]
                 assert buffer is not None  # a state is a tensor from the beginning
-                buffer.copy_(values[s.input])
+                copy_into(buffer, values[s.input])
         call = module if subject.method == FORWARD else method_of(module, subject.method)
         with mode or nullcontext(), without_draws() if subject.rests else nullcontext():
             result = call(*args, **kwargs)
@@ -78,7 +79,7 @@ def _restored_buffers(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for part, name, buffer, value in before:
                 _buffers(part)[name] = buffer
-                buffer.copy_(value)
+                copy_into(buffer, value)
 
 
 @contextlib.contextmanager

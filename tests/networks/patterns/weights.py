@@ -47,12 +47,27 @@ class Tied(nn.Module):
         return self.head(self.layer(self.layer(self.embed(ids)).relu()))
 
 
+class KeywordNames(nn.Module):
+    """Has parts, a parameter and a buffer whose names are keywords of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"class": nn.Linear(6, 4), "in": nn.LayerNorm(4)})
+        self.register_parameter("lambda", nn.Parameter(torch.rand(4)))
+        self.register_buffer("None", torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.heads["in"](self.heads["class"](x)) * getattr(self, "lambda")
+        return y + getattr(self, "None")
+
+
 def tied_encoder_decoder(self: Any, x: Tensor) -> Tensor:
     return F.linear(F.linear(x, self.fc.weight, self.fc.bias).relu(), self.fc.weight.t(), self.back)
 
 
 CASES: dict[str, Case] = {
     "buffers": case(Buffers, TEXT, "T=1..16"),
+    "keyword_names": case(KeywordNames, ROWS),
     "tied": case(Tied, "ids=int64[B,T]:0..10"),
     "tied_transposed": case(net(tied_encoder_decoder, fc=linear(6, 5), back=param(6)), ROWS),
     "parameters": case(

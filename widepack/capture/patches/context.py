@@ -16,6 +16,7 @@ is made functional.
 | `x[:, k] = v` with a number in a tensor | branches on its value | `tensor_index.py` |
 | a batch norm that trains with `momentum=None` | reads a number from a tensor | the number as a tensor |
 | an embedding with `max_norm` | writes into its weight | rows are bounded before the look-up |
+| a part whose name is a keyword of Python | fx writes `self.class` | `getattr(self, "class")` |
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...ir.torch_internals import aten_packet, op_base_name, replaced_causal_mask_check
+from ...ir.torch_internals import aten_packet, keywords_in_names, op_base_name, replaced_causal_mask_check
 from .tensor_index import SET_ITEM, set_item
 
 
@@ -208,7 +209,7 @@ def exportable() -> Iterator[None]:
     Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
     _BatchNorm.forward = _batch_norm  # type: ignore[method-assign]
     try:
-        with replaced_causal_mask_check(_declared_causal):
+        with replaced_causal_mask_check(_declared_causal), keywords_in_names():
             yield
     finally:
         _BatchNorm.forward = _BATCH_NORM  # type: ignore[method-assign]

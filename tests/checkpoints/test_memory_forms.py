@@ -1,0 +1,107 @@
+"""Tests members whose tensors repeat numbers of their storage, leave some out, or are negated views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "expanded": lambda t: (
+        t.reshape(-1)[:1].expand(t.numel()).view(t.shape) if t.ndim == 1 else t[:1].expand_as(t)
+    ),
+    "every second": lambda t: torch.stack([t, t], -1)[..., 0],
+    "transposed": lambda t: t.t().contiguous().t() if t.ndim == 2 else t,
+    "negated": lambda t: torch.complex(t, t).conj().imag,
+    "part of a storage": lambda t: torch.cat([t.reshape(-1), t.reshape(-1)])[t.numel() :].view(t.shape),
+}
+
+
+class Net(nn.Module):
+    """Has a parameter, a buffer, and extra state with a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.register_buffer("scale", torch.rand(6))
+        self.kept = torch.rand(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) * self.scale
+        return y
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        return {"kept": self.kept}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        self.kept = state["kept"]
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> None:
+    members, paths = [], []
+    for i in range(3):
+        torch.manual_seed(0 if same else i)
+        state: dict[str, Any] = dict(Net().state_dict())
+        extra = state.pop("_extra_state")
+        state = {name: FORMS[form](tensor) for name, tensor in state.items()}
+        state["_extra_state"] = {"kept": FORMS[form](extra["kept"])}
+        paths.append(tmp_path / f"{i}.pt")
+        torch.save(state, paths[-1])
+        members.append(Net())
+        members[-1].load_state_dict(torch.load(paths[-1]))
+    out, x = tmp_path / "e.wide", torch.randn(5, 4)
+    widepack.build(paths, out, model=Net, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",), race=False)
+    found = widepack.load(out)(x)
+    for i, member in enumerate(members):
+        torch.testing.assert_close(found[i], member(x))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_live_members_in_each_form_of_memory(form: str) -> None:
+    members = [Net() for _ in range(3)]
+    for member in members:
+        for tensor in (member.fc.weight, member.fc.bias, member.scale):
+            tensor.data = FORMS[form](tensor.data)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(widepack.fuse(members, x)(x), torch.stack([m(x) for m in members]))
+
+
+class WithExpandedBuffers(nn.Module):
+    """Its own buffers repeat a number of their storage; one is no part of the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.register_buffer("offset", torch.full((1, 1), 0.5).expand(6, 4), persistent=False)
+        self.register_buffer("count", torch.zeros(()).expand(6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x + self.offset[0]) + self.count
+        return y
+
+
+def test_buffers_that_repeat_a_number(tmp_path: Path) -> None:
+    members, x = [WithExpandedBuffers() for _ in range(3)], torch.randn(5, 4)
+    expected = torch.stack([m(x) for m in members])
+    torch.testing.assert_close(widepack.fuse(members, x)(x), expected)
+    assert members[0].offset.stride() == (0, 0)
+    for i, member in enumerate(members):
+        torch.save(member.state_dict(), tmp_path / f"{i}.pt")
+    widepack.build(
+        [tmp_path / f"{i}.pt" for i in range(3)],
+        tmp_path / "e.wide",
+        model=WithExpandedBuffers,
+        inputs=["x=float32[B,4]"],
+        pt2=False,
+        targets=("cpu",),
+        race=False,
+    )
+    torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x), expected)
