@@ -72,6 +72,7 @@ def test_the_command_reports_its_files(compiled: tuple[Path, Path, dict[str, Any
     assert "in the cache" in again.stdout
 
 
+@pytest.mark.extended
 def test_a_compiled_program_runs_without_a_compiler(
     compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:

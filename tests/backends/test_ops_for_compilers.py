@@ -132,6 +132,7 @@ def small_layers() -> nn.Module:
     )
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "spec", "op"),
     [

@@ -60,11 +60,13 @@ def check(task: Task, flat: Flat) -> None:
     assert {answer.device.type for answer in answers} == {"meta"}
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_networks(name: str, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     check(*prepared(artifacts(name), monkeypatch))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "name", [n if n in PATTERNS else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

@@ -60,6 +60,7 @@ def test_a_slower_call_is_rejected(subject: AdvisedArtifact) -> None:
     assert row.gain is not None and row.gain.value < 0.5
 
 
+@pytest.mark.extended
 def test_a_faster_call_with_other_answers_is_wrong(subject: AdvisedArtifact) -> None:
     wrong = subject.expected + 0.5
     row = tried(subject, move(lambda: wrong, lambda: wrong), 1, 0.2)
@@ -167,6 +168,7 @@ def test_advice_has_every_move_and_leaves_the_artifact_alone(artifacts: Artifact
     assert all(n in table for n in names)
 
 
+@pytest.mark.extended
 def test_an_applied_move_writes_an_artifact(
     artifacts: Artifacts, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from widepack_bench.advice.subject import AdvisedArtifact
 from widepack_cli.commands.tune import command as tune_command
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_calls_of_parts_give_the_same_answers(
     artifacts: Artifacts, tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch

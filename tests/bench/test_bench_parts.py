@@ -736,6 +736,7 @@ def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         suite_run.run_suite("cpu", out, report=None)
 
 
+@pytest.mark.extended
 def test_a_row_in_a_process_that_fails() -> None:
     found = in_fresh_process("widepack_bench.suite.run:run_named", {"name": "nope", "size": "cpu"})
     assert "the suite has no row 'nope'" in found["error"] and suite_table.must_run(found)

@@ -398,6 +398,7 @@ def test_equal_members_are_all_shared(nets: list[str], tmp_path: Path) -> None:
     torch.testing.assert_close(y[1], run(seeded(Net, 0), (x,), {}), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(
     "strategy", ["auto", "wide", "loop", "sequential", ["wide", "sequential"], ["bmm", "grouped"]]
 )
@@ -561,6 +562,7 @@ def test_the_record_of_every_member_and_output(nets: list[str], tmp_path: Path) 
     assert [m.name for m in manifest.members] == ["m0", "m1", "m2"]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("op", "node"),
     [("aten.conv1d.default", "conv1d"), ("aten.linear.default", "linear"), ("aten.relu.default", "relu")],

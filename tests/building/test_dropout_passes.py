@@ -189,6 +189,7 @@ def _by_function(drop: Callable[[Tensor], Tensor]) -> type[nn.Module]:
     return Dropping
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "drop",
     [

@@ -118,6 +118,7 @@ def named(_: Any = None) -> nn.Module:
     return net
 
 
+@pytest.mark.extended
 def test_names_counters_and_dates_are_built(tmp_path: Path, captures: list[int]) -> None:
     right(tmp_path, save(tmp_path, count=8), named)
     assert (

@@ -61,6 +61,7 @@ class Limited(Net):
         return super().forward(x)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "values", "words"),
     [
@@ -136,6 +137,7 @@ KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
 }
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "how", [pytest.param(k, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, k in enumerate(KEPT)]
 )

@@ -156,7 +156,7 @@ def parts(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", CASES)
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     members, paths = [], [tmp_path / f"m{i}.pt" for i in range(N)]

@@ -224,7 +224,7 @@ def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
                 torch.testing.assert_close(answer["forces"][i], net(batch[0], batch[1].clone())["forces"])
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
     """A loss of forces has gradients through the derivative. Twenty steps are the members' own."""
@@ -280,6 +280,7 @@ class Stopped(nn.Module):
         return energy, slope
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("how", ["none", "detach", "data", "no_grad", "retain_graph"])
 def test_what_stops_gradients_in_a_member_stops_them_in_all(how: str) -> None:
     nets = []

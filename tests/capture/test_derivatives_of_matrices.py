@@ -48,6 +48,7 @@ def members(op: Op) -> list[Net]:
     return nets
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", OPS)
 def test_derivatives_and_their_gradients_are_the_members(name: str) -> None:
     nets = [net.double() for net in members(OPS[name])]

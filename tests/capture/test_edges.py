@@ -388,6 +388,7 @@ def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
                 torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected))
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(
     ("make", "dtype"), [(Limits, "float32"), (Limits, "float64"), (Limits, "bfloat16"), (Tiny, "float32")]
 )
@@ -498,6 +499,7 @@ def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
 def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
     ens = built(make, X, tmp_path)
@@ -637,6 +639,7 @@ def test_an_input_may_have_the_name_of_a_preset(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("seed", range(5))
 def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
     """The member has one logit for each row. Its rms error is computed over all calls."""

@@ -105,6 +105,7 @@ def leaves(value: Any) -> list[Tensor]:
     return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_entry_gives_the_answers_of_each_member(entry: str, pattern: str, ens: WideModel) -> None:
@@ -502,6 +503,7 @@ def test_inspect_and_trace(built: Path) -> None:
     assert "there is no entry 'forward'; the entries of this artifact are decode, encode" in wrong.output
 
 
+@pytest.mark.extended
 def test_verify(built: Path) -> None:
     done = cli_run(
         "verify",

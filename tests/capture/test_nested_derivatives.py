@@ -73,6 +73,7 @@ def members(style: Style) -> list[Net]:
     return nets
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", [*NESTED, *CONSTANT])
 def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
     style = (NESTED | CONSTANT)[how]
@@ -96,6 +97,7 @@ def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
             torch.testing.assert_close(answer, net(x.clone()).detach())
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", NESTED)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_gradients_flow_through_functions_of_torch_func(how: str, mode: str) -> None:

@@ -36,6 +36,7 @@ def leaves(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [t for v in value for t in leaves(v)]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("kind", "ordered", "total", "states", "options"),
     [
@@ -111,6 +112,7 @@ class Last(nn.Module):
         return last
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", BAD)
 def test_lengths_that_torch_refuses_are_refused(ordered: tuple[list[nn.Module], Path], name: str) -> None:
     members, path = ordered
@@ -163,6 +165,7 @@ class Total(Last):
         return y
 
 
+@pytest.mark.extended
 def test_a_total_length_below_the_steps_refuses_longer_lengths(tmp_path: Path) -> None:
     lengths = torch.tensor([2, 4, 1, 3])
     members, path = built(tmp_path, lambda: Total(False), (X, lengths))
@@ -199,6 +202,7 @@ class Fields(Last):
         return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("form", ["mean", "unpacked", "returned", "replaced", "made"])
 def test_fields_of_packed_sequences(tmp_path: Path, form: str) -> None:
     members, path = built(tmp_path, lambda: Fields(form), (X, UNSORTED))

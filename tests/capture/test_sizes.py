@@ -106,6 +106,7 @@ class Rows(Base):
         return self.fc(x).reshape(-1, 32)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "spec", "words"),
     [
@@ -265,6 +266,7 @@ class Upsampled(nn.Module):
         return self.conv(nn.functional.interpolate(x, scale_factor=2.0))
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "spec", "letter", "inside", "outside"),
     [
@@ -318,6 +320,7 @@ class Convolutions(nn.Module):
         return self.d(self.c(self.b(self.a(x).relu()).relu()))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> None:
     """torch chooses a convolution kernel by batch and threads. The choice must not become a condition."""
@@ -438,6 +441,7 @@ class EveryThird(Base):
         return y
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "inputs", "shapes"),
     [

@@ -94,6 +94,7 @@ def test_a_dict_of_states_by_name(tmp_path: Path) -> None:
     assert torch.equal(mixed["y"], ens.each(rows(0).expand(MEMBERS, 4, 8), state=state)[0]["y"])
 
 
+@pytest.mark.extended
 def test_a_cache_written_in_place(tmp_path: Path) -> None:
     key, value, at = torch.randn(4, 5, 8), torch.randn(4, 5, 8), torch.tensor([0, 1, 0, 0, 1])
     value = value[..., :8]

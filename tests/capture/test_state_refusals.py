@@ -94,6 +94,7 @@ class TwoNames(nn.Module):
         return x + self.view
 
 
+@pytest.mark.extended(keep=7)
 @pytest.mark.parametrize(
     ("make", "words", "error", "expected"),
     [

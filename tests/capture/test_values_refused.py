@@ -125,6 +125,7 @@ class Scripted(Base):
         return y
 
 
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize(
     ("make", "inputs", "words"),
     [
@@ -187,6 +188,7 @@ class Coin(Base):
         return y * random.random()
 
 
+@pytest.mark.extended
 def test_random_numbers_of_torch(tmp_path: Path) -> None:
     """The message names the op, the line and the option; with the option the member builds."""
     inputs = ["x=float32[B,3]"]

@@ -191,6 +191,7 @@ def test_an_invalid_dtype_is_refused(tmp_path: Path) -> None:
 # Names, and checkpoints that are left out
 
 
+@pytest.mark.extended
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
     (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")

@@ -115,6 +115,7 @@ def test_folders_with_other_numbers_of_labels(tmp_path: Path) -> None:
     assert [m.config.num_labels for m in models] == [2, 3, 2]
 
 
+@pytest.mark.extended
 def test_folders_of_other_programs(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     paths = [classifier(tmp_path / f"run{i}", 2, i, hidden_act=act) for i, act in enumerate(("gelu", "relu"))]

@@ -214,6 +214,7 @@ def same(answer: Tensor, module: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(answer, module(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", FILES)
 def test_round_trips(tmp_path: Path, name: str) -> None:
     make, file = FILES[name]
@@ -374,6 +375,7 @@ def test_extra_state_that_is_code(tmp_path: Path) -> None:
         ens.swap(0, paths[0], trust_pickle=True)
 
 
+@pytest.mark.extended
 def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
     models: list[Any] = [seeded(Scaled, i) for i in range(2)]
     for one in models:

@@ -84,6 +84,7 @@ def fresh(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended(keep=16)
 @pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_no_torch(words: list[str]) -> None:
     code = (

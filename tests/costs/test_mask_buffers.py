@@ -114,6 +114,7 @@ def test_modules(wide: int) -> None:
         masked(model_costs(block_causal, X), ["block-causal"])
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("how", ["filled", "integers", "negated", "bias", "argument"])
 def test_forms_of_buffers(how: str) -> None:
     masked(model_costs(lambda: Attention("window", how), X), ["window"])
@@ -129,6 +130,7 @@ def fixed(how: str, length: int, name: str = "other") -> Costs:
     return model_costs(make, [f"x=float32[B,{length},16]"])
 
 
+@pytest.mark.extended
 def test_data_of_no_form_are_counted_at_a_fixed_size() -> None:
     for how, length in (("filled", MOST), ("bias", 11), ("argument", MOST)):
         costs = fixed(how, length)
@@ -152,6 +154,7 @@ def test_buffers_that_are_drawn_are_not_known() -> None:
         assert "masked_flops" not in model_costs(make, [f"x=float32[B,{MOST},16]"]).totals
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_the_number_that_forbids_may_be_a_tensor(wide: int) -> None:
     class Where(Attention):
@@ -187,6 +190,7 @@ def test_numbers_that_are_added_forbid_nothing() -> None:
     assert "masked_flops" not in model_costs(Added, X).totals
 
 
+@pytest.mark.extended
 def test_no_module_is_made_for_its_values_if_no_weight_may_be_a_mask() -> None:
     made: list[nn.Module] = []
 
@@ -231,6 +235,7 @@ def test_artifacts(artifact: Reader) -> None:
         masked(costs, ["causal", "causal"])
 
 
+@pytest.mark.extended
 def test_the_command_reads_the_formula(artifact: Reader) -> None:
     words = ["analyze", str(artifact.root), "--at", "B=2,T=17"]
     text = CliRunner().invoke(cli, words, prog_name="widepack").stdout
@@ -241,6 +246,7 @@ def test_the_command_reads_the_formula(artifact: Reader) -> None:
     assert found["numbers"]["masked_flops"] == wanted
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "names"), [(blocks_encoder, ["blocks"] * 2), (block_causal, ["block-causal"])]
 )

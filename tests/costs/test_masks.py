@@ -139,6 +139,7 @@ FLOATS: dict[str, Maker] = {f.__name__: f for f in (full_triu, times_least, wher
 FLOATS |= {f"additive {name}": added_form(mask) for name, mask in BOOLS.items()}
 
 
+@pytest.mark.extended
 def test_boolean_masks() -> None:
     check([(mask, "argument") for mask in BOOLS.values()])
 
@@ -148,10 +149,12 @@ def test_masks_that_are_added() -> None:
     check([(mask, "argument") for mask in FLOATS.values()])
 
 
+@pytest.mark.extended
 def test_attention_that_is_written_out() -> None:
     check([(mask, how) for mask in (causal, window, prefix) for how in ("added", "filled", "where")])
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", ["argument", "added"])
 def test_wide_programs(how: str) -> None:
     check([(window, how)], wide=4)
@@ -169,6 +172,7 @@ class Own(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, window(x.shape[1], x.shape[1]))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_members_count_each(wide: int) -> None:
     costs = model_costs(Own, ["x=float32[B,T,8]"], wide=wide)

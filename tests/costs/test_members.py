@@ -58,7 +58,7 @@ def test_a_shared_trunk_is_paid_once(wide: int) -> None:
         assert flops(costs, {"B": 5}, members) == 5 * (4096 + 512 * members)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bytes_of_weights_are_those_of_the_state_dict(name: str) -> None:
     case = load(name)

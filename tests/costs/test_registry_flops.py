@@ -80,6 +80,7 @@ def test_a_nested_call_with_a_shared_part(folder: Path) -> None:
     assert found["members_equal"] == found["wide_equal"] == 1
 
 
+@pytest.mark.extended
 def test_a_recurrent_layer_is_seen_on_meta_tensors(folder: Path) -> None:
     row = row_of(folder, "plain")
     assert row["inputs"] == ["ids=int64[B,4]:0..8"] and not row["flattened"]

@@ -79,6 +79,7 @@ def test_an_mlp_costs_its_members(artifacts: Artifacts) -> None:
         assert found["flops"] == members * at(member, {"B": 5}, 1)["flops"] > 0
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "batch"), [("mlp", 1), ("mlp", 3), ("mlp", 48), ("frozen_trunk", 3), ("bert", 3)]
 )

@@ -155,7 +155,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.extended(keep=8)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("of", [None, "softmax", "sigmoid"])
 @pytest.mark.parametrize("strategies", [None, "loop"])
@@ -211,6 +211,7 @@ def test_short_forms_and_refusals_are_those_of_one_device(heads: Path) -> None:
         assert str(mine.value) == str(theirs.value)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "frozen_trunk", "lstm", "guard_size"])
 def test_rows_go_to_the_device_of_their_member(name: str, artifacts: Artifacts) -> None:
     parts, whole = widepack.load(artifacts(name), device=TWO), widepack.load(artifacts(name))

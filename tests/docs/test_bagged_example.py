@@ -64,6 +64,7 @@ def trained_alone(bag: Any, fresh: list[nn.Module], x: Tensor, y: Tensor) -> lis
     return [model.eval() for model in fresh]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("float64")
 def test_members_train_and_answer_as_alone(predictor: Any, tmp_path: Path) -> None:
     X, labels = rows_and_labels()
@@ -95,6 +96,7 @@ def test_members_train_and_answer_as_alone(predictor: Any, tmp_path: Path) -> No
     np.testing.assert_allclose(served.numpy(), truth.mean(0), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.extended
 def test_no_member_sees_its_held_out_rows(predictor: Any) -> None:
     X, labels = rows_and_labels()
     torch.manual_seed(2)

@@ -107,7 +107,7 @@ def stage(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             del sys.modules[name]
 
 
-@pytest.mark.extended(keep=6)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("line", [line for line in HELP if not reason(line)])
 def test_an_example_of_help_runs(line: str, stage: Path) -> None:
     if line.startswith("widepack build "):
@@ -219,7 +219,7 @@ def runs(key: str) -> list[tuple[str, str]]:
     return [(e.source, e.want) for e in doctest.DocTestParser().get_examples(DOCS[key])]
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("key", [key for key in DOCS if not doc_reason(key)])
 def test_an_example_of_a_docstring_runs(key: str, stage: Path) -> None:
     space = space_of(key)

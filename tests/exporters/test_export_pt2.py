@@ -40,6 +40,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.extended
 def test_a_program_runs_without_widepack(heads: Path, tmp_path: Path) -> None:
     export(heads, tmp_path / "e.pt2", to="pt2", member="m1")
     x = torch.randn(7, 4)
@@ -100,6 +101,7 @@ def test_programs_of_some_members_each_and_weightless(small: Path, tmp_path: Pat
     }
 
 
+@pytest.mark.extended
 def test_programs_of_ragged_heads_and_states(heads: Path, steps: Path, tmp_path: Path) -> None:
     x = torch.randn(7, 4)
     export(heads, tmp_path / "heads.pt2", to="pt2")
@@ -121,6 +123,7 @@ def test_programs_of_ragged_heads_and_states(heads: Path, steps: Path, tmp_path:
                 assert_same(outputs["y"][i], expected["y"])
 
 
+@pytest.mark.extended
 def test_a_program_that_answers_wrongly_is_not_kept(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(("name", "pattern"), JOBS)
 def test_the_code_of_the_page_answers_as_the_ensemble(
     name: str, pattern: str, artifacts: Artifacts, answered: Path

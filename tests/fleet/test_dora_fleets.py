@@ -62,6 +62,7 @@ def assert_right(ens: widepack.WideModel, states: list[dict[str, Tensor]], rows:
         torch.testing.assert_close(answer.double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
 def test_answers_and_weights_are_those_of_the_merged_models(
     fleet: tuple[Path, list[Path], list[dict[str, Tensor]]], memory: str
@@ -78,6 +79,7 @@ def test_answers_and_weights_are_those_of_the_merged_models(
     assert ens.manifest.factored.corrections == ""
 
 
+@pytest.mark.extended
 def test_rows_run_together_over_factors_and_scales(
     fleet: tuple[Path, list[Path], list[dict[str, Tensor]]],
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_swap_exchanges_scales(fleet: tuple[Path, list[Path], list[dict[str, T
         assert equal_states(ens.state_dict(i), fresh.state_dict(j))
 
 
+@pytest.mark.extended
 def test_append_update_and_drop_of_scales(
     fleet: tuple[Path, list[Path], list[dict[str, Tensor]]], tmp_path: Path
 ) -> None:

@@ -208,6 +208,7 @@ def test_rows_of_a_fleet_are_routed(of_adapters: Path, fleet: SmallFleet) -> Non
             torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_drawn_rows_run_together_over_the_factors(of_adapters: Path, fleet: SmallFleet) -> None:
     ens = widepack.load(of_adapters)
     router = ens.entry("forward").router
@@ -245,6 +246,7 @@ def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
     assert torch.equal(again[4], answers[4])
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("rows", [2, 4, 8])
 def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows: int) -> None:

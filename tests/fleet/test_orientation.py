@@ -66,6 +66,7 @@ def answer(state: dict[str, Tensor], x: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("setting", [True, False])
 def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting: bool) -> None:
     torch.manual_seed(0)

@@ -66,6 +66,7 @@ def case(request: pytest.FixtureRequest, fleet: TrainedFleet) -> Case:
     return Case(out, states, report, source)
 
 
+@pytest.mark.extended(keep=1)
 def test_trained_weights_are_factored(case: Case) -> None:
     assert case.report.fleet is not None
     rows = {row["weight"]: row for row in case.report.fleet["factored"]}

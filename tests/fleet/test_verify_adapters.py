@@ -72,6 +72,7 @@ def test_members_that_were_updated(fleet: SmallFleet, wide: Path, tmp_path: Path
     assert "2 adapters over the artifact's base" in found.output
 
 
+@pytest.mark.extended
 def test_a_head_that_one_adapter_replaces_needs_the_base(fleet: SmallFleet, tmp_path: Path) -> None:
     write_adapter(tmp_path / "lora0", 2, 8, seed=0)
     write_adapter(tmp_path / "lora1", 2, 8, seed=1, head=False)

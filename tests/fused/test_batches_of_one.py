@@ -76,7 +76,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.extended(keep=6)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("members", [1, N])
@@ -108,6 +108,7 @@ def test_gradients_of_one_sample_are_those_of_each_member(
         torch.testing.assert_close(x.grad, of_x, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_requested_memory_order_is_not_for_one_sample() -> None:
     torch.manual_seed(0)
     nets = [norms_after(nn.BatchNorm2d).double() for _ in range(N)]

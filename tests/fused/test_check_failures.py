@@ -94,6 +94,7 @@ def test_members_that_refuse_drawn_inputs() -> None:
     assert widepack.fuse(members, x, validate=False)(x).shape == (3, 4, 8)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
     x = torch.randn(4, 8)

@@ -31,6 +31,7 @@ class Force(nn.Module):
         return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", ["auto", "loop"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_gradients_of_a_force_are_the_members(norm: str, strategy: str) -> None:

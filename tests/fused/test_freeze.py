@@ -31,6 +31,7 @@ def train(fused: Any, optimizer: torch.optim.Optimizer, steps: int, first: int =
         optimizer.step()
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "make", OPTIMIZERS, ids=["sgd", "adamw", "adadelta", "rmsprop", "adagrad", "torch-sgd"]
 )

@@ -101,6 +101,7 @@ def test_gradients_in_eval_and_train_mode_are_those_of_the_members_in_float64() 
         close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_train_mode_writes_the_statistics_of_each_member() -> None:
     modules = members(Cnn)
     x = draw(6, 3, 8, 8)

@@ -48,6 +48,7 @@ class Steps(nn.Module):
 INPUTS = {Norm: (6, 4), Images: (6, 2, 6, 6), Steps: (6, 3, 4)}
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", list(INPUTS))
 @pytest.mark.parametrize(("train", "gradients"), list(itertools.product([False, True], repeat=2)))
 def test_calls_inside_and_outside_of_autocast_answer_as_the_members(

@@ -46,6 +46,7 @@ def test_names_may_be_missing_if_not_strict() -> None:
     assert torch.equal(three.get_parameter("0.weight"), other.get_parameter("0.weight"))
 
 
+@pytest.mark.extended
 def test_a_truth_value_is_no_number_of_a_member() -> None:
     three = fused(3)
     for call in (three.remove, three.member, three.freeze):

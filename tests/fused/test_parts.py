@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import widepack
@@ -75,7 +76,14 @@ def test_dropout_of_an_evaluation(fused: widepack.Fused) -> None:
 CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
     "update_bn": lambda fused: update_bn([X], fused),
     "update_bn of an average": lambda fused: update_bn([X], AveragedModel(fused)),
-    "momentum": lambda fused: setattr(fused.get_submodule("1"), "momentum", None),
+    "update_bn by hand": lambda fused: setattr(fused.get_submodule("1"), "momentum", None),
+    "a stride": lambda fused: setattr(fused.get_submodule("0"), "stride", (2, 2)),
+    "another layer": lambda fused: fused.set_submodule("2", nn.Tanh()),
+    "another layer by name": lambda fused: fused.add_module("2", nn.Tanh()),
+    "a layer in a part": lambda fused: fused.get_submodule("0").add_module("more", nn.Tanh()),
+    "a parametrization": lambda fused: parametrizations.weight_norm(fused.get_submodule("5"), "weight"),
+    "pruning": lambda fused: prune.l1_unstructured(fused.get_submodule("5"), "weight", 0.5),
+    "eps": lambda fused: setattr(fused.get_submodule("1"), "eps", 1.0),
     "p": lambda fused: setattr(fused.get_submodule("3"), "p", 0.9),
     "apply": lambda fused: fused.apply(lambda part: None),
     "apply of a part": lambda fused: fused.get_submodule("0").apply(lambda part: None),
@@ -85,10 +93,15 @@ CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_without_effect_is_refused(change: str, fused: widepack.Fused) -> None:
     before = {name: value.clone() for name, value in fused.state_dict().items()}
-    words = "apply would call" if "apply" in change else "was captured with"
+    words = "apply would call" if "apply" in change else "captured with"
     with pytest.raises(UsageError, match=words):
         CHANGES[change](fused)
     assert all(torch.equal(before[name], value) for name, value in fused.state_dict().items())
+
+
+def test_the_old_weight_norm_is_refused(fused: widepack.Fused) -> None:
+    with pytest.warns(FutureWarning), pytest.raises(UsageError, match="captured with"):
+        nn.utils.weight_norm(copy.deepcopy(fused).get_submodule("5"), "weight")
 
 
 class OwnNorm(nn.BatchNorm2d):
@@ -117,3 +130,26 @@ def test_copies_and_files(fused: widepack.Fused) -> None:
         assert isinstance(other.get_submodule("1"), nn.BatchNorm2d) and repr(other) == repr(fused)
         other.load_state_dict(fused.state_dict())
         torch.testing.assert_close(other.eval()(X), copy.deepcopy(fused).eval()(X))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.factor = nn.Linear(6, 2), 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) * self.factor
+        return y
+
+
+def test_a_setting_of_the_member_itself() -> None:
+    fused = widepack.fuse([Scaled() for _ in range(2)], X)
+    for change in (lambda: setattr(fused, "factor", 3.0), lambda: setattr(fused, "fc", nn.Linear(6, 2))):
+        with pytest.raises(UsageError, match="a change would have no effect"):
+            change()
+    fused.note = "mine"
+    fused.loss = nn.MSELoss()
+    fused.fc.label = "head"
+    assert fused.note == "mine" and fused.fc.label == "head"
+    fused.fc.bias = nn.Parameter(torch.ones(2, 2))
+    assert torch.equal(fused.member(0).fc.bias, torch.ones(2))

@@ -56,6 +56,7 @@ def test_the_second_derivatives_are_those_of_differences(cell: str, biases: bool
     assert torch.autograd.gradgradcheck(partial(answer, cell), given, fast_mode=True)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
 def test_a_gradient_penalty_is_that_of_each_member(layer: Any) -> None:
     torch.manual_seed(0)
@@ -133,6 +134,7 @@ def ops_of(fused: Any) -> set[str]:
     return {n.op for r in fused.current_entry().runners for n in r.program.nodes}
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_twenty_steps_are_those_of_the_members(name: str, dtype: torch.dtype) -> None:

@@ -56,6 +56,7 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", RUNS)
 def test_each_member_equals_the_member_trained_alone_and_stopped_at_its_step(name: str) -> None:
     make, torchs, options, schedule = RUNS[name]
@@ -92,6 +93,7 @@ def test_each_member_equals_the_member_trained_alone_and_stopped_at_its_step(nam
             assert key.endswith("tracked") or not torch.equal(value, modules[i].state_dict()[key]), key
 
 
+@pytest.mark.extended
 def test_nothing_is_captured_again_and_each_program_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = [m.train() for m in members(Cnn, 4, dtype=F64)]
     fused = fuse(modules, inputs(0)[0])
@@ -150,6 +152,7 @@ def test_a_backward_pass_of_an_earlier_call_is_refused() -> None:
     assert fused.conv1.weight.grad.shape == (1, 6, 3, 3, 3)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("make", [widepack.optim.AdamW, torch.optim.AdamW, torch.optim.SGD])
 def test_an_optimizer_that_still_has_the_rows_does_not_step(make: Any) -> None:
     fused = fuse([m.train() for m in members(Cnn, 3)], inputs(0)[0].float(), validate=False)

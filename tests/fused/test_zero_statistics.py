@@ -145,7 +145,7 @@ def members(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -
     return [make().to(dtype).train() for _ in range(3)]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_steps_are_those_of_each_member_alone(name: str, dtype: torch.dtype) -> None:

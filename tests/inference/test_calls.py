@@ -394,6 +394,7 @@ def test_members_by_number_and_name(mlp: WideModel) -> None:
     )
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "bert", "frozen_trunk", "ragged_heads"])
 def test_load_of_some_members(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
@@ -454,6 +455,7 @@ def test_a_folder_without_an_artifact_is_refused(artifacts: Artifacts, tmp_path:
     assert load(artifacts("mlp"), expect=digest, warmup=False).manifest.digest == digest
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "encoder", "lstm"])
 def test_strategies_at_load(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
@@ -466,7 +468,7 @@ def test_strategies_at_load(name: str, artifacts: Artifacts) -> None:
         close(_tensors(ens(*args, **kwargs))[0], torch.stack(want))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", [None, "loop"])
 @pytest.mark.parametrize("name", ["resnet18", "encoder", "frozen_trunk", "ragged_heads"])
 def test_load_without_simplification(name: str, strategy: str | None, artifacts: Artifacts) -> None:
@@ -533,6 +535,7 @@ def test_a_closed_model_is_refused_with_a_message(artifacts: Artifacts) -> None:
 # Threads
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "bert"])
 def test_calls_from_many_threads(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)

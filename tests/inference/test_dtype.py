@@ -81,6 +81,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "e.wide"
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -203,6 +204,7 @@ def test_a_weight_past_the_range_of_the_dtype_is_refused(tmp_path: Path) -> None
         load(tmp_path / "e.wide", dtype="int8")
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("command", ["build", "update", "append", "swap"])
 def test_a_checkpoint_with_a_number_past_the_range_is_refused_by_name(tmp_path: Path, command: str) -> None:
     """Otherwise the number would be inf in the file, in the reference answer and in the answer, and the bound

@@ -52,6 +52,7 @@ IN_LOOPS = {"mlp", "ragged_heads"}
 """Cases that also run as a loop in every run of the tests. There members share nothing but the results."""
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -99,6 +100,7 @@ def test_nan_in_one_members_input_reaches_no_other_member(
         assert torch.equal(y[others], clean[others])
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", WITH_IDS)
 def test_an_index_that_a_member_refuses_is_refused(name: str, strategy: str, artifacts: Artifacts) -> None:

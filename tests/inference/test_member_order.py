@@ -77,6 +77,7 @@ def check_answers(
         )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)]
 )

@@ -69,6 +69,7 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "mode", [float64_by_default, deterministic, lambda: torch.device("meta"), lambda: torch.device("cpu")]
 )

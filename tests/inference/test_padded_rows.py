@@ -180,6 +180,7 @@ def test_prices_lie_between_the_measured_ones() -> None:
     assert not RowPrices([replace(_plan(8, wide=1.0), times_ms={"wide": 1.0})], 10).known
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(("wide", "padded"), [(1.0, True), (50.0, False)])
 def test_measured_times_go_before_the_rule(
     tmp_path: Path,

@@ -35,6 +35,7 @@ def rows_of(value: Any, rows: list[int]) -> Any:
     return type(value)(rows_of(v, rows) for v in value) if isinstance(value, (tuple, list)) else value
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", CASES)
 def test_each_row_is_answered_by_its_member(name: str, artifacts: Artifacts) -> None:
     ens = widepack.load(artifacts(name))
@@ -310,6 +311,7 @@ class Returned(nn.Module):
         return x, self.w.expand(x.shape[0], -1), x.view(-1, 2, 3)
 
 
+@pytest.mark.extended
 def test_the_first_route_on_another_default_device(tmp_path: Path) -> None:
     members, ens = heads(tmp_path)
     x, scale, ids = torch.randn(4, 6), torch.randn(3), [1, 0, 1, 3]

@@ -189,6 +189,7 @@ def check(right: Any, found: Any, ill: Sequence[int], rows: int, dim: int = 0) -
         )
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", FORMS)
 def test_nan_stays_with_its_member(
     name: str, ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +218,7 @@ def test_nan_stays_with_its_member(
     assert set(ran) == {form.method}
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", ["groups", "groups after a trunk", "groups of rows in the second dim"])
 def test_nan_in_a_row_stays_there_in_a_call_of_one_member(name: str, ran: list[str], tmp_path: Path) -> None:
     form = FORMS[name]

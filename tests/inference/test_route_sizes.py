@@ -53,6 +53,7 @@ class MergedSteps(nn.Module):
         return y.transpose(0, 1) if self.time_first else y
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("time_first", [False, True])
 def test_a_trunk_over_steps_of_any_number(time_first: bool, own: bool, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def parts(value: Any) -> list[Tensor]:
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", CASES)
 def test_answers_by_rows(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
     make, specs = CASES[name]
@@ -172,6 +173,7 @@ PROMOTED: dict[str, Callable[[Promoted, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", PROMOTED)
 def test_the_dtype_is_that_of_the_member(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
     ens = saved(lambda: Promoted(PROMOTED[name]), tmp_path, "x=float32[B,6]")
@@ -183,6 +185,7 @@ def test_the_dtype_is_that_of_the_member(name: str, stacked: list[RowWeights], t
         torch.testing.assert_close(found[row], alone[0], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_half_times_a_weight_without_dims(dtype: str, stacked: list[RowWeights], tmp_path: Path) -> None:
     class Scaled(nn.Module):

@@ -147,6 +147,7 @@ def equal(a: Any, b: Any) -> bool:
     return all(map(equal, a, b)) if isinstance(a, (list, tuple)) else torch.equal(a, b)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "options",
     [

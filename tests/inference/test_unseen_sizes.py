@@ -78,6 +78,7 @@ def of_member(answer: Any, i: int) -> Any:
     return tuple(a[i] for a in answer) if isinstance(answer, tuple) else answer[i]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "inputs"),
     [
@@ -111,6 +112,7 @@ def test_any_size_is_answered_as_by_the_members(tmp_path: Path, make: Any, input
             call()
 
 
+@pytest.mark.extended
 def test_ragged_members_at_any_size_and_after_a_swap(tmp_path: Path) -> None:
     torch.manual_seed(0)
     modules: list[nn.Module] = [Ragged(c) for c in (3, 5, 10)]

@@ -32,6 +32,7 @@ PLANS = {
 }
 
 
+@pytest.mark.extended(keep=14)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize(
     "chosen_kinds",

@@ -58,6 +58,7 @@ def convolutions(model: Any, x: torch.Tensor) -> int:
     return sum(n for op, n in counted.calls.items() if "conv" in op and "backward" not in op)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("strategy", [None, "wide", "loop"])
 @pytest.mark.parametrize("batch", [2, 1000])
 def test_a_frozen_trunk_runs_once(strategy: str | None, batch: int, artifacts: Artifacts) -> None:

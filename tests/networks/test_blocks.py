@@ -28,6 +28,7 @@ def drawn(name: str, batch: int, seed: int) -> dict[str, Any]:
     return {s.name: v.double() for s, v in zip(specs, values)}
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS]
 )
@@ -136,6 +137,7 @@ def test_a_block_without_rope_equals_one_with_zero_angles(name: str) -> None:
         assert not torch.allclose(g, o)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name", [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in TURNED]
 )

@@ -77,6 +77,7 @@ def programs(artifact: Path) -> list[Program]:
     return [Program.from_json(json.loads(p.read_text(encoding="utf-8"))) for p in found]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("form", PRODUCTS)
 def test_each_member_runs_its_own_experts(form: str, tmp_path: Path) -> None:
     nets, files = members(PRODUCTS[form], tmp_path)
@@ -122,6 +123,7 @@ def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> N
             torch.testing.assert_close(y[i], net(x))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", ["auto", "loop", "dense", "copied"])
 def test_few_experts_run_by_expert_in_every_form(strategy: str, tmp_path: Path) -> None:
     nets, files = members(by_groups, tmp_path, FEW)
@@ -151,6 +153,7 @@ def test_few_experts_run_by_expert_in_every_form(strategy: str, tmp_path: Path) 
                     torch.testing.assert_close(y[i], net(x[:batch]))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", ["auto", "wide", "loop"])
 @pytest.mark.parametrize(
     ("product", "experts", "width"),

@@ -48,6 +48,7 @@ def test_the_document_has_every_family_and_no_wrong_case() -> None:
         assert sum(row[name] for row in rows) == len(DOCUMENT[name])
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("family", hfta_cases.FAMILIES)
 def test_one_case_of_each_family_is_right(family: str) -> None:
     """Of layers, it tests the wide layer, and of three layers also `fuse`."""

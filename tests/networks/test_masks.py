@@ -213,7 +213,7 @@ def test_masks_of_the_length(make: Make, tmp_path: Path) -> None:
     check_case(case(make, ROWS, T=(7, 25, 3)), tmp_path, set())
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", OWN)
 def test_other_masks(name: str, tmp_path: Path) -> None:
     check_case(OWN[name], tmp_path, set())

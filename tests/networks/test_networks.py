@@ -109,6 +109,7 @@ def test_ragged_heads_return_a_list(artifacts: Artifacts, tmp_path: Path) -> Non
     assert [list(part.shape) for part in y] == [[4, c] for c in case.CLASSES]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "fine", "other", "words"),
     [

@@ -104,6 +104,7 @@ def graph(atoms: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(atoms, 3, generator=generator) + i[:, None], edges
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [Coupled, Written, Keeping, Listed])
 def test_forces(make: Callable[[], Forces], tmp_path: Path) -> None:
     members, doubles = [], []

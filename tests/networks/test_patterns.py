@@ -63,12 +63,13 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if name in SLOW else []
 
 
-@pytest.mark.extended(keep=6)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in CASES])
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path, ONCE_A_MEMBER.get(name, (set(), ""))[0])
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)]
 )
@@ -142,6 +143,7 @@ RAGGED: dict[str, tuple[Callable[..., nn.Module], list[Any], tuple[str, ...]]] =
 }
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", RAGGED)
 def test_sizes_that_differ_by_member(name: str, tmp_path: Path) -> None:
     make, all_sizes, inputs = RAGGED[name]

@@ -95,7 +95,7 @@ def molecule(atoms: int, seed: int, elements: tuple[int, ...] = ELEMENTS) -> dic
     return {"z": z, "pos": lattice + 0.2 * torch.rand(atoms, 3, generator=g)}
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("make", [OfElements, OfNeighbours])
 def test_energies_and_forces(make: type[OfElements], tmp_path: Path) -> None:
     members, paths = [], [tmp_path / f"m{i}.pt" for i in range(N)]

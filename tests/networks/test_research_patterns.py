@@ -842,6 +842,7 @@ def slope(self: Any, x: Tensor) -> Any:
         return torch.autograd.grad(torch.tanh(self.fc(x)).sum(), x)[0]
 
 
+@pytest.mark.extended
 def test_a_derivative_inside_forward_is_captured(tmp_path: Path) -> None:
     check_case(case(net(slope, fc=linear(6, 5)), ROWS), tmp_path, set())
 

@@ -65,6 +65,7 @@ def test_a_rate_in_an_older_file_loads_without_running_code(monkeypatch: pytest.
     assert type(rate) is PerMember and rate == PerMember(LR)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("options", [{}, {"n": 3, "dropout": "on"}], ids=["members", "passes"])
 def test_a_fused_module_is_pickled_under_public_names(options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()

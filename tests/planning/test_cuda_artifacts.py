@@ -44,6 +44,7 @@ def on_cuda(reader: Reader, pattern: str) -> list[tuple[WideProgram, Program]]:
     ]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_programs_for_cuda_answer_as_each_member_in_float64(artifact: Path, pattern: str) -> None:
     reader = Reader(artifact)

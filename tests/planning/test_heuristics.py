@@ -221,6 +221,7 @@ def built(folder: Path, members: int = 4) -> widepack.BuildReport:
     )
 
 
+@pytest.mark.extended
 def test_an_artifact_has_plain_convolutions_where_packed_ones_are_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

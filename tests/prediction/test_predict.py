@@ -105,6 +105,7 @@ class Answers(nn.Module):
         return self.form(self.head(x))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("form", "names"),
     [

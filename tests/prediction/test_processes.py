@@ -66,6 +66,7 @@ def test_an_interrupt_removes_the_temporary_file(folder: Path, net: WideModel) -
     assert os.listdir() == ["in.npy"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "output", ["out.parquet", slow("out.arrow"), slow("out.csv"), slow("out.npy"), slow("out.safetensors")]
 )
@@ -84,6 +85,7 @@ def test_a_full_disk_names_the_file(output: str, folder: Path, artifact: str, pa
     assert os.listdir() == ["in.npy"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("source", [slow("in.npy"), "in.parquet", slow("in.arrow")])
 def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artifact: str, pa: Any) -> None:
     """120 MB of numbers in one row group or one record batch take a small part of it."""

@@ -300,6 +300,7 @@ def test_tensors_of_different_lengths(folder: Path, net: WideModel) -> None:
     refused(InputError, "the tensor . has . rows, and . has .", net, "in.safetensors", "o.npy")
 
 
+@pytest.mark.extended
 def test_without_pyarrow(folder: Path, net: WideModel, x: Tensor) -> None:
     """.npy and .safetensors need neither pyarrow nor NumPy; other files name the extra."""
     np.save("in.npy", x.numpy())

@@ -59,6 +59,7 @@ def enlarged(sample: Sample, form: str, size: float) -> Sample:
     return args, kwargs
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("op", OPS)
 def test_a_strategy_is_finite_where_the_members_are(op: str, form: str) -> None:
@@ -84,6 +85,7 @@ def test_a_strategy_is_finite_where_the_members_are(op: str, form: str) -> None:
     assert finite
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [

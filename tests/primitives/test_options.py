@@ -319,6 +319,7 @@ def drops(op: str, y: torch.Tensor, x: torch.Tensor, p: float, where: str) -> to
     return channels.all(3)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("op", DROPS)
 def test_random_strategies_are_dropout_of_each_member(op: str) -> None:
     """Numbers are 0 or `x / (1 - p)` (alpha: two linear functions). `shared` has one mask, `independent` has

@@ -32,7 +32,7 @@ torch.save(ens(torch.load(sys.argv[2])), sys.argv[4])
 """
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("strategies", ["", "wide,fused"])
 def test_an_artifact_is_read_by_a_new_process(
     strategies: str, tmp_path: Path, recurrent_artifact: Path

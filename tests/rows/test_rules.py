@@ -112,7 +112,7 @@ def check(op: str, sample: Any, given: list[torch.Tensor], batch: dict[int, int]
     return True
 
 
-@pytest.mark.extended(keep=14)
+@pytest.mark.extended(keep=8)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about short signals
 @pytest.mark.parametrize("op", CASES)
 def test_a_rule_says_where_the_rows_are(op: str) -> None:

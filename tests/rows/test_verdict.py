@@ -56,6 +56,7 @@ MIXED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize("name", MIXED)
 def test_modules_that_mix_rows(name: str) -> None:
     found = Examined(Of(MIXED[name]), [X]).verdict()

@@ -66,7 +66,7 @@ def expected(x: Tensor, stages: tuple[int, ...], until: float) -> tuple[Tensor, 
     return torch.stack(means), torch.tensor(counts)
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("first", [1, 2, 3, MEMBERS])
 @pytest.mark.parametrize("until", [0.3, 0.6, 0.8, 1.0])
 @pytest.mark.parametrize("rows", [1, 2, 33])

@@ -135,7 +135,7 @@ def test_a_changed_member_makes_the_record_void(files: tuple[Path, Path], tmp_pa
         ens.selected_weights  # noqa: B018  the property raises
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -167,6 +167,7 @@ def test_a_wrong_record_is_refused(files: tuple[Path, Path], change: Any) -> Non
         widepack.load(out).cascade(torch.randn(2, 5))
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

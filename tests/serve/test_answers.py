@@ -81,7 +81,7 @@ class Checked:
             bound.check()
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["plain", "text", "scaled", "typed"])
 @pytest.mark.parametrize("kind", ["all", "each", "name", "number", "routed"])
 def test_each_kind_of_model_answers_as_the_members_alone(name: str, kind: str, server: InProcess) -> None:

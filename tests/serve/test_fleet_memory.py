@@ -32,6 +32,7 @@ def whole_weights(ens: widepack.WideModel) -> bool:
     return any("split" not in plan.strategies() for plan in ens.plans())
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("memory", "batch", "whole"),
     [("auto", BATCH, True), ("auto", 2, False), ("least", BATCH, False), ("most", 2, True)],

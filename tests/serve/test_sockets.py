@@ -143,6 +143,7 @@ def test_clients_that_close_their_side_or_go(server: ServeProcess) -> None:
     assert asked(server, post())[0] == 200
 
 
+@pytest.mark.extended
 def test_too_many_connections_get_503(server: ServeProcess) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(45):

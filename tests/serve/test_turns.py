@@ -109,6 +109,7 @@ class Steps(nn.Module):
         return y
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "options", "status"),
     [

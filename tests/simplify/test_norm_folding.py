@@ -190,6 +190,7 @@ FOLDED = {
 }
 
 
+@pytest.mark.extended(keep=18)
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize(
     "chosen_kinds",

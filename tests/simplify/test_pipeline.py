@@ -287,6 +287,7 @@ SEPARATE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]
 }
 
 
+@pytest.mark.extended(keep=10)
 @pytest.mark.parametrize("w", ["shared", "stacked"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", SEPARATE)

@@ -172,6 +172,7 @@ def layer(causal: bool = False, mask: str | None = None) -> Program:
     return chosen([*heads, attention, *after], 1, 0, {"x": "float32[B,T,5]", **({"m": mask} if mask else {})})
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("mask", [None, "float32[B,1,1,T]", "float32[T,T]", "float32[B,1,T,T]"])
 def test_one_token_needs_one_query(mask: str | None) -> None:
     net = layer(mask=mask)

@@ -144,6 +144,7 @@ def test_a_plan_with_wrong_answers_is_not_chosen(
     assert {r["chosen"] for r in report.raced["rows"]} == {RULES}
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("slow_rules")
 def test_without_time_the_plans_by_rules_of_thumb_serve_the_rest(
     checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

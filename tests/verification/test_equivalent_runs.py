@@ -48,6 +48,7 @@ def members(make: type[nn.Module]) -> list[nn.Module]:
     return found
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [Buckets, Quantised])
 def test_a_near_tie_is_no_wrong_program(make: type[nn.Module]) -> None:
     """On an AMD EPYC the wide program of `Buckets` gives another whole number at one place of 6144."""

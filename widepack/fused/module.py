@@ -28,7 +28,7 @@ from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
 from .members import FusedMembers
-from .parts import refuse_apply
+from .parts import refuse_apply, refuse_setting
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
@@ -324,6 +324,16 @@ class Fused(FusedMembers):
         self.forget()
         super().train(mode)
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            refuse_setting(self._recipe.settings, name)
+        super().__setattr__(name, value)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Adds a module, which the program does not call. Refuses the name of one that it calls."""
+        refuse_setting(self._recipe.settings, name)
+        super().add_module(name, module)
 
     def apply(self, fn: Any) -> Any:
         """Refuses `apply`, whose function would ask for classes of torch, which few parts have."""

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import UsageError
+from .torch_module import submodule_dict
 
 
 class StackedModule(nn.Module):
@@ -24,10 +24,32 @@ class StackedModule(nn.Module):
 
     __module__ = "widepack"  # pickles name the public place
 
-    def __init__(self, class_name: str, training: bool) -> None:
+    _settings: frozenset[str] = frozenset()
+
+    def __init__(self, class_name: str, training: bool, settings: frozenset[str] = frozenset()) -> None:
         nn.Module.__init__(self)  # classes of torch that follow would want sizes
-        self._kind = class_name
+        self._kind, self._settings = class_name, settings
         self.training = training
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        refuse_setting(self._settings | ({name} if isinstance(value, nn.Module) else frozenset()), name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuses to remove a weight, as a parametrization does."""
+        refuse_setting(frozenset(self._parameters) | frozenset(self._buffers), name)
+        super().__delattr__(name)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Refuses another submodule, which would never run."""
+        refuse_setting(frozenset({name}), name)
+
+    register_module = add_module
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Takes other numbers for a parameter. Refuses another one, which the program would not read."""
+        refuse_setting(frozenset({name}) - self._parameters.keys(), name)
+        super().register_parameter(name, param)
 
     def _get_name(self) -> str:
         return self._kind
@@ -56,6 +78,22 @@ class StackedModule(nn.Module):
         return ", ".join(f"{n}={list(v.shape)}" for n, v in tensors.items() if v is not None)
 
 
+def settings_of(module: nn.Module) -> frozenset[str]:
+    """Returns the names of the attributes and submodules of a member's module, which its program reads."""
+    names = {n for n in vars(module) if not n.startswith("_")} | submodule_dict(module).keys()
+    return frozenset(names - {"training"})
+
+
+def refuse_setting(settings: frozenset[str], name: str) -> None:
+    """Raises: UsageError for a name that the program read when it was captured."""
+    if name in settings:
+        raise UsageError(
+            f"{name} is a part of the program of a fused module, which was captured with the value that the "
+            "members had, so that a change would have no effect. Change it in the members, with "
+            "fused.unfuse() if they have trained, and fuse them again"
+        )
+
+
 def refuse_apply() -> NoReturn:
     """Raises: UsageError. `apply` would do nothing, in silence, for a function that asks for classes."""
     raise UsageError(
@@ -65,47 +103,20 @@ def refuse_apply() -> NoReturn:
     )
 
 
-class _Captured:
-    """A setting of a layer that is a part of the captured program: it can be neither read nor changed."""
-
-    def __init__(self, name: str, instead: str) -> None:
-        self.name, self.instead = name, instead
-
-    def __get__(self, part: nn.Module | None, owner: Any = None) -> Any:
-        return self if part is None else self._refuse()
-
-    def __set__(self, part: nn.Module, value: Any) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            f"a part of a fused module has no {self.name} of its own: the program was captured with that of "
-            f"the members. {self.instead}"
-        )
-
-
 class _BatchNormPart(StackedModule, _BatchNorm):
     """A batch norm of all members."""
 
-    momentum = _Captured(
-        "momentum",
-        "For torch.optim.swa_utils.update_bn take the members with fused.unfuse(), call it for each of them, "
-        "and fuse them again",
-    )
-
     def reset_running_stats(self) -> None:
         """Refuses the first step of `update_bn`, which would then change the momentum."""
-        self.momentum = None
+        raise UsageError(
+            "update_bn changes the momentum of batch norms, and the program of a fused module was captured "
+            "with that of the members. Take the members with fused.unfuse(), call update_bn for each of "
+            "them, and fuse them again"
+        )
 
     def _load_from_state_dict(self, *args: Any) -> None:
         """Reads the tensors, without torch's conversion of old versions."""
         super(_NormBase, self)._load_from_state_dict(*args)
-
-
-class _DropoutPart(StackedModule, _DropoutNd):
-    """A dropout of all members."""
-
-    p = _Captured("p", "Set it in the members before fuse")
 
 
 def _class_of_parts(base: type[StackedModule], of: type[nn.Module]) -> type[StackedModule]:
@@ -119,7 +130,7 @@ def _class_of_parts(base: type[StackedModule], of: type[nn.Module]) -> type[Stac
 _CLASSES: dict[type[nn.Module], type[StackedModule]] = {
     **{c: _class_of_parts(_BatchNormPart, c) for c in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     **{
-        c: _class_of_parts(_DropoutPart, c)
+        c: _class_of_parts(StackedModule, c)
         for c in (
             *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
             *(nn.AlphaDropout, nn.FeatureAlphaDropout),
@@ -134,4 +145,4 @@ _CLASSES: dict[type[nn.Module], type[StackedModule]] = {
 def stacked_part(module: nn.Module) -> StackedModule:
     """Returns the part for a submodule of the members, without weights, in the submodule's mode."""
     made = next(made for of, made in _CLASSES.items() if isinstance(module, of))
-    return made(type(module).__name__, module.training)
+    return made(type(module).__name__, module.training, settings_of(module))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..capture.call import MemberCall
 from .member_capture import call_of
+from .parts import settings_of
 from .skeleton import ModuleSkeleton
 from .stacked_parameters import StackedWeight
 
@@ -52,6 +54,11 @@ class FusedRecipe:
         args, kwargs = state.pop("args"), state.pop("kwargs")
         self.__dict__.update(state)
         self.call = call_of(self.skeletons[0].module, args, kwargs, self.dynamic)
+
+    @cached_property
+    def settings(self) -> frozenset[str]:
+        """The names of the attributes and submodules of the members themselves, which their program read."""
+        return settings_of(self.skeletons[0].module)
 
     @property
     def member_class(self) -> str:

@@ -216,8 +216,10 @@ def member_module(
     slots = [(weight, *slot_of(root, weight.name)) for weight in weights]
     values = {w.name: tensors[n][i] if w.kind == "stacked" else tensors[n] for w, tensors, n in slots}
     member = skeleton.fill(values, device)
+    own_parts = dict(member.named_modules())
     for path, part in root.named_modules():
-        member.get_submodule(path).training = part.training
+        if path in own_parts:  # a module that the user added is none of the member's
+            own_parts[path].training = part.training
     own = weights_of(member)
     for weight, tensors, name in slots:  # a parameter may have been frozen or unfrozen since the fuse
         if weight.parameter:
