@@ -67,9 +67,10 @@ class Reader:
             what = "an artifact is a folder, this is a file" if self.root.exists() else "it does not exist"
             raise ArtifactError(f"{self.root}: {what}")
         if not os.path.lexists(self.root / MANIFEST):
+            empty = next(self.root.iterdir(), None) is None
             raise ArtifactError(
-                f"{self.root}: a folder without {MANIFEST} is not an artifact; "
-                f"`widepack build ... -o {self.root}` makes one"
+                f"{self.root}: a folder without {MANIFEST} is not an artifact; `widepack build ... -o "
+                f"{self.root if empty else 'ens.wide'}` makes one"
             )
         data = read_plain_file(self.root / MANIFEST, MAX_BYTES)
         try:

@@ -135,6 +135,60 @@ async def _slow_bodies(http: int, _: int, seconds: float) -> int:
     return sum(await asyncio.gather(*(one() for _ in range(AT_ONCE))))
 
 
+async def _slow_messages(_: int, grpc: int, seconds: float) -> int:
+    """Begins messages of 60 MB over gRPC, sends the first 4 MB of each, and no more."""
+    from raw_http2 import RawCalls
+
+    part, end = bytes(16_000), time.monotonic() + seconds
+
+    async def one() -> int:
+        count = 0
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                calls = await RawCalls(f"{HOST}:{grpc}", STRANGER).open()
+                calls.begin(part, 60 * MB)
+                for _ in range(250):
+                    await calls.go_on(part)
+                count += 1
+                await calls.received(min(end - time.monotonic(), 2.0), until=b"grpc-status")
+                await calls.close()
+        return count
+
+    return sum(await asyncio.gather(*(one() for _ in range(12 * AT_ONCE))))
+
+
+async def _calls_without_messages(_: int, grpc: int, seconds: float) -> int:
+    """Begins calls of gRPC without messages, as many as it can."""
+    from raw_http2 import RawCalls
+
+    end = time.monotonic() + seconds
+
+    async def one() -> int:
+        count = 0
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                calls = await RawCalls(f"{HOST}:{grpc}", STRANGER).open()
+                for _ in range(100):
+                    calls.begin()
+                    count += 1
+                await calls.received(min(end - time.monotonic(), 1.0))
+                await calls.close()
+        return count
+
+    return sum(await asyncio.gather(*(one() for _ in range(AT_ONCE))))
+
+
+async def _connections(http: int, _: int, seconds: float) -> int:
+    """Opens more connections than the server takes, and sends nothing."""
+    opened = []
+    for _ in range(6000):
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            connecting = asyncio.open_connection(HOST, http, local_addr=(STRANGER, 0), limit=1 << 12)
+            opened.append(await asyncio.wait_for(connecting, 1.0))
+    await asyncio.sleep(seconds)
+    return len(opened)
+
+
 _RPC = """
 import os, signal, sys, time, grpc
 kind, address, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -191,6 +245,15 @@ def _empty_inputs() -> bytes:
     return good + b"\x2a\x00" * (5 * MB)
 
 
+def _too_many_bytes() -> bytes:
+    from rpc_client import infer_message
+
+    message = infer_message("ens", ("x", torch.rand(65_536, 6)))
+    message.raw_input_contents[0] = bytes(60 * MB)
+    data: bytes = message.SerializeToString()
+    return data
+
+
 def _many_rows() -> bytes:
     from rpc_client import infer_message
 
@@ -218,6 +281,10 @@ KINDS: dict[str, Attack] = {
     "answers that nobody reads": _requests("answers in JSON", read=False),
     "bodies that never end": _slow_bodies,
     "empty inputs over gRPC": _rpc(_empty_inputs),
+    "messages that never end": _slow_messages,
+    "calls without messages": _calls_without_messages,
+    "connections without requests": _connections,
+    "too many bytes over gRPC": _rpc(_too_many_bytes),
     "rows over gRPC": _rpc(_many_rows),
     "answers that a stopped process does not take": _rpc(_many_rows, stopped=True),
 }

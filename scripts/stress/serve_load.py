@@ -11,7 +11,7 @@ of each member. Its members answer with their version.
 
     python scripts/stress/serve_load.py [--seconds 60] [--answers 500000] [--kinds TEXT]
 
-With 60 seconds it takes about 25 minutes, and the swaps about 15 more. Rows are written as they are measured.
+With 60 seconds it takes about 30 minutes, and the swaps about 15 more. Rows are written as they are measured.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 class Net(nn.Module):
     """Has a parameter, a buffer, and extra state with a tensor."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 6)
@@ -68,14 +70,17 @@ def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> 
 def test_live_members_in_each_form_of_memory(form: str) -> None:
     members = [Net() for _ in range(3)]
     for member in members:
-        for tensor in (member.fc.weight, member.fc.bias, member.scale):
+        for tensor in (*member.parameters(), *member.buffers()):
             tensor.data = FORMS[form](tensor.data)
     x = torch.randn(5, 4)
     torch.testing.assert_close(widepack.fuse(members, x)(x), torch.stack([m(x) for m in members]))
 
 
 class WithExpandedBuffers(nn.Module):
-    """Its own buffers repeat a number of their storage; one is no part of the file."""
+    """Its own buffers repeat a number of their storage, and are no part of the file."""
+
+    offset: Tensor
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()

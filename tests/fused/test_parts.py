@@ -48,7 +48,8 @@ def norms_rest(module: nn.Module) -> None:
 def test_frozen_batch_norms(fused: widepack.Fused) -> None:
     """The usual code of fine-tuning: norms in eval mode, everything else in train mode."""
     found, alone = copy.deepcopy(fused).train(), [m.train() for m in members()]
-    for module in (found, *alone):
+    every: list[nn.Module] = [found, *alone]
+    for module in every:
         norms_rest(module)
         for part in module.modules():
             if isinstance(part, nn.Dropout2d):
@@ -56,7 +57,7 @@ def test_frozen_batch_norms(fused: widepack.Fused) -> None:
     torch.testing.assert_close(found(X), torch.stack([m(X) for m in alone]))
     found(X).square().sum().backward()
     assert found.get_submodule("1").weight.grad is None and found.get_submodule("0").weight.grad is not None
-    assert found.get_submodule("1").num_batches_tracked.tolist() == [0, 0, 0]
+    assert found.get_buffer("1.num_batches_tracked").tolist() == [0, 0, 0]
 
 
 def test_dropout_of_an_evaluation(fused: widepack.Fused) -> None:
@@ -73,6 +74,7 @@ def test_dropout_of_an_evaluation(fused: widepack.Fused) -> None:
     )
 
 
+pruned: Callable[..., object] = prune.l1_unstructured
 CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
     "update_bn": lambda fused: update_bn([X], fused),
     "update_bn of an average": lambda fused: update_bn([X], AveragedModel(fused)),
@@ -82,7 +84,7 @@ CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
     "another layer by name": lambda fused: fused.add_module("2", nn.Tanh()),
     "a layer in a part": lambda fused: fused.get_submodule("0").add_module("more", nn.Tanh()),
     "a parametrization": lambda fused: parametrizations.weight_norm(fused.get_submodule("5"), "weight"),
-    "pruning": lambda fused: prune.l1_unstructured(fused.get_submodule("5"), "weight", 0.5),
+    "pruning": lambda fused: pruned(fused.get_submodule("5"), "weight", 0.5),
     "eps": lambda fused: setattr(fused.get_submodule("1"), "eps", 1.0),
     "p": lambda fused: setattr(fused.get_submodule("3"), "p", 0.9),
     "apply": lambda fused: fused.apply(lambda part: None),
@@ -144,12 +146,12 @@ class Scaled(nn.Module):
 
 def test_a_setting_of_the_member_itself() -> None:
     fused = widepack.fuse([Scaled() for _ in range(2)], X)
-    for change in (lambda: setattr(fused, "factor", 3.0), lambda: setattr(fused, "fc", nn.Linear(6, 2))):
+    for name, value in {"factor": 3.0, "fc": nn.Linear(6, 2)}.items():
         with pytest.raises(UsageError, match="a change would have no effect"):
-            change()
+            setattr(fused, name, value)
     fused.note = "mine"
     fused.loss = nn.MSELoss()
     fused.fc.label = "head"
     assert fused.note == "mine" and fused.fc.label == "head"
     fused.fc.bias = nn.Parameter(torch.ones(2, 2))
-    assert torch.equal(fused.member(0).fc.bias, torch.ones(2))
+    assert torch.equal(fused.member(0).get_parameter("fc.bias"), torch.ones(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -196,6 +197,28 @@ def test_the_choice_of_columns(folder: Path, net: WideModel, tokens: WideModel, 
     assert widepack.predict(*run, inputs={"x": "f00..f05"}, reduce="mean", force=True).rows == 1
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_an_index_of_pandas_is_no_input(folder: Path, net: WideModel, pa: Any, ending: str) -> None:
+    """pandas writes a named index behind the columns, and names it in the metadata of the file."""
+    columns = {**{f"f{k}": [float(k)] for k in range(6)}, "uid": [7]}
+    table = pa.table(columns).replace_schema_metadata({"pandas": json.dumps({"index_columns": ["uid"]})})
+    path = f"in.{ending}"
+    if ending == "parquet":
+        pa.parquet.write_table(table, path)
+    else:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    assert widepack.predict(net, path, "out.parquet").inputs["x"] == tuple(f"f{k}" for k in range(6))
+    five = table.drop_columns(["f5"])
+    pa.parquet.write_table(five, "five.parquet")
+    refused(UsageError, "5 columns of numbers are left", net, "five.parquet", "o.parquet")
+    named = widepack.predict(net, "five.parquet", "o.parquet", inputs={"x": "f0,f1,f2,f3,f4,uid"})
+    assert named.inputs["x"][-1] == "uid"
+    other = pa.table(columns).replace_schema_metadata({"pandas": "[1"})  # of another writer
+    pa.parquet.write_table(other, "other.parquet")
+    refused(UsageError, "7 columns of numbers are left", net, "other.parquet", "q.parquet")
+
+
 def test_names_that_collide(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
     pa.parquet.write_table(table.rename_columns(["output.mean", *table.column_names[1:]]), "in.parquet")
     refused(
@@ -237,6 +260,10 @@ def test_paths(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
     refused(UsageError, "in.xls: the ending .xls names no known format", net, "in.xls", "o.csv")
     refused(UsageError, "o: the ending is missing", net, "in.parquet", "o")
     refused(UsageError, "nothing.csv: there is no such file", net, "nothing.csv", "o.csv")
+    Path("parts.parquet").mkdir()
+    refused(UsageError, "parts.parquet: is a folder; give the files", net, "parts.parquet", "o.csv")
+    Path("head.csv").write_text("a,b,c,d,e,f\n", encoding="utf-8")
+    refused(UsageError, r"no numbers: a \(no values\), b \(no values\)", net, "head.csv", "o.csv")
     refused(UsageError, "no/o.csv: the folder no does not exist", net, "in.parquet", "no/o.csv")
     refused(UsageError, "is the input file", net, "in.parquet", "in.parquet", force=True)
     Path("o.csv").write_text("mine", encoding="utf-8")

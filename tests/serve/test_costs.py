@@ -25,7 +25,8 @@ import widepack
 from widepack_serve.errors import RequestError
 from widepack_serve.protocol import json_data, json_numbers
 from widepack_serve.protocol import request as requests
-from widepack_serve.protocol.request import SMALL, InferRequest, read_request
+from widepack_serve.protocol.growing import SMALL
+from widepack_serve.protocol.request import InferRequest, read_request
 from widepack_serve.rpc.messages import CLASSES
 
 LARGE = torch.randn(8_000, 6, generator=torch.Generator().manual_seed(1))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import mmap
 import tracemalloc
 import weakref
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
@@ -61,8 +63,25 @@ def _more_bytes(after: list[int]) -> int:
     return max(b - a for a, b in pairwise(after))
 
 
+@pytest.fixture
+def maps(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
+    """Returns the memory of all large bodies of a test, which `tracemalloc` does not see."""
+    found: list[weakref.ref[mmap.mmap]] = []
+
+    def made(*args: int, **options: int) -> mmap.mmap:
+        one = mmap.mmap(*args, **options)
+        found.append(weakref.ref(one))
+        return one
+
+    names = {n: getattr(mmap, n) for n in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_NOHUGEPAGE")}
+    monkeypatch.setattr("widepack_serve.protocol.growing.mmap", SimpleNamespace(mmap=made, **names))
+    return found
+
+
 @pytest.mark.parametrize("packed", [False, True])
-def test_bodies_of_refused_requests_are_freed(wide: dict[str, Path], packed: bool) -> None:
+def test_bodies_of_refused_requests_are_freed(
+    wide: dict[str, Path], packed: bool, maps: list[weakref.ref[mmap.mmap]]
+) -> None:
     """Three at once are more than may be received: some are refused before they are read."""
     good = orjson.dumps(document({"x": torch.zeros(2, 6)}))
     text = good.replace(b"0.0]", b"0.0" + b",[]" * (MANY // 3) + b"]")
@@ -80,6 +99,7 @@ def test_bodies_of_refused_requests_are_freed(wide: dict[str, Path], packed: boo
             assert 503 in statuses <= {400, 503}
             after.append(tracemalloc.get_traced_memory()[0])
         assert _more_bytes(after) < MB
+        assert bool(maps) == packed and not any(one() for one in maps)
     finally:
         tracemalloc.stop()
         started.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import signal
 import socket
@@ -117,6 +118,7 @@ def test_a_port_that_is_taken_while_artifacts_load_is_an_error(artifacts: Artifa
             serve_here(
                 service, listener, lambda: started.append(1), None, RpcServer(service, "127.0.0.1", port)
             )
+    gc.unfreeze()
     assert not started and service.batcher.idle
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from widepack_artifacts import strict_json
+
+from ..errors import ArtifactError, InputError
 from .arrow_columns import BadRow, column_type, plain, tensor_of, values_of
 from .arrow_package import arrow, readable
 from .table import ColumnType, place
@@ -50,6 +52,7 @@ class ArrowTable(ABC):
     def __init__(self, path: Path, schema: Any, rows: int | None) -> None:
         self.path, self.rows = path, rows
         self._schema = schema
+        self.index = _index_of_pandas(schema)
         names = list(schema.names)
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise InputError(f"{path}: two columns have the name {twice[0]!r}; rename one in the file")
@@ -91,6 +94,16 @@ class ArrowTable(ABC):
 
     def position(self, rows: int) -> tuple[int, int]:
         return rows, rows if self.rows is None else self.rows
+
+
+def _index_of_pandas(schema: Any) -> frozenset[str]:
+    """Returns the columns that pandas marks as the index of a table, in the metadata of the file."""
+    try:
+        found = strict_json.parse((schema.metadata or {}).get(b"pandas", b"{}"), "the metadata of pandas")
+        columns = found["index_columns"] if isinstance(found, dict) else ()
+        return frozenset(c for c in columns if isinstance(c, str))
+    except (KeyError, TypeError, ArtifactError):
+        return frozenset()  # metadata of another writer say nothing
 
 
 def _of_one_size(batches: Iterator[Any], rows: int) -> Iterator[Any]:

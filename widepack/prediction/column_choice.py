@@ -5,8 +5,8 @@ In this order:
 1. the columns that the user names for the input;
 2. the column with the name of the input;
 3. for the only input that is left: the only column with rows of its shape, or all columns of numbers if they
-   are exactly as many as a row has. Columns that are passed on by name, that name the member, or that other
-   inputs are read from, do not count.
+   are exactly as many as a row has. Columns that are passed on by name, that name the member, that other
+   inputs are read from, or that pandas marks as the index, do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .table import Table
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 _INDEX = re.compile(r"(__index_level_[0-9]+__)?\Z")
-"""The columns in which pandas stores the index of a table. In a CSV file it has no name."""
+"""The columns in which pandas stores an index without a name. In a CSV file they have none either."""
 
 
 def chosen_columns(
@@ -110,7 +110,11 @@ def _range(word: str) -> list[str]:
 
 def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str, ...]:
     """Returns the only possible columns of an input. Raises: UsageError if there are none, or several."""
-    left = {n: t for n, t in table.columns.items() if n not in used and not _INDEX.match(n)}
+    left = {
+        n: t
+        for n, t in table.columns.items()
+        if n not in used and n not in table.index and not _INDEX.match(n)
+    }
     whole = [n for n, t in left.items() if t.shape and one.fits(t.shape) and refusal(t, one.dtype) is None]
     numbers = [n for n, t in left.items() if t.is_number]
     choices: list[tuple[str, ...]] = [(n,) for n in whole]

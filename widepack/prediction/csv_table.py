@@ -63,6 +63,8 @@ class CsvTable(ArrowTable):
 
     def type_of(self, field: Any) -> ColumnType:
         """Returns what the values of the first rows look like. Other than numbers, all are texts."""
+        if arrow().types.is_null(field.type):
+            return ColumnType("no values", TEXT)
         found = column_type(field.type)
         return found if found.dtype in ("int64", "float64", "bool") else ColumnType("text", TEXT)
 

@@ -39,7 +39,8 @@ def open_table(path: Path, form: CsvForm | None = None) -> Table:
     """Opens an input file. form: of a CSV file. Raises: UsageError; InputError; OSError; Unavailable."""
     suffix = suffix_of(path, "input")
     if not path.is_file():
-        raise UsageError(f"input {path}: there is no such file")
+        what = "is a folder; give the files in it one by one" if path.is_dir() else "there is no such file"
+        raise UsageError(f"input {path}: {what}")
     if suffix in TENSORS:
         from .tensor_table import open_npy, open_safetensors
 

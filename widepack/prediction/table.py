@@ -71,11 +71,13 @@ class Table(Protocol):
         path: The file.
         columns: The type of each column, in the order of the file.
         rows: The number of rows; None if only reading all of the file tells it.
+        index: The columns that the writer of the file marked as the index of its rows.
         typed: Whether its columns have types. False: a column is text unless an input is read from it.
     """
 
     path: Path
     typed: bool
+    index: frozenset[str]
     columns: Mapping[str, ColumnType]
     rows: int | None
 

@@ -85,6 +85,7 @@ class TensorTable:
     """An opened .npy or .safetensors file."""
 
     typed = True
+    index: frozenset[str] = frozenset()
 
     def __init__(self, path: Path, tensors: Mapping[str, StoredTensor]) -> None:
         self.path = path

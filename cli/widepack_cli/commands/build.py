@@ -319,7 +319,7 @@ def settings_of(config: Path | None, paths: list[str]) -> dict[str, Any]:
     """
     file = config if config is not None else Path(TOML)
     if config is not None and not config.is_file():
-        raise Refusal(f"--config {config}: there is no such file")
+        raise Refusal(f"--config {config}: {'is a folder' if config.is_dir() else 'there is no such file'}")
     if config is None:
         _name_unread(paths)
         if not file.is_file():
@@ -362,7 +362,7 @@ def read_sample(path: Path, entries: Sequence[str] = ()) -> tuple[Any, Any]:
     import torch
 
     if not path.is_file():
-        raise Refusal(f"--sample {path}: there is no such file")
+        raise Refusal(f"--sample {path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for files that it cannot read

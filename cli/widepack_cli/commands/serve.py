@@ -183,8 +183,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
-    help="The most open connections, and the most calls of gRPC at once. Others get 503, or "
-    "RESOURCE_EXHAUSTED.",
+    help="The most open connections, and the most calls of gRPC at once, which clients share. Others get "
+    "503, or UNAVAILABLE.",
 )
 @click.option(
     "--timeout",

@@ -2,6 +2,7 @@
 
 | file | what it does |
 |---|---|
+| `collector.py` | Keeps the collector of garbage from what lives as long as the process |
 | `desk.py` | Reads large requests and writes large answers on threads |
 | `documents.py` | Describes what a server serves and has done |
 | `loading.py` | Loads artifacts, at the start and again, and runs first calls of each entry |

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 
 from ..batching.shared_limit import SharedLimit
 from ..errors import Busy
@@ -64,7 +66,38 @@ class PartialBody:
         self._receiving.add(self._client, count)
         self._bytes += count
 
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
+    def clear(self) -> None:
+        """Removes the bytes that were added."""
         if self._bytes:
             self._receiving.remove(self._client, self._bytes)
+            self._bytes = 0
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self.clear()
+
+
+class Sizes:
+    """Counts the bytes of pieces on another thread than that of the event loop."""
+
+    def __init__(self, held: PartialBody) -> None:
+        self._held, self._loop = held, asyncio.get_running_loop()
+
+    def append(self, count: int) -> None:
+        """Counts bytes. Raises: Busy."""
+        found: Future[None] = Future()
+        self._loop.call_soon_threadsafe(self._add, count, found)
+        try:
+            found.result()
+        finally:
+            del found  # an error holds this frame, and the future holds the error
+
+    def _add(self, count: int, found: Future[None]) -> None:
+        try:
+            self._held.add(count)
+        except Busy as e:
+            found.set_exception(e)
+        else:
+            found.set_result(None)
+        finally:
+            del found

@@ -26,6 +26,7 @@ from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
+from .collector import settle_again
 from .desk import Desk
 from .loading import digest_of, loaded, ready_artifact
 from .receiving import Receiving
@@ -286,6 +287,9 @@ class Service:
             retired, self._retired = self._retired, []
             for artifact in retired:
                 artifact.model.close()
+            del artifact
+            retired.clear()
+            settle_again()
 
     def drain(self) -> None:
         """Says that it is not ready. Requests are still answered."""

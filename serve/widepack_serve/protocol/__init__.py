@@ -9,6 +9,7 @@
 |---|---|
 | `body.py` | Unpacks the body of a request: gzip and deflate within a limit |
 | `datatypes.py` | The datatypes of the protocol, and torch's dtypes |
+| `growing.py` | Joins pieces of a body, in memory of its own |
 | `json_data.py` | Finds the lists of numbers in a large JSON text, without reading them |
 | `json_numbers.py` | Reads and writes long lists of numbers in pieces |
 | `parameters.py` | Reads parameters, and refuses those that would have no effect |

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 
 from ..errors import RequestError, TooLarge, UnknownEncoding
+from .growing import Body, Growing
 from .work import NoSteps, Work
 
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -29,12 +30,12 @@ def _ignored(_: int) -> None:
 
 
 def unpacked(
-    body: bytes | bytearray,
+    body: Body,
     encoding: str,
     most: int,
     work: Work = _NO_STEPS,
     grown: Callable[[int], None] = _ignored,
-) -> bytes | bytearray:
+) -> Body:
     """Returns a body without its encoding.
 
     Args:
@@ -55,7 +56,7 @@ def unpacked(
     if name not in ENCODINGS:
         raise UnknownEncoding(f"content-encoding {encoding[:40]!r} is unknown; known: {', '.join(ENCODINGS)}")
     reader = zlib.decompressobj(ENCODINGS[name])
-    found = bytearray()
+    found = Growing()
     view = memoryview(body)
     limit = min(most, max(_FREE, MOST_RATIO * len(body)))
     step = min(_STEP, limit + 1)
@@ -64,10 +65,10 @@ def unpacked(
             rest: bytes | memoryview = view[start : start + _PIECE]
             while True:
                 piece = reader.decompress(rest, step)
-                if len(found) + len(piece) > limit:
+                if found.size + len(piece) > limit:
                     raise _too_large(len(body), limit, most)
                 grown(len(piece))
-                found += piece
+                found.append(piece)
                 work.step()
                 rest = reader.unconsumed_tail
                 if reader.eof or (not rest and len(piece) < step):
@@ -76,7 +77,7 @@ def unpacked(
                 more = len(reader.unused_data) + max(len(body) - start - _PIECE, 0)
                 if more:
                     raise RequestError(f"the body has {more} bytes after its {name} data")
-                return found
+                return found.whole()
     except zlib.error as e:
         raise RequestError(f"the body is not {name}: {e}") from None
     raise RequestError(f"the body ends before its {name} data is complete")

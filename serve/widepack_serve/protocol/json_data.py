@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ..errors import RequestError, TooLarge
+from .growing import Body, place_of
 from .work import Work
 
 MOST_ELSE = 1 << 18
@@ -40,13 +41,13 @@ class JsonList:
         texts: Whether it has texts, not numbers.
     """
 
-    body: bytes | bytearray
+    body: Body
     start: int
     end: int
     texts: bool = False
 
 
-def read_large(text: bytes | bytearray, length: int, most_texts: int, work: Work) -> Any:
+def read_large(text: Body, length: int, most_texts: int, work: Work) -> Any:
     """Reads a large JSON text. A list of a key `data` is a `JsonList`.
 
     Args:
@@ -59,7 +60,7 @@ def read_large(text: bytes | bytearray, length: int, most_texts: int, work: Work
         RequestError: It is not JSON.
         TooLarge: It has too many bytes besides its lists of numbers, or too many texts.
     """
-    parts: list[bytes | bytearray] = []
+    parts: list[bytes] = []
     lists: dict[str, JsonList] = {}
     at = size = steps = 0
     while True:
@@ -68,7 +69,7 @@ def read_large(text: bytes | bytearray, length: int, most_texts: int, work: Work
         one = None
         if key is not None:
             end = key.end() - 1
-            one = _numbers(text, end, length) or _texts(text, end, length, most_texts, work)
+            one = _numbers(text, end, length, work) or _texts(text, end, length, most_texts, work)
         else:
             found = None if quote < 0 else _TEXT.match(text, quote, min(quote + MOST_ELSE, length))
             end = length if found is None else found.end()
@@ -100,18 +101,18 @@ def _check_size(size: int) -> None:
         )
 
 
-def _numbers(text: bytes | bytearray, start: int, length: int) -> JsonList | None:
+def _numbers(text: Body, start: int, length: int, work: Work) -> JsonList | None:
     """Returns the list that begins at a place if it has neither texts nor objects; else None."""
-    quote = text.find(b'"', start, length)
+    quote = place_of(b'"', text, start, length, work)
     stop = length if quote < 0 else quote
-    brace = text.find(b"}", start, stop)
+    brace = place_of(b"}", text, start, stop, work)
     stop = stop if brace < 0 else brace
     near = max(start, stop - _LONGEST)
     end = near + len(text[near:stop].rstrip(b" \t\n\r,"))
     return JsonList(text, start, end) if text[end - 1 : end] == b"]" else None
 
 
-def _texts(text: bytes | bytearray, start: int, length: int, most: int, work: Work) -> JsonList | None:
+def _texts(text: Body, start: int, length: int, most: int, work: Work) -> JsonList | None:
     """Returns the list of texts that begins at a place; None if it is none. Raises: TooLarge."""
     at = start + 1
     for number in range(1, most + 1):

@@ -64,9 +64,10 @@ def read_numbers(
         return found  # nothing is between its brackets
     text, at, end = given.body, given.start + 1, given.end - 1
     while at <= end:
-        comma = text.find(b",", min(at + PIECE, end), end)
-        stop = end if comma < 0 else comma
-        if stop - at > PIECE + _LONGEST:
+        last = min(at + PIECE + _LONGEST, end)
+        comma = text.find(b",", min(at + PIECE, end), last)
+        stop = last if comma < 0 else comma
+        if comma < 0 and last < end:
             raise RequestError(f"{title}: data has more than {_LONGEST} characters between two commas")
         _extend(title, datatype, text[at:stop], found)
         at = stop + 1
@@ -76,7 +77,7 @@ def read_numbers(
     return found
 
 
-def _extend(title: str, datatype: Datatype, piece: bytes | bytearray, found: array[Any]) -> None:
+def _extend(title: str, datatype: Datatype, piece: bytes, found: array[Any]) -> None:
     """Adds the numbers of a piece of a list. Raises: RequestError; OverflowError."""
     try:
         numbers = orjson.loads(b"[" + piece.translate(_NO_BRACKETS) + b"]")

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import RequestError
 from .datatypes import BYTES
+from .growing import SMALL, Body
 from .json_data import read_large
 from .parameters import INPUT, OUTPUT, REQUEST, parameters_of
 from .shown import shown
@@ -18,8 +19,6 @@ from .tensors import datatype_of, from_bytes, from_json, read_shape, texts_from_
 from .work import NoSteps, Work
 
 MAX_NAME = 1_000
-SMALL = 1 << 16
-"""The most bytes of a body that is read at once, on the thread of the event loop."""
 _MICROSECONDS = 1e6
 _MAX_TIMEOUT = 10**12
 
@@ -95,7 +94,7 @@ _NO_STEPS = NoSteps()
 
 
 def read_request(
-    body: bytes | bytearray,
+    body: Body,
     length: int,
     check: Check | None = None,
     work: Work = _NO_STEPS,
@@ -142,7 +141,7 @@ def read_request(
     return request
 
 
-def _document(body: bytes | bytearray, length: int, work: Work, most_texts: int) -> Any:
+def _document(body: Body, length: int, work: Work, most_texts: int) -> Any:
     """Returns the JSON part of a body. Raises: RequestError."""
     if length > SMALL:
         return read_large(body, length, most_texts, work)

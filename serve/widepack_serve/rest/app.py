@@ -116,10 +116,11 @@ class Rest:
             raise RequestError('the body is empty, or the JSON object {"ready": true} or {"ready": false}')
         await send_document(send, repository_index(self._service, ready=ready))
 
-    async def _small_body(self, scope: Scope, receive: Receive) -> bytes | bytearray:
+    async def _small_body(self, scope: Scope, receive: Receive) -> bytes:
         """Returns a body that is not an inference's. Raises: RequestError; Disconnected."""
         with self._service.receiving.body(client_of_scope(scope)) as held:
-            return await read_body(scope, receive, _SMALL, self._service.settings.receive_timeout, held)
+            seconds = self._service.settings.receive_timeout
+            return bytes(await read_body(scope, receive, _SMALL, seconds, held))
 
     async def _statistics(self, send: Send) -> None:
         await send_document(send, {"model_stats": all_statistics(self._service)})
@@ -143,7 +144,7 @@ class Rest:
         await send_document(send, {"message": await self._service.swap(name, _checkpoint(body))})
 
 
-def _object(body: bytes | bytearray) -> dict[str, Any] | None:
+def _object(body: bytes) -> dict[str, Any] | None:
     """Returns a body as a JSON object; None for anything else."""
     try:
         document = orjson.loads(body)
@@ -152,7 +153,7 @@ def _object(body: bytes | bytearray) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _checkpoint(body: bytes | bytearray) -> str:
+def _checkpoint(body: bytes) -> str:
     """Returns the parameter `checkpoint` of the body of a swap. Raises: RequestError."""
     parameters = (_object(body) or {}).get("parameters")
     found = parameters.get("checkpoint") if isinstance(parameters, dict) else None

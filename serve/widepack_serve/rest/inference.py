@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
 from ..batching.job import Job, Outputs
 from ..catalog.served import ServedModel
-from ..errors import Busy, RequestError
-from ..lifecycle.receiving import PartialBody
+from ..errors import RequestError
+from ..lifecycle.receiving import Sizes
 from ..lifecycle.service import Service
 from ..protocol.body import header_length, packed, unpacked
-from ..protocol.request import SMALL, InferRequest, read_request
+from ..protocol.growing import SMALL
+from ..protocol.request import InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
 from ..protocol.work import Abandoned, NoSteps, Work
 from .receive import Disconnected, client_of_scope, header, read_body
@@ -84,34 +84,8 @@ async def _received(
             check = partial(service.checker.check_heads, model)
             return read_request(whole, length, check, work, settings.max_rows)
 
-        sizes = _Sizes(held)
+        sizes = Sizes(held)
         return await service.desk.run(watch.work, read)
-
-
-class _Sizes:
-    """Counts the bytes of pieces on another thread than that of the event loop."""
-
-    def __init__(self, held: PartialBody) -> None:
-        self._held, self._loop = held, asyncio.get_running_loop()
-
-    def append(self, count: int) -> None:
-        """Counts bytes. Raises: Busy."""
-        found: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._add, count, found)
-        try:
-            found.result()
-        finally:
-            del found  # an error holds this frame, and the future holds the error
-
-    def _add(self, count: int, found: Future[None]) -> None:
-        try:
-            self._held.add(count)
-        except Busy as e:
-            found.set_exception(e)
-        else:
-            found.set_result(None)
-        finally:
-            del found
 
 
 async def _written(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from starlette.types import Message, Receive, Scope
 
 from ..batching.shared_limit import client_of
 from ..errors import RequestError, TooLarge
 from ..lifecycle.receiving import PartialBody
 from ..lifecycle.time_limit import TimeLimit
-from ..protocol.request import SMALL
+from ..protocol.growing import SMALL, Body, Growing
 
 _MAX_DIGITS = 15
-Body = TypeVar("Body", bytes, bytearray)
 
 
 class Disconnected(Exception):
@@ -34,9 +31,7 @@ def client_of_scope(scope: Scope) -> str:
     return client_of(str(found[0])) if found else ""
 
 
-async def read_body(
-    scope: Scope, receive: Receive, most: int, seconds: float, held: PartialBody
-) -> bytes | bytearray:
+async def read_body(scope: Scope, receive: Receive, most: int, seconds: float, held: PartialBody) -> Body:
     """Returns the body of a request.
 
     A small body that arrives whole holds no memory while others arrive, and does not count for the limit of
@@ -68,8 +63,9 @@ async def read_body(
         if not message.get("more_body"):
             if len(body) > SMALL:
                 held.add(len(body))
-            return _within(body, most)
-        return await _rest(receive, bytearray(body), most, held)
+            _check_within(len(body), most)
+            return body
+        return await _rest(receive, body, most, held)
 
 
 def _check_connected(message: Message) -> None:
@@ -77,20 +73,19 @@ def _check_connected(message: Message) -> None:
         raise Disconnected
 
 
-def _within(body: Body, most: int) -> Body:
-    if len(body) > most:
+def _check_within(size: int, most: int) -> None:
+    if size > most:
         raise TooLarge(f"the body has over {most} bytes, the limit")
-    return body
 
 
-async def _rest(receive: Receive, body: bytearray, most: int, arrived: PartialBody) -> bytearray:
-    arrived.add(len(body))
+async def _rest(receive: Receive, part: bytes, most: int, arrived: PartialBody) -> Body:
+    body, more = Growing(), True
     while True:
-        _within(body, most)
+        arrived.add(len(part))
+        _check_within(body.size + len(part), most)
+        body.append(part)
+        if not more:
+            return body.whole()
         message = await receive()
         _check_connected(message)
-        part = message.get("body", b"")
-        arrived.add(len(part))
-        body += part
-        if not message.get("more_body"):
-            return _within(body, most)
+        part, more = message.get("body", b""), message.get("more_body", False)

@@ -7,8 +7,10 @@ imported, so that any version of protobuf does.
 | file | what it does |
 |---|---|
 | `answer.py` | Writes the answer to an inference |
+| `arrival.py` | Counts a message that arrives slowly |
 | `messages.py` | Makes the classes of the messages |
 | `methods.py` | Answers the methods of the service |
+| `packed.py` | Finds out how a message is packed |
 | `receive.py` | Reads a request for an inference |
 | `schema.py` | Describes the messages and the methods |
 | `server.py` | The server: opens the port, starts, ends |

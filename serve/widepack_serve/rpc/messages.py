@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from ..errors import RequestError
+from ..protocol.growing import Body
 from .schema import MESSAGES, PACKAGE
 
 _FIELD = re.compile(
@@ -97,9 +98,9 @@ CLASSES = message_classes(MESSAGES, PACKAGE)
 """The class of each message, by its name in the schema."""
 
 
-def parsed(name: str, data: bytes) -> Any:
+def parsed(name: str, data: Body) -> Any:
     """Returns a message of its bytes. name: in the schema. Raises: RequestError."""
     try:
-        return CLASSES[name].FromString(data)
+        return CLASSES[name].FromString(data if isinstance(data, bytes) else memoryview(data))
     except DecodeError:
         raise RequestError(f"the message is not a {name} of the protocol") from None

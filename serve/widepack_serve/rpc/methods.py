@@ -12,20 +12,24 @@ from urllib.parse import unquote
 
 import grpc
 
-from ..batching.shared_limit import client_of
+from ..batching.shared_limit import SharedLimit, client_of
 from ..catalog.metadata import model_metadata, server_metadata
 from ..catalog.served import ServedModel
 from ..errors import Busy, Failed, RequestError, TooLarge, TooSlow
 from ..lifecycle.documents import all_statistics, model_statistics, repository_index
-from ..lifecycle.receiving import PartialBody
+from ..lifecycle.receiving import PartialBody, Sizes
 from ..lifecycle.service import Service
 from ..lifecycle.time_limit import TimeLimit
 from ..lifecycle.tokens import check_bearer
-from ..protocol.request import SMALL, InferRequest
+from ..protocol.body import unpacked
+from ..protocol.growing import SMALL, Body
+from ..protocol.request import InferRequest
 from ..protocol.response import AnsweredOutput
 from ..protocol.work import NoSteps, Work
 from .answer import answer_message
+from .arrival import Arrival
 from .messages import CLASSES, parsed
+from .packed import encoding_of
 from .receive import all_binary, read_message
 from .schema import METHODS, SERVICE
 from .status import status_of
@@ -38,6 +42,8 @@ _INFER = "ModelInfer"
 _AUTHORIZATION = "authorization"
 _FEW = 1 << 10
 """The most fields of a message that is read on the event loop, and of one besides the members of its rows."""
+_AT_ONCE = 1 << 12
+"""The most bytes of an answer that is not counted: as many as there are calls may be unread."""
 _SLOWEST = 1e6
 """Bytes in a second. A client that reads its answer more slowly may lose it."""
 
@@ -46,12 +52,17 @@ class Methods:
     """The methods of the service. Each takes a message and the context of the call, and returns the fields
     of its answer, or the answer.
 
+    Args:
+        service: What answers.
+        max_calls: The most calls at once, which clients share; None for any number.
+
     Attributes:
         last_call: When a call last arrived, by `time.monotonic`.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, max_calls: int | None = None) -> None:
         self._service = service
+        self._calls = None if max_calls is None else SharedLimit(max_calls)
         self._refusing = False
         self.last_call = 0.0
 
@@ -88,13 +99,24 @@ class Methods:
         async def handled(_: Any, context: Any) -> None:
             self.last_call = time.monotonic()
             client = _client(context)
+            admitted = self._enter(client)
             try:
+                await answered(context, client, admitted)
+            finally:
+                if admitted:
+                    self._leave(client)
+
+        async def answered(context: Any, client: str, admitted: bool) -> None:
+            try:
+                if not admitted:
+                    raise Busy("too many calls run at once (--max-connections); try again")
                 if name not in _OPEN:
                     self._check_call(context)
                 if answer is None:
                     found = await self._infer(context, client)
                 else:
-                    found = await answer(parsed(f"{name}Request", await self._small(context)), context)
+                    message = parsed(f"{name}Request", await self._small(context, client))
+                    found = await answer(message, context)
                     if isinstance(found, dict):
                         found = CLASSES[f"{name}Response"](**found)
                     found = bytes(found.SerializeToString())
@@ -110,12 +132,27 @@ class Methods:
 
         return grpc.stream_stream_rpc_method_handler(handled)
 
+    def _enter(self, client: str) -> bool:
+        """Counts a call of a client. Returns: whether it may run."""
+        if self._calls is None:
+            return True
+        if not self._calls.admits(client, 1):
+            self._service.metrics.rejected("calls_full")
+            return False
+        self._calls.add(client, 1)
+        return True
+
+    def _leave(self, client: str) -> None:
+        """Counts a call no longer."""
+        if self._calls is not None:
+            self._calls.remove(client, 1)
+
     async def send(self, data: bytes, context: Any, client: str) -> None:
         """Sends an answer. A client that does not take it in time, or that holds too many, loses the call.
 
         Raises: TooSlow; Busy.
         """
-        if len(data) <= SMALL:
+        if len(data) <= _AT_ONCE:
             await context.write(data)
             return
         self._service.sending.check_kept(client, len(data))
@@ -134,24 +171,26 @@ class Methods:
             self._service.sending.keep(client, len(data), sending)
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
 
-    async def _bytes(self, context: Any) -> bytes:
-        """Returns the message of a call. Raises: RequestError if there is none.
+    async def _bytes(self, context: Any, held: PartialBody) -> bytes:
+        """Returns the message of a call as it came. Raises: RequestError if there is none.
 
         It is read from the context: the iterator over messages would keep it until the collector of garbage
         runs, since gRPC keeps the call in a cycle.
         """
-        with TimeLimit(self._service.settings.receive_timeout, "message"):
+        settings = self._service.settings
+        with TimeLimit(settings.receive_timeout, "message"), Arrival(held, settings.max_body):
             data = await context.read()
         if data is grpc.aio.EOF:
             raise RequestError("the call has no message")
         return bytes(data)
 
-    async def _small(self, context: Any) -> bytes:
+    async def _small(self, context: Any, client: str) -> Body:
         """Returns the message of a call that is no inference. Raises: RequestError."""
-        data = await self._bytes(context)
-        if len(data) > SMALL:
-            raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
-        return data
+        with self._service.receiving.body(client) as held:
+            data = await self._bytes(context, held)
+            if len(data) > SMALL:
+                raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
+            return unpacked(data, encoding_of(data), SMALL)
 
     def _check_call(self, context: Any) -> None:
         """Checks the token of a call. Raises: RequestError."""
@@ -196,10 +235,7 @@ class Methods:
         """Reads a request. Returns: its model, the name of it, and the request. Raises: RequestError."""
         service = self._service
         try:
-            data = await self._bytes(context)
-            if large := len(data) > SMALL:
-                held.add(len(data))
-            message = await self._message(data, work)
+            message, large = await self._message(context, work, held)
         except RequestError as e:
             service.metrics.unreadable(e.status)
             raise
@@ -214,24 +250,34 @@ class Methods:
             raise
         return model, message.model_name, request
 
-    async def _message(self, data: bytes, work: Work) -> Any:
-        """Returns a `ModelInferRequest` of its bytes, if it has not too many fields. Raises: RequestError."""
-        settings = self._service.settings
-        inside = of_inference(settings.max_values)
-
-        def read(most: int, steps: Work) -> Any:
+    async def _message(self, context: Any, work: Work, held: PartialBody) -> tuple[Any, bool]:
+        """Returns the message of a call, a `ModelInferRequest`, if it has not too many fields, and whether it
+        is large. Raises: RequestError.
+        """
+        settings, sizes = self._service.settings, Sizes(held)
+        data = await self._bytes(context, held)
+        encoding = encoding_of(data)
+        if len(data) > SMALL:
+            held.add(len(data))
+        elif not encoding:
             try:
-                FieldCount(most, steps).check(data, inside)
-            except Broken:
-                raise RequestError(f"the message is not a {_INFER}Request of the protocol") from None
-            return parsed(f"{_INFER}Request", data)
-
-        if len(data) <= SMALL:
-            try:
-                return read(_FEW, NoSteps())
+                return self._parsed(data, _FEW, NoSteps()), False
             except TooLarge:
                 pass
-        return await self._service.desk.run(work, lambda: read(settings.max_rows + _FEW, work))
+
+        def read() -> tuple[Any, bool]:
+            body = unpacked(data, encoding, settings.max_body, work, sizes.append)
+            return self._parsed(body, settings.max_rows + _FEW, work), len(body) > SMALL
+
+        return await self._service.desk.run(work, read)
+
+    def _parsed(self, data: Body, most: int, work: Work) -> Any:
+        """Returns the message of an inference. most: of its fields. Raises: RequestError."""
+        try:
+            FieldCount(most, work).check(data, of_inference(self._service.settings.max_values))
+        except Broken:
+            raise RequestError(f"the message is not a {_INFER}Request of the protocol") from None
+        return parsed(f"{_INFER}Request", data)
 
     async def _answered(
         self, model: ServedModel, name: str, request: InferRequest, work: Work, client: str

@@ -35,15 +35,15 @@ class RpcServer:
         service: What answers. It is started and stopped by another one.
         host: The address to listen on.
         port: The port; 0 for a free one.
-        max_calls: The most calls at once; others get RESOURCE_EXHAUSTED. None for any number.
+        max_calls: The most calls at once, which clients share; others get UNAVAILABLE. None for any number.
 
     Attributes:
         address: `HOST:PORT`; the port is 0 before the start if none was chosen.
     """
 
     def __init__(self, service: Service, host: str, port: int, max_calls: int | None = None) -> None:
-        self._service, self._host, self._max_calls = service, host, max_calls
-        self._methods = Methods(service)
+        self._service, self._host = service, host
+        self._methods = Methods(service, max_calls)
         self._server: Any = None
         self.address = self._address(port)
 
@@ -55,13 +55,13 @@ class RpcServer:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._service.settings.max_body),
+                ("grpc.per_message_decompression", 0),  # the server unpacks messages itself
                 ("grpc.so_reuseport", 0),  # two servers on one port are an error
                 ("grpc.keepalive_time_ms", _PING_MS),  # a client that answers no pings loses its connection
                 ("grpc.keepalive_timeout_ms", _PING_MS),
                 ("grpc.max_connection_age_ms", _AGE_MS),
                 ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),
             ],
-            maximum_concurrent_rpcs=self._max_calls,
         )
         server.add_generic_rpc_handlers((self._methods.handlers(),))
         try:

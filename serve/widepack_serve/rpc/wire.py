@@ -7,6 +7,7 @@ numbers are packed, so that an honest message has few fields.
 from __future__ import annotations
 
 from ..errors import RequestError, TooLarge
+from ..protocol.growing import Body
 from ..protocol.work import Work
 
 Inside = dict[int, "Inside | int"]
@@ -52,14 +53,14 @@ class FieldCount:
         self._most, self._work = most, work
         self._count = 0
 
-    def check(self, data: bytes, inside: Inside) -> None:
+    def check(self, data: Body, inside: Inside) -> None:
         """Counts the fields of a message. Raises: TooLarge if they are too many; Broken for no message."""
         try:
             self._fields(data, 0, len(data), inside)
         except IndexError:
             raise Broken("the message ends in a field") from None
 
-    def _fields(self, data: bytes, at: int, end: int, inside: Inside) -> None:
+    def _fields(self, data: Body, at: int, end: int, inside: Inside) -> None:
         while at < end:
             self._count += 1
             if self._count > self._most:
@@ -88,7 +89,7 @@ class FieldCount:
         if at > end:
             raise Broken("the message ends in a field")
 
-    def _inner(self, data: bytes, at: int, size: int, limit: Inside | int | None) -> None:
+    def _inner(self, data: Body, at: int, size: int, limit: Inside | int | None) -> None:
         """Checks the value of a field. Raises: TooLarge; Broken."""
         if isinstance(limit, dict):
             self._fields(data, at, at + size, limit)
@@ -102,7 +103,7 @@ class FieldCount:
                 raise TooLarge(f"the message has a list of {count} numbers, and the limit is {limit}")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: Body, at: int) -> tuple[int, int]:
     """Returns a number of 7 bits for each byte, and where it ends. Raises: IndexError; Broken."""
     found = shift = 0
     while True:

@@ -3,7 +3,8 @@
 | file | what it does |
 |---|---|
 | `check.py` | Runs one request of each kind without a socket: `widepack serve --check` |
-| `http_protocol.py` | Limits the time in which the head of a request must arrive |
+| `connections.py` | Counts connections, and divides their limit among clients |
+| `http_protocol.py` | Limits connections, and the time in which the head of a request must arrive |
 | `logs.py` | Formats log lines, as text or JSON |
 | `listener.py` | Closes a listening socket without losing a connection that a client has opened |
 | `run.py` | Opens the socket, and runs one process or several |

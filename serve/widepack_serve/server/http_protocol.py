@@ -1,7 +1,8 @@
-"""Limits the times in which the head of a request must arrive, and in which a client must read its answer.
-The app limits that of the body.
+"""Limits the connections of clients, the time in which the head of a request must arrive, and that in which a
+client must read its answer. The app limits the time of the body.
 
-uvicorn itself closes connections only that are idle after an answer.
+uvicorn itself closes connections only that are idle after an answer, and beyond its limit of connections it
+refuses the requests of all of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..errors import TooSlow
 from ..protocol.response import document_body
 from ..rest.send import ABORT
+from .connections import Connections
+
+_REFUSED_S = 1.0
+"""For how long a connection beyond the limit may stay open without a request."""
 
 
-def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtocol]:
+def protocol_class(seconds: float, send_seconds: float, most: int | None = None) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with limits of the times in which a head must arrive, and answers be read.
 
     The time begins with the connection. On a connection that stays open, it begins with the first bytes after
     the last request. A client that has sent a part of a head gets 408. One that has sent nothing gets no
     answer, since it would take the answer for that of its next request.
+
+    Clients share the limit of connections. One beyond it gets 503 for its first request, and is closed if
+    none arrives at once.
 
     A client that reads nothing for some time, while the connection holds as much of its answers as it may,
     loses the connection at once.
@@ -29,7 +37,9 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
     Args:
         seconds: The limit for heads.
         send_seconds: The limit for answers.
+        most: The most connections at once; None for any number.
     """
+    connections = Connections(most)
 
     class LimitedProtocol(HttpToolsProtocol):
         """A connection with the limits."""
@@ -39,12 +49,20 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
         _head_begun = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Begins the time of the first head."""
+            """Counts the connection, and begins the time of the first head."""
             super().connection_made(transport)
-            self._start_head_timer()
+            self._place = connections.place(self.client)
+            if self._place.closed:
+                transport.abort()
+            elif self._place.admitted:
+                self._start_head_timer(seconds)
+            else:
+                self.limit_concurrency = 0  # uvicorn answers its first request with 503
+                self._start_head_timer(min(seconds, _REFUSED_S))
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Ends the times."""
+            """Counts the connection no longer, and ends the times."""
+            self._place.leave()
             self._stop_head_timer()
             self._stop_unread_timer()
             super().connection_lost(exc)
@@ -69,7 +87,7 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
             """Reads data, and begins the time of the next head if no request is read or answered."""
             super().data_received(data)
             if self._head_timer is None and not self.transport.is_closing() and self.cycle.response_complete:
-                self._start_head_timer()
+                self._start_head_timer(seconds)
 
         def on_message_begin(self) -> None:
             """Notes that a head has begun."""
@@ -83,8 +101,8 @@ def protocol_class(seconds: float, send_seconds: float) -> type[HttpToolsProtoco
             super().on_headers_complete()
             cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
 
-        def _start_head_timer(self) -> None:
-            self._head_timer = self.loop.call_later(seconds, self._expire_head)
+        def _start_head_timer(self, limit: float) -> None:
+            self._head_timer = self.loop.call_later(limit, self._expire_head)
 
         def _stop_head_timer(self) -> None:
             if self._head_timer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from prometheus_client import multiprocess
 
 from widepack.errors import UsageError
 
+from ..lifecycle.collector import settle
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -83,6 +85,14 @@ def end_on_signals() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def allow_files(count: int) -> None:
+    """Lets this process open more files, as far as the system allows: a connection is one."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now != resource.RLIM_INFINITY and now < count:
+        wanted = count if most == resource.RLIM_INFINITY else min(count, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def serve_here(
     service: Service,
     listener: socket.socket,
@@ -97,6 +107,9 @@ def serve_here(
     """
     from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
 
+    settle()
+    if max_connections is not None:
+        allow_files(2 * max_connections)
     UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
     if service.loading:
         logging.shutdown()

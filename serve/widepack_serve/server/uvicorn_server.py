@@ -40,7 +40,7 @@ class UvicornServer(uvicorn.Server):
     Args:
         service: What answers.
         started: Is called when connections are accepted.
-        max_connections: The most open connections; others get 503.
+        max_connections: The most open connections, which clients share; others get 503.
         rpc: A gRPC server of the same service; None for none.
     """
 
@@ -55,7 +55,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 ServeApp(service),
-                http=protocol_class(settings.receive_timeout, settings.send_timeout),
+                http=protocol_class(settings.receive_timeout, settings.send_timeout, max_connections),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
@@ -65,7 +65,6 @@ class UvicornServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 backlog=_BACKLOG,
-                limit_concurrency=max_connections,
                 timeout_graceful_shutdown=int(settings.timeout + _MORE_S),
             )
         )

@@ -1,0 +1,62 @@
+"""Joins pieces of a body, in memory of its own.
+
+A `bytearray` that grows is copied again and again, which keeps the interpreter lock, and leaves as many bytes
+in the memory of the allocator. Pages of the system's memory are moved, not copied, and the system gets them
+back when the body is freed.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from .work import Work
+
+Body = bytes | mmap.mmap
+"""The bytes of a body: small ones, and large ones in memory of their own."""
+SMALL = 1 << 16
+"""The most bytes of a body that is read at once, on the thread of the event loop."""
+_FIRST = 1 << 20
+_WINDOW = 1 << 20
+"""How many bytes are searched at a time."""
+
+
+class Growing:
+    """Bytes that grow.
+
+    Attributes:
+        size: How many they are.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._map = mmap.mmap(-1, _FIRST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_NOHUGEPAGE)  # else a body of a few bytes may take 2 MB
+
+    def append(self, piece: bytes) -> None:
+        """Adds bytes."""
+        end = self.size + len(piece)
+        if end > len(self._map):
+            self._map.resize(max(end, 2 * len(self._map)))
+        self._map[self.size : end] = piece
+        self.size = end
+
+    def whole(self) -> Body:
+        """Returns all bytes. Nothing can be added afterwards."""
+        if self.size <= SMALL:
+            return self._map[: self.size]
+        self._map.resize(self.size)
+        return self._map
+
+
+def place_of(byte: bytes, body: Body, start: int, end: int, work: Work) -> int:
+    """Returns where a byte is first in a part of a body; -1 if it is not there. `find` over all of a large
+    body would keep the interpreter lock.
+
+    work: is told of each step.
+    """
+    for at in range(start, end, _WINDOW):
+        found = body[at : min(at + _WINDOW, end)].find(byte)
+        if found >= 0:
+            return at + found
+        work.step()
+    return -1
