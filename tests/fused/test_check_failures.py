@@ -140,6 +140,21 @@ def test_a_near_tie_that_rounding_decides_is_no_failure(wide: float, wide_exact:
             compare_gradients(0, computed, own, own, exact)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("own_value", [1.0, torch.nan])
+def test_a_gradient_that_is_not_finite_is_refused(value: float, own_value: float) -> None:
+    """Also where another gradient of the member leaves its dtype, and float64 has it."""
+    own: Gradients = {"w": torch.ones(3), "b": torch.tensor([own_value])}
+    exact = ExactGradients(
+        0,
+        lambda: {"w": torch.ones(3, dtype=torch.float64), "b": torch.ones(1, dtype=torch.float64)},
+        lambda: {"w": torch.ones(2, 3, dtype=torch.float64), "b": torch.ones(2, 1, dtype=torch.float64)},
+    )
+    assert compare_gradients(0, {"w": torch.ones(3), "b": torch.ones(1)}, own, own, exact) == set()
+    with pytest.raises(VerificationError, match="the gradient of w of member 0 differs"):
+        compare_gradients(0, {"w": torch.tensor([1, value, 1]), "b": torch.ones(1)}, own, own, exact)
+
+
 def test_a_kernel_of_float32_that_is_wrong_by_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64 another kernel runs, so equal gradients there prove nothing. Other inputs differ again."""
     right = onednn.linear

@@ -376,8 +376,8 @@ def test_random_numbers_of_another_source_are_found() -> None:
 
     with pytest.raises(
         VerificationError,
-        match="differs from its module's by .*, with the same seed of torch. The module draws from the "
-        "generator of Python's random, and its captured program does not",
+        match="differs from the module of member 0, with the same seed of torch: .* The module draws from "
+        "the generator of Python's random, and its captured program does not",
     ):
         widepack.fuse([m.train() for m in members(Jitter)], draw(5, 4))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 import widepack
-from widepack.verification import calls
+from widepack.verification import calls, reference
+from widepack.verification.subject import Subject, VerifiedCall
 
 
 class OneNumber(nn.Module):
@@ -50,3 +52,39 @@ def test_networks_with_much_work_have_a_smaller_large_batch(
     monkeypatch.setattr(calls, "FLOPS", float(rows * 2 * 2 * 2 * (5 * 16 + 16)))
     found = calls_of(tmp_path)
     assert [c for c in found if c.startswith("shared")] == [f"shared B={b}" for b in (large, 1, 2, 5)]
+
+
+class Summed(OneNumber):
+    """A network whose output has one number for a call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "each"),
+    [(OneNumber, [1, 1]), (Summed, [17, 16])],  # 33 calls of the large batch, divided
+)
+def test_calls_with_an_offset(
+    make: type[nn.Module], each: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The floats of a call of the large batch are moved up by each offset."""
+    found: list[tuple[Sequence[VerifiedCall], list[list[VerifiedCall]]]] = []
+
+    def noted(subject: Subject, made: Sequence[VerifiedCall]) -> list[list[VerifiedCall]]:
+        found.append((made, calls.shifted(subject, made)))
+        return found[-1][1]
+
+    monkeypatch.setattr(reference, "shifted", noted)
+    x = torch.randn(6, 5)
+    with torch.no_grad():
+        widepack.fuse([make() for _ in range(2)], x)(x)
+    made, of_offsets = found[-1]
+    assert [len(some) for some in of_offsets] == each
+    large = [c for c in made if c.case.sizes == made[0].case.sizes]
+    spread = float(x.std(correction=0))
+    for number, (offset, some) in enumerate(zip(calls.OFFSETS, of_offsets)):
+        for call, before in zip(some, large[number::2] or large):
+            assert f"inputs + {offset:g} x their spread" in call.label
+            for moved, own in zip(call.inputs, before.inputs):
+                torch.testing.assert_close(moved[0], own[0] + offset * spread)

@@ -9,6 +9,8 @@ import pytest
 from fault_networks import NETWORKS
 from faults import KINDS, Prepared, injected
 
+from widepack.verification.calls import OFFSETS
+
 FAULTS = 12  # of the default run
 EACH = 4  # of them, at most so many in one network
 QUICK = [n for n, network in NETWORKS.items() if network.shape not in ((3, 8, 8), (2, 4, 4, 4))]
@@ -31,6 +33,15 @@ def test_a_dozen_faults_are_refused() -> None:
                 counted.append(outcome.kind)
                 assert outcome.refused, f"{outcome.kind} in {network}, seed {seed}, off by {outcome.off:.3g}"
     assert len(counted) >= FAULTS // 2, f"seed {seed}: {counted}"
+
+
+def test_a_fault_that_six_rows_hide_at_the_smaller_offset_is_refused() -> None:
+    """A norm over whole rows loses digits in one number a row."""
+    prepared = Prepared("group_norm_first", 104)
+    assert prepared.refused(prepared.program) == ""
+    outcome = injected(prepared, "group_norm_first", "one-pass variance", 104)
+    assert outcome is not None and outcome.counts
+    assert f"inputs + {max(OFFSETS):g} x their spread" in outcome.refused
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ captured from one member, and that autograd can differentiate.
 | `captures.py` | Captures the programs of a fused module in the mode, dtype and device of its parts |
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
-| `check_gradients.py` | Compares gradients of a wide program, and a program that draws |
+| `check_draws.py` | Compares a member program that draws random numbers with the members' own modules |
+| `check_gradients.py` | Compares gradients of a wide program with the members' own |
 | `class_differences.py` | Compares the classes of modules by what they do: their names, bases and code |
 | `compiled_check.py` | Compares a compiled program with the same program without compilation |
 | `failed_run.py` | Explains a call of a fused module that failed at an index out of range |

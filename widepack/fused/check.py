@@ -31,13 +31,11 @@ from ..system.progress import Stages
 from ..verification import calls, small_sizes
 from ..verification.reference import ReferenceAnswers
 from ..verification.subject import Subject, fitting, with_accepted_inputs
-from .check_gradients import check_draws, check_gradients
+from .check_draws import FLOAT64_ULPS, check_draws
+from .check_gradients import check_gradients
 from .gradient_differences import WAY_OUT
 from .member_runs import LiveMembers, run_module, run_program, sample_with
 from .programs import CPU, FusedEntry, Runner
-
-FLOAT64_ULPS = 1000
-"""The error of float64 members that is accepted. A wrong program is off by more."""
 
 
 def check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
@@ -67,7 +65,7 @@ def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
         _check_answers(fused, entry, runner, resting, wide_resting, members_draw or entry.capture_compared)
     sources = subject_for(fused, entry, resting, members_draw).sources[: entry.input_count]
     if members_draw and not entry.capture_compared:
-        check_draws(fused, entry, program, sources, gradients=runner.gradients)
+        check_draws(fused, entry, program, resting, sources, gradients=runner.gradients)
     if runner.gradients:
         check_gradients(fused, entry, runner, resting, sources, members_draw)
 

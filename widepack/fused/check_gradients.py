@@ -1,4 +1,4 @@
-"""Compares gradients of a wide program, and a program that draws, with the members' modules."""
+"""Compares gradients of a wide program with the members' modules."""
 
 from __future__ import annotations
 
@@ -10,108 +10,19 @@ import torch
 
 from widepack_artifacts.program import Program
 
-from ..capture.attributes import attributes_of, differences
 from ..errors import VerificationError
 from ..ir.at_rest import rested
 from ..ir.float64 import raise_program
-from ..ir.overlapping import copy_into
 from ..spec.draws import InputSource, draw_all
-from ..verification.unsteady import generator_states, moved_since
 from .gradient_causes import way_out
 from .gradient_differences import WAY_OUT, ExactGradients, compare_gradients
-from .gradients import Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .gradients import Gradients, gradients_of, weighted_sum
 from .member_runs import LiveMembers, run_module, run_program
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry, Runner
 
 ALL = -1  # the number that stands for all members
 DRAWS = 3  # how often gradients that a near-tie may have changed are compared again
-
-
-def check_draws(
-    fused: LiveMembers,
-    entry: FusedEntry,
-    program: Program,
-    sources: Sequence[InputSource],
-    gradients: bool,
-) -> None:
-    """Compares a member program that draws with the members' own modules, both from one seed.
-
-    `sources` says how the inputs are drawn. Raises VerificationError for other outputs, and with `gradients`
-    for other gradients.
-    """
-    names = _trained(fused, entry) if gradients else []
-    for i in range(len(fused)):
-        leaves = draw_all(sources, entry.sizes, 3 + i)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(29 + i)
-            outputs, grads = run_program(fused, entry, program, i, leaves, names)
-            torch.manual_seed(29 + i)
-            expected, expected_grads = run_module(fused, i, leaves, names)
-        bound = relative_bound(expected)
-        for k, (a, b) in enumerate(zip(outputs, expected)):
-            error, size = error_and_size(a.detach(), b.detach())
-            if error > bound * size:
-                raise VerificationError(
-                    f"output {entry.captured.outputs[k][0] or k} of member {i} differs from its "
-                    f"module's by {error:.2e} at a size of {size:.2e}, with the same seed of torch. "
-                    f"{_why_draws_differ(fused, i, leaves, expected)}"
-                )
-        if not i:
-            _refuse_kept(fused, leaves)
-        why = partial(way_out, fused, entry, program, i, leaves, names)
-        compare_gradients(i, grads, expected_grads, expected_grads, way_out=why)
-
-
-def _refuse_kept(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> None:
-    """Refuses members that keep something outside of their buffers from one call to the next.
-
-    Member 0 runs twice from one seed of torch and with the same buffers. Raises: VerificationError.
-    """
-    member = fused.member(0, CPU)
-    buffers = {name: b.clone() for name, b in member.named_buffers()}
-    answers = []
-    with torch.random.fork_rng(devices=[]):
-        for _ in range(2):
-            torch.manual_seed(29)
-            with torch.no_grad():
-                for name, b in member.named_buffers():
-                    if name in buffers and b.shape == buffers[name].shape:
-                        copy_into(b, buffers[name])
-            before = attributes_of(member)
-            answers.append(run_module(fused, 0, leaves, [], member=member)[0])
-    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers)):
-        changed = [d.path for d in differences(before, attributes_of(member))]
-        names = ", ".join(changed[:5])
-        what = f"leaves other values in {names}, which" if names else "keeps something that"
-        raise VerificationError(
-            f"forward {what} the next call reads: member 0 answers otherwise in a second call from the same "
-            "seed of torch. Make what it keeps a buffer with register_buffer, and draw from torch's default "
-            "generator"
-        )
-
-
-def _why_draws_differ(
-    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> str:
-    """Returns what a second run of member i's module shows. expected: what it answered from the same seed."""
-    before = generator_states()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(29 + i)
-        again, _ = run_module(fused, i, leaves, [])
-    moved = [name for name in moved_since(before) if name != "torch"]
-    if moved:
-        return (
-            f"The module draws from the generator of {' and '.join(moved)}, and its captured program does "
-            "not. Draw with torch, or make what it draws an input"
-        )
-    if not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(again, expected)):
-        return (
-            "The module answers otherwise in a second run with this seed, and draws no number of Python's "
-            "random or numpy.random: it reads something else that changes from run to run. Make what changes "
-            "an input"
-        )
-    return f"The module answers the same in a second run with this seed. {WAY_OUT}"
 
 
 def check_gradients(
@@ -138,7 +49,7 @@ def check_gradients(
     Raises:
         VerificationError: A gradient differs.
     """
-    names = _trained(fused, entry)
+    names = trained(fused, entry)
     if not _has_gradients(fused, draw_all(sources, entry.sizes, 3), names):
         return
     unread = [n for n, p in fused.named_parameters() if p.requires_grad and n not in names]
@@ -307,7 +218,7 @@ def _has_gradients(fused: LiveMembers, leaves: Sequence[torch.Tensor], names: Se
     return True
 
 
-def _trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:
+def trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:
     """Returns the weights whose gradients are computed."""
     return [
         n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -49,11 +50,8 @@ def _is_as_exact(
     """Returns whether a gradient's error over float64 is of the size of the member's own errors, or of the
     rounding of its terms.
     """
-    errors = [
-        error_and_size(g.double(), t)[0]
-        for n, t in truth.items()
-        if t is not None and (g := own.get(n)) is not None
-    ]
+    pairs = [(g, t) for n, t in truth.items() if t is not None and (g := own.get(n)) is not None]
+    errors = [e for g, t in pairs if math.isfinite(e := error_and_size(g.double(), t)[0])]
     exact = truth.get(name)
     if exact is None or not errors:
         return False

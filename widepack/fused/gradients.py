@@ -39,8 +39,12 @@ def relative_bound(values: Sequence[torch.Tensor]) -> float:
 
 
 def error_and_size(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """Returns the largest difference of two values, and the second's largest number, without NaN and inf."""
+    """Returns the largest difference of two values where the second is finite, and its largest number there.
+
+    The difference is inf if the first is not finite where the second is.
+    """
     if not b.is_floating_point() or not b.numel():
         return 0.0, 0.0
     finite = torch.isfinite(b)
-    return float((a - b).where(finite, 0).abs().max()), float(b.where(finite, 0).abs().max())
+    error = float((a - b).where(finite, 0).abs().max())
+    return math.inf if math.isnan(error) else error, float(b.where(finite, 0).abs().max())

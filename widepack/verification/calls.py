@@ -16,11 +16,13 @@ from .tolerance import floating
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 MORE = 32  # at most so many calls are added to reach them, if an output has few numbers at any batch
 BATCHES = (1, 2, 5)  # that are cut out of the large batch
-OFFSET = 10.0
-"""How many times the example's spread is added to the floats of a shifted call.
+OFFSETS = (10.0, 30.0)
+"""How many times the example's spread is added to the floats of shifted calls.
 
 Formulas that lose digits where the mean is larger than the deviation, such as `mean(x^2) - mean(x)^2`, are as
-exact as others on numbers around 0.
+exact as others on numbers around 0. Their error grows with the square of the offset, and the members' own
+error with the offset: six rows of a norm may by chance show none of it at the smaller offset, but not at the
+larger one. The smaller offset shows it behind layers that saturate, or do not answer, at the larger one.
 """
 LEAST = 6  # rows of the large batch, at least
 FLOPS = 1e12
@@ -51,32 +53,38 @@ def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
     return found
 
 
-def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[VerifiedCall]:
-    """Returns the calls of the large batch with an offset of `OFFSET` times the spread in all floats.
+def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[list[VerifiedCall]]:
+    """Returns, for each of `OFFSETS`, calls of the large batch with so many spreads added to all floats.
 
-    Nothing is shifted if no input has floats that members take with noise. States are not shifted.
+    The further calls of the large batch are divided between the offsets. Nothing is shifted if no input has
+    floats that members take with noise. States are not shifted.
 
     subject: The members. made: what `calls` returned.
     """
-    offsets = {
-        k: OFFSET * spread
+    spreads = {
+        k: spread
         for k, s in enumerate(subject.sources)
         if k not in _carried(subject) and (spread := _spread(s)) > 0
     }
-    found = []
-    for pattern in dict.fromkeys(c.pattern for c in made) if offsets else ():
+    found: list[list[VerifiedCall]] = [[] for _ in OFFSETS]
+    for pattern in dict.fromkeys(c.pattern for c in made) if spreads else ():
         first = [c for c in made if c.pattern == pattern and c.after is None]
-        for call in [c for c in first if c.case.sizes == first[0].case.sizes]:
-            inputs = [
-                [v + offsets[k] if k in offsets else v for k, v in enumerate(leaves)]
-                for leaves in call.inputs
-            ]
-            name = f"{call.label}, inputs + {OFFSET:g} x their spread"
-            case = replace(call.case, name=name, repeat=0)
-            shifted_call = replace(call, case=case, inputs=inputs, user=False)
-            if _accepted(subject, shifted_call):
-                found.append(shifted_call)
+        large = [c for c in first if c.case.sizes == first[0].case.sizes]
+        for number, offset in enumerate(OFFSETS):
+            own = large[number :: len(OFFSETS)] or large[:1]
+            moved = [_with_offset(c, spreads, offset) for c in own]
+            found[number] += [c for c in moved if _accepted(subject, c)]
     return found
+
+
+def _with_offset(call: VerifiedCall, spreads: Mapping[int, float], offset: float) -> VerifiedCall:
+    """Returns a call with `offset` spreads added to its inputs. spreads: by the numbers of the inputs."""
+    inputs = [
+        [v + offset * spreads[k] if k in spreads else v for k, v in enumerate(leaves)]
+        for leaves in call.inputs
+    ]
+    name = f"{call.label}, inputs + {offset:g} x their spread"
+    return replace(call, case=replace(call.case, name=name, repeat=0), inputs=inputs, user=False)
 
 
 def _spread(source: InputSource) -> float:

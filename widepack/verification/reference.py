@@ -77,12 +77,14 @@ class ReferenceAnswers:
         if not self.float64:
             for output in self.stats:
                 output.widen()
-        offset = shifted(subject, calls) if self.float64 else []
-        self.shifted = answers.collect_shifted(subject, offset, subject.outputs)
+        self.shifted = [
+            answers.collect_shifted(subject, some, subject.outputs)
+            for some in (shifted(subject, calls) if self.float64 else ())
+        ]
 
     def accept_float64(self, ulps: int) -> None:
         """Raises the own errors of outputs in float64 to a number of ulp of their rms."""
-        for output in (*self.stats, *self.shifted.stats):
+        for output in (*self.stats, *(s for some in self.shifted for s in some.stats)):
             output.accept_float64(ulps)
 
     def check(
@@ -109,10 +111,10 @@ class ReferenceAnswers:
             give_back()
             self.subject.readahead(part.members)
             stats, wrong = self._compared(part, weights, pattern, self.calls, self.answers, stats)
-            if not wrong and self.shifted.calls:
-                offset = [output.without_wide() for output in self.shifted.stats]
-                some = self.shifted.calls, self.shifted.answers
-                _, wrong = self._compared(part, weights, pattern, *some, offset)
+            for some in self.shifted:
+                if not wrong and some.calls:
+                    own = [output.without_wide() for output in some.stats]
+                    _, wrong = self._compared(part, weights, pattern, some.calls, some.answers, own)
             if wrong:
                 raise VerificationError(
                     f"the wide program ({self.entry.entry}, {pattern}) is wrong: {wrong}. "
