@@ -45,7 +45,7 @@ UNQUANTIZED = (
 OR_TRUST = "; or give --trust-pickle if you trust the origin of the file"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_COUNTER = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel, beside `module.`
+COUNTER = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel, beside `module.`
 _MAX_DEPTH = 5
 _SHOWN = 12
 _LARGEST = 2**2048  # Python refuses to write the digits of very long integers
@@ -428,7 +428,7 @@ def without_wrappers(names: Iterable[str]) -> tuple[dict[str, str], str]:
     prefix.
     """
     stored = list(names)
-    counted = [n for n in stored if n != _COUNTER]
+    counted = [n for n in stored if n != COUNTER]
     prefix = ""
     while True:
         found = next(
