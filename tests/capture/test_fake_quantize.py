@@ -24,7 +24,7 @@ def qconfig(fused: bool, per_channel: bool) -> qat.QConfig:
         qat.MovingAveragePerChannelMinMaxObserver if per_channel else qat.MovingAverageMinMaxObserver
     )
     scheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
-    return qat.QConfig(
+    return qat.QConfig(  # type: ignore[no-untyped-call]
         activation=kind.with_args(
             observer=qat.MovingAverageMinMaxObserver, quant_min=0, quant_max=127, dtype=torch.quint8
         ),
@@ -38,7 +38,7 @@ def make(config: qat.QConfig, seed: int = 0, observe: bool = False) -> nn.Module
     torch.manual_seed(seed)
     net: Any = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).train()
     net.qconfig = config
-    prepared: nn.Module = qat.prepare_qat(net)
+    prepared: nn.Module = qat.prepare_qat(net)  # type: ignore[no-untyped-call]
     prepared(torch.randn(64, 4))
     if not observe:
         prepared.apply(qat.disable_observer)
@@ -126,8 +126,8 @@ def test_the_plain_ops_are_those_of_torch(dtype: torch.dtype) -> None:
             ),
         ):
             given, mine = (x.clone().requires_grad_() for _ in range(2))
-            y, t = ours(mine, *options), call(given, *options)  # type: ignore[operator]
+            y, t = ours(mine, *options), call(given, *options)
             assert torch.equal(y, t)
-            y.sum().backward()
-            t.sum().backward()
+            y.sum().backward()  # type: ignore[no-untyped-call]
+            t.sum().backward()  # type: ignore[no-untyped-call]
             assert mine.grad is not None and given.grad is not None and torch.equal(mine.grad, given.grad)

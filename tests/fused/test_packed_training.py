@@ -30,7 +30,7 @@ class Packed(nn.Module):
 
 
 def members_of(kind: Any, ordered: bool, total: int | None, **options: Any) -> list[nn.Module]:
-    made = []
+    made: list[nn.Module] = []
     for i in range(2):
         torch.manual_seed(i)
         made.append(Packed(kind, ordered, total, **options))
@@ -122,7 +122,7 @@ def test_autocast_and_gradients_of_func_take_packed_sequences() -> None:
 
     found = torch.func.grad(loss)({name: p.detach() for name, p in fused.named_parameters()})
     for i, member in enumerate(members):
-        loss_of(member.double()(x.double(), lengths)).backward()
+        loss_of(member.double()(x.double(), lengths)).backward()  # type: ignore[no-untyped-call]
         for name, p in member.named_parameters():
             assert p.grad is not None
             torch.testing.assert_close(found[name][i].double() * len(members), p.grad, atol=1e-6, rtol=1e-5)

@@ -381,9 +381,11 @@ def keyed(value: Mapping[Any, Any] | Sequence[Any]) -> dict[str, Any]:
 
 def _name_of(key: object) -> str | None:
     """Returns the name of a key of a dict; None if it has none."""
-    if isinstance(key, Integral) and not isinstance(key, bool) and abs(int(key)) < _LARGEST:
-        return str(int(key))
-    return key if isinstance(key, str) else None
+    if isinstance(key, str):
+        return key
+    if type(key) is bool or not isinstance(key, Integral) or abs(int(key)) >= _LARGEST:
+        return None
+    return str(int(key))
 
 
 def _key_text(key: object) -> str:

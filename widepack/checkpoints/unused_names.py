@@ -5,7 +5,7 @@ A file whose names are the model's behind a prefix may have other names beside t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .checkpoint import Checkpoint
@@ -47,6 +47,6 @@ def _pattern(parts: Sequence[str], heads: set[str]) -> str:
     return ".".join(parts)
 
 
-def unused_text(unused: dict[str, int]) -> str:
+def unused_text(unused: Mapping[str, int]) -> str:
     """Returns the patterns with their counts: `model_ema.* (5 names)`."""
     return ", ".join(f"{p} ({count} name{'s' if count > 1 else ''})" for p, count in unused.items())
