@@ -90,6 +90,7 @@ def test_layers_of_two_directions_train_over_packed_sequences() -> None:
     check(nn.LSTM, False, None, num_layers=2, bidirectional=True)
 
 
+@pytest.mark.extended
 def test_training_refuses_lengths_that_torch_refuses() -> None:
     members = members_of(nn.RNN, True, STEPS)
     fused = widepack.fuse(members, (torch.zeros(4, STEPS, 3), lengths_of(True, 0)))
