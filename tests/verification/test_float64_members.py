@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from fault_networks import NETWORKS, Network
-from faults import MEMBERS, LiveWeights, Prepared
+from faults import MEMBERS, Prepared
 from torch import Tensor, nn
 
 import widepack
 from widepack.errors import VerificationError
+from widepack.fused.check import LiveWeights
 from widepack.verification.float64_members import _moved
 
 Head = Callable[[Tensor], Tensor]

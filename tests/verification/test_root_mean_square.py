@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import widepack
+from widepack.spec.draws import InputSource, draw, spread_of
 from widepack.verification.record import OutputBounds
 from widepack.verification.root_mean_square import RootMeanSquare, root_mean_square
 from widepack.verification.tolerance import ErrorStats
@@ -23,15 +24,15 @@ def test_the_size_of_numbers_does_not_matter(size: float) -> None:
     found = RootMeanSquare()
     for part in (numbers[:1], numbers[1:1], numbers[1:]):
         found.add(part)
-    assert (found.count, found.value) == (4, pytest.approx(right, rel=1e-3, abs=0))
+    assert found.count == 4 and found.value == pytest.approx(right, rel=1e-3, abs=0)
     other = RootMeanSquare()
     other.add_value(found.value, 4)
     other.add_value(0.0, 12)
     other.add_value(1.0, 0)
-    assert (other.count, other.value) == (16, pytest.approx(right / 2, rel=1e-3, abs=0))
+    assert other.count == 16 and other.value == pytest.approx(right / 2, rel=1e-3, abs=0)
     other.raise_to(right)
     other.raise_to(0.0)
-    assert (other.count, other.value) == (16, pytest.approx(right, rel=1e-3, abs=0))
+    assert other.count == 16 and other.value == pytest.approx(right, rel=1e-3, abs=0)
 
 
 def test_numbers_without_a_size() -> None:
@@ -43,6 +44,15 @@ def test_numbers_without_a_size() -> None:
     empty = RootMeanSquare()
     empty.raise_to(1.0)
     assert empty.value == 0.0
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1.0, 1e200])
+def test_inputs_are_drawn_at_the_size_of_the_example(size: float) -> None:
+    example = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64) * size
+    assert spread_of(example) == pytest.approx(size * 1.78, rel=0.01)
+    drawn = draw(InputSource("x", "float64[B,2]", None, None, example), {"B": 6}, 0)
+    assert len(set(drawn.flatten().tolist())) > 4
+    assert bool((drawn >= example.min()).all()) and bool((drawn <= example.max()).all())
 
 
 def test_bounds_of_a_record_of_any_size() -> None:
