@@ -75,6 +75,12 @@ def _order(example: torch.Tensor) -> bool | None:
     return descends if (descends or bool((steps >= 0).all())) and bool((steps != 0).any()) else None
 
 
+def spread_of(numbers: torch.Tensor) -> float:
+    """Returns the standard deviation of finite numbers of any size. Squares of large ones would overflow."""
+    largest = float(numbers.abs().max())
+    return largest * float((numbers.double() / largest).std(correction=0)) if largest else 0.0
+
+
 def _with_noise(value: torch.Tensor, example: torch.Tensor, noise: str, g: torch.Generator) -> torch.Tensor:
     """Returns a copy of rows of the example with noise, if they are finite floats."""
     if (
@@ -84,10 +90,11 @@ def _with_noise(value: torch.Tensor, example: torch.Tensor, noise: str, g: torch
         or not torch.isfinite(value).all()
     ):
         return value.clone()
-    numbers = example.float()
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    numbers = example.to(dtype)
     # one number has no spread; equal calls would compare it with itself
-    spread = numbers.abs().max() if numbers.numel() == 1 else numbers.std(correction=0)
-    found = value.float() + NOISE * spread * torch.randn(value.shape, generator=g)
+    spread = float(numbers.abs().max()) if numbers.numel() == 1 else spread_of(numbers)
+    found = value.to(dtype) + NOISE * spread * torch.randn(value.shape, generator=g).to(dtype)
     if numbers.numel() > 1:
         least, most = numbers.min(), numbers.max()
         found = torch.where(found < least, 2 * least - found, found)

@@ -28,6 +28,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `program_difference.py` | Compares the captures of two members, and says where their programs differ |
 | `record.py` | Reads and writes the record of a build's verification, as the manifest stores it |
 | `reference.py` | Computes the reference answers of an entry once, and checks wide programs |
+| `root_mean_square.py` | Takes root mean squares of numbers of any size |
 | `same_program.py` | Checks that all members are one program up to their weights, by looking |
 | `rest_mode.py` | Runs the user's own module without its random draws |
 | `small_sizes.py` | Finds out on the member itself what torch.export assumes about small sizes |

@@ -97,6 +97,9 @@ def collect(
             raise VerificationError(f"{unsteady}, and change from run to run: {why_unsteady(subject, 0)}")
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
         float64 = False
+        for s, eps in zip(stats, coarse):
+            if s.unsteady(eps):
+                s.say_doubt(s.own_rms)
         _use_own_answers(found, stats)
     modules.check(stats, float64)
     return VerifiedAnswers(found, modules.captured, float64)
@@ -126,6 +129,8 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequ
     in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
     if in_double and calls:
         add_rounding(subject, calls, found, stats, in_double)
+        if any(s.doubt for s in stats):
+            return nothing
     return ShiftedAnswers(list(calls), found, stats)
 
 

@@ -8,7 +8,6 @@ part of the effect.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from ..errors import VerificationError
 from .answers import float64_function
 from .record import ApproximationError
+from .root_mean_square import RootMeanSquare
 from .subject import MemberAnswers, Subject, VerifiedCall, Weights
 from .tolerance import ErrorStats, floating, reference_of
 
@@ -48,7 +48,7 @@ def measure(
     """
     rows = []
     for i, member in enumerate(subject.members):
-        sums: dict[int, list[float]] = {}
+        found_errors: dict[int, tuple[RootMeanSquare, RootMeanSquare]] = {}
         ways = [_function(subject, i, weights, float64) for weights in (original(i), base)]
         for call, answers in zip(calls, found):
             if call.after is not None:
@@ -56,11 +56,11 @@ def measure(
             checkpoint, start = (_answers(way, subject, i, call) for way in ways)
             for k, near in enumerate(answers.truth[i]):
                 if floating(answers.own[i][k]):
-                    _add(sums.setdefault(k, [0.0, 0.0, 0.0]), near, checkpoint[k], start[k])
-        for k, (error, effect, count) in sums.items():
-            error, effect = (math.sqrt(square / max(1.0, count)) for square in (error, effect))
+                    sums = found_errors.setdefault(k, (RootMeanSquare(), RootMeanSquare()))
+                    _add(*sums, near, checkpoint[k], start[k])
+        for k, (error, effect) in found_errors.items():
             bound = stats[k].rms_bound()
-            rows.append(ApproximationError(subject.outputs[k], member, error, effect, bound))
+            rows.append(ApproximationError(subject.outputs[k], member, error.value, effect.value, bound))
     if not rows:
         raise VerificationError(
             "no output is a floating number, so what approximate weights change cannot be measured; build"
@@ -69,12 +69,17 @@ def measure(
     return rows
 
 
-def _add(sums: list[float], near: torch.Tensor, original: torch.Tensor, base: torch.Tensor) -> None:
-    """Adds the squares of the error and of the effect, and their number."""
+def _add(
+    error: RootMeanSquare,
+    effect: RootMeanSquare,
+    near: torch.Tensor,
+    original: torch.Tensor,
+    base: torch.Tensor,
+) -> None:
+    """Adds the error and the effect of one answer."""
     finite = torch.isfinite(near) & torch.isfinite(original) & torch.isfinite(base)
-    sums[0] += float((near - original)[finite].abs().square().sum())
-    sums[1] += float((original - base)[finite].abs().square().sum())
-    sums[2] += int(finite.sum())
+    error.add((near - original)[finite])
+    effect.add((original - base)[finite])
 
 
 Answer = Callable[[Sequence[torch.Tensor]], Sequence[Any]]

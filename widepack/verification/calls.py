@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..spec.draws import NOISES, InputSource, draw_all, rows
+from ..spec.draws import NOISES, InputSource, draw_all, rows, spread_of
 from .subject import CallCase, Subject, VerifiedCall
 from .tolerance import floating
 
@@ -96,7 +96,7 @@ def _spread(source: InputSource) -> float:
     numbers = source.example
     if not numbers.is_floating_point() or numbers.numel() < 2 or not bool(torch.isfinite(numbers).all()):
         return 0.0
-    return float(numbers.float().std(correction=0))
+    return spread_of(numbers)
 
 
 def _carried(subject: Subject) -> frozenset[int]:

@@ -18,7 +18,6 @@ the same numbers in contiguous memory:
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ import torch
 from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from . import near_ties
+from .root_mean_square import RootMeanSquare, root_mean_square
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating, measure
 
@@ -97,16 +97,14 @@ def raise_errors(
     """
     most_rms, most = MOST * stats.own_rms, MOST * stats.own_max
     for number in range(max((len(e.equal) for e, _ in rows), default=0)):
-        square, count, largest = 0.0, 0, 0.0
+        errors, largest = RootMeanSquare(), 0.0
         for evaluations, truth in rows:
             if number < len(evaluations.equal):
                 error = _errors(evaluations.equal[number][output], truth, bound)
                 if error.numel():
-                    square += float(error.square().sum())
-                    count += error.numel()
+                    errors.add(error)
                     largest = max(largest, float(error.max()))
-        if count:
-            stats.raise_own(min(math.sqrt(square / count), most_rms), min(largest, most))
+        stats.raise_own(min(errors.value, most_rms), min(largest, most))
 
 
 def own_rms(
@@ -117,7 +115,7 @@ def own_rms(
     own: the answer of the first evaluation.
     """
     found = [_errors(answers[output], truth, bound) for answers in evaluations.equal]
-    largest = max((float(e.square().mean().sqrt()) for e in found if e.numel()), default=0.0)
+    largest = max(map(root_mean_square, found), default=0.0)
     return min(largest, MOST * measure("", "", own, own, truth).own)
 
 

@@ -1,42 +1,52 @@
-"""Estimates the rounding error of members in float64, whose own answers are the reference."""
+"""Estimates the rounding error of members in float64, whose own answers are the reference.
+
+No dtype is finer, so the error is measured in two ways, with the member's own program:
+
+| way | what it finds |
+|---|---|
+| in float32, scaled by the ratio of the two eps | errors in proportion to the eps |
+| in float64, with each weight and input moved by one ulp | errors that are not |
+
+A root of a sum whose terms cancel has an error like the root of the eps: the distance of a point from itself
+is 1e-8 or 0, and which of them is rounding. So the scaled error of float32 is thousands of times too small.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ..ir.fake_values import CPU
 from ..ir.float64 import single_program, single_value
+from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import graph_module
+from .root_mean_square import RootMeanSquare
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating
 
 _FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-_MOST_RMS = 1e-3  # of the scale: a larger error of float32 is no rounding
+_MOST_RMS = 1e-3  # of the scale: a larger error is no rounding
+
+Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 
 
-class _Float32Error:
-    """The errors of one output in float32."""
+class _Errors:
+    """The errors of one output in one of the two ways."""
 
     def __init__(self) -> None:
-        self.square = self.largest = 0.0
-        self.count = 0
+        self.rms, self.largest = RootMeanSquare(), 0.0
 
-    def add(self, single: torch.Tensor, own: torch.Tensor) -> None:
-        if not floating(own) or single.shape != own.shape:
+    def add(self, found: torch.Tensor, own: torch.Tensor) -> None:
+        if not floating(own) or found.shape != own.shape:
             return
-        finite = torch.isfinite(own) & torch.isfinite(single)
-        error = (single[finite].to(own.dtype) - own[finite]).abs()
+        finite = torch.isfinite(own) & torch.isfinite(found)
+        error = (found[finite].to(own.dtype) - own[finite]).abs()
         if error.numel():
-            self.square += float(error.square().sum())
+            self.rms.add(error)
             self.largest = max(self.largest, float(error.max()))
-            self.count += error.numel()
-
-    @property
-    def rms(self) -> float:
-        return math.sqrt(self.square / self.count) if self.count else math.inf
 
 
 def add_rounding(
@@ -48,26 +58,74 @@ def add_rounding(
 ) -> None:
     """Adds to the statistics of float64 outputs what rounding costs.
 
-    Rounding errors are in proportion to the eps of a dtype. The error is that of the same program in float32,
-    scaled by the ratio of the two eps. Nothing is added if float32 fails, or decides otherwise at a
-    threshold.
+    A way adds nothing if the program fails, or if it decides otherwise at a threshold. Moved numbers add at
+    most the error of float32. An output of which they change more than 0.1% is in doubt (`ErrorStats.doubt`).
 
     outputs: the numbers of the outputs that are computed in float64 throughout.
     """
-    errors = {k: _Float32Error() for k in outputs}
+    single = _errors(_in_float32, subject, calls, answers, outputs)
+    moved = _errors(_moved_by_an_ulp, subject, calls, answers, outputs)
+    for k in outputs:
+        rms, largest = single[k].rms.value, single[k].largest
+        most = _MOST_RMS * stats[k].scale
+        if rms <= most:
+            stats[k].raise_own(rms * _FINER, largest * _FINER)
+        if moved[k].rms.value <= most:
+            stats[k].raise_own(min(moved[k].rms.value, rms), min(moved[k].largest, largest))
+        else:
+            stats[k].say_doubt(moved[k].rms.value)
+
+
+def _errors(
+    way: Callable[[Subject, int], Run],
+    subject: Subject,
+    calls: Sequence[VerifiedCall],
+    answers: Sequence[MemberAnswers],
+    outputs: Sequence[int],
+) -> dict[int, _Errors]:
+    """Returns the errors of the outputs over all members and calls; none if a call fails."""
+    errors = {k: _Errors() for k in outputs}
     for i in range(len(subject.members)):
-        weights = [single_value(w) for w in subject.arguments(i)]
-        run = graph_module(single_program(subject.program(i)), CPU).forward
+        run = way(subject, i)
         for call, answer in zip(calls, answers):
             if call.after is not None:
                 continue
             try:
                 with torch.inference_mode():
-                    single = list(run(*weights, *(single_value(x) for x in call.inputs[i])))
+                    found = run(call.inputs[i])
             except (RuntimeError, IndexError, ValueError):
-                return
+                return {k: _Errors() for k in outputs}
             for k, error in errors.items():
-                error.add(single[k], answer.own[i][k])
-    for k, error in errors.items():
-        if error.rms <= _MOST_RMS * stats[k].scale:
-            stats[k].raise_own(error.rms * _FINER, error.largest * _FINER)
+                error.add(found[k], answer.own[i][k])
+    return errors
+
+
+def _in_float32(subject: Subject, i: int) -> Run:
+    weights = [single_value(w) for w in subject.arguments(i)]
+    run = graph_module(single_program(subject.program(i)), CPU).forward
+    return lambda inputs: list(run(*weights, *(single_value(x) for x in inputs)))
+
+
+def _moved_by_an_ulp(subject: Subject, i: int) -> Run:
+    weights = [_moved(w, k) for k, w in enumerate(subject.arguments(i))]
+    run = subject.run(i)
+
+    def answer(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+        with as_torch_computes():
+            return list(run(*weights, *(_moved(x, -1 - k) for k, x in enumerate(inputs))))
+
+    return answer
+
+
+def _moved(value: Any, seed: int) -> Any:
+    """Returns numbers in float64 whose last bits differ, at random by one up or down. Zeros stay."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.complex128:
+        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), seed))
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+        return value
+    g = torch.Generator().manual_seed(seed % 2**32)
+    up = torch.randint(2, value.shape, generator=g, dtype=torch.bool)
+    towards = torch.where(up, math.inf, -math.inf).to(value.dtype)
+    stays = (value == 0) | ~torch.isfinite(value)
+    moved = torch.nextafter(value, towards)
+    return torch.where(stays | ~torch.isfinite(moved), value, moved)

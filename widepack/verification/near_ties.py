@@ -29,6 +29,7 @@ from ..ir.fake_values import CPU
 from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import Loop
+from .root_mean_square import root_mean_square
 
 DRAWS = 16  # of the directions in which numbers are moved
 _JUMPS = frozenset(
@@ -102,7 +103,7 @@ def _margin(own: Tensor, truth: Tensor) -> float:
     own, truth = own[finite], truth[finite]
     largest = float((own.to(truth.dtype) - truth).abs().max())
     eps = torch.finfo(own.dtype).eps
-    return 4 * largest + 4 * eps * float(truth.square().mean().sqrt()) if largest else 0.0
+    return 4 * largest + 4 * eps * root_mean_square(truth) if largest else 0.0
 
 
 def _with_other_decisions(

@@ -19,6 +19,7 @@ from ..errors import ProbeError
 from ..spec.dtypes import at_limit
 from ..spec.entries import FORWARD
 from .record import OutputBounds
+from .root_mean_square import RootMeanSquare, root_mean_square
 from .tolerance import ErrorStats, floating, only, parts, same_places, with_same_places
 
 LIMIT_BYTES = 1_000_000
@@ -217,7 +218,7 @@ def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBo
             "the "
             "program differently. Build the artifact again here, or load(strategies='loop')"
         )
-    rms = float(error.square().mean().sqrt()) if error.numel() else 0.0
+    rms = root_mean_square(error)
     if not error.numel() or (rms <= stats.rms_bound() and largest <= stats.max_bound):
         return ""
     return (
@@ -243,16 +244,14 @@ def differs(found: Any, reference: Any, bounds: OutputBounds | None = None) -> s
     if not same_places(found, reference):
         return "has NaN or inf in other places"
     wide = torch.complex128 if reference.is_complex() else torch.float64
-    largest = square = 0.0
-    count = 0
+    largest, scale = 0.0, RootMeanSquare()
     for mine, right in parts(found, reference):
         mine, right = (t.to(wide) for t in only(torch.isfinite(right), mine, right))
         if right.numel():
             largest = max(largest, float((mine - right).abs().max()))
-            square += float(right.abs().square().sum())
-            count += right.numel()
+            scale.add(right)
     stats = ErrorStats.from_bounds(bounds or OutputBounds(), float(torch.finfo(reference.dtype).eps))
-    stats.scale_square = max(stats.scale_square, square / count if count else 0.0)
+    stats.answers.raise_to(scale.value)
     if largest <= _FACTOR * stats.max_bound:
         return ""
     return f"is off by {largest:.2e}, the bound is {_FACTOR * stats.max_bound:.2e}"

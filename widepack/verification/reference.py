@@ -6,7 +6,7 @@ The record of the manifest and the tensors of the probe come from the same answe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -116,9 +116,10 @@ class ReferenceAnswers:
                     own = [output.without_wide() for output in some.stats]
                     _, wrong = self._compared(part, weights, pattern, some.calls, some.answers, own)
             if wrong:
+                doubt = next((output.doubt for output in stats if output.wrong()), "")
                 raise VerificationError(
-                    f"the wide program ({self.entry.entry}, {pattern}) is wrong: {wrong}. "
-                    f"{self._where(part, pattern, weights)}. {way_out}"
+                    f"the wide program ({self.entry.entry}, {pattern}) {'may be' if doubt else 'is'} wrong: "
+                    f"{wrong}. {doubt or self._where(part, pattern, weights)}. {way_out}"
                 )
         return ComparedOutputs(stats, len(divided[0].members) if len(divided) > 1 else None)
 
@@ -142,7 +143,7 @@ class ReferenceAnswers:
         wrong = _wrong(stats)
         # one evaluation of a member is a small sample of its own error; bits of floats have no error
         if wrong and not wide.bits_warning(part.program):
-            again = [replace(output, wide=rows) for output, rows in zip(stats, before)]
+            again = [output.with_wide(rows) for output, rows in zip(stats, before)]
             wide.check_again(self.subject, *compared, again, part.members, anywhere)
             if not _wrong(again):
                 return again, ""

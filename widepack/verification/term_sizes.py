@@ -33,6 +33,7 @@ from ..ir.cast import raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
 from ..ir.float64 import raise_value
+from .root_mean_square import RootMeanSquare
 from .subject import Subject, VerifiedCall
 from .tolerance import FLOAT64_EPS, ROUNDING, ErrorStats
 
@@ -100,7 +101,7 @@ def scale_by_terms(
     in_doubt = [k for k, s in enumerate(stats) if s.count and (s.eps == FLOAT64_EPS or s.unsteady(coarse[k]))]
     if not in_doubt:
         return
-    squares, counts = dict.fromkeys(in_doubt, 0.0), dict.fromkeys(in_doubt, 0)
+    sums = {k: RootMeanSquare() for k in in_doubt}
     for call in calls:
         for i in range(len(subject.members)) if call.after is None else ():
             try:
@@ -110,11 +111,9 @@ def scale_by_terms(
             for k in in_doubt:
                 terms = found[k]
                 if terms is not None:
-                    terms = terms[torch.isfinite(terms) & ~torch.isin(terms, _LIMITS)]
-                    squares[k] += float(terms.square().sum())
-                    counts[k] += terms.numel()
+                    sums[k].add(terms[torch.isfinite(terms) & ~torch.isin(terms, _LIMITS)])
     for k in in_doubt:
-        terms_rms = math.sqrt(squares[k] / counts[k]) if counts[k] and math.isfinite(squares[k]) else 0.0
+        terms_rms = sums[k].value
         rounding = ROUNDING * max(stats[k].eps, coarse[k]) * terms_rms
         double = stats[k].eps == FLOAT64_EPS
         if (stats[k].scale if double else stats[k].own_rms) <= rounding:

@@ -24,7 +24,7 @@ their own. Their scale is that of the terms whose sum they are (`term_sizes.py`)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ import torch
 from ..errors import VerificationError
 from ..spec.dtypes import at_limit
 from .record import OutputBounds
+from .root_mean_square import RootMeanSquare
 
 PART = 1 << 18  # numbers that are compared at once
 
@@ -51,21 +52,21 @@ class ErrorStats:
     Attributes:
         name: The name of the output.
         eps: The eps of the output's dtype; 0 before a floating answer was added.
-        own_square: The sum of squares of the members' own errors.
+        own: The members' own errors.
         own_max: The largest of the members' own errors.
-        scale_square: The sum of squares of the float64 answers.
-        count: How many numbers the sums are over.
+        answers: The float64 answers.
         terms: The rms of the terms of answers that are zero but for rounding; else 0.
+        doubt: Why rounding alone may explain an answer out of bounds, as a sentence; else "".
         wide: The errors of the wide answers that were added.
     """
 
     name: str
     eps: float = 0.0
-    own_square: float = 0.0
+    own: RootMeanSquare = field(default_factory=RootMeanSquare)
     own_max: float = 0.0
-    scale_square: float = 0.0
-    count: int = 0
+    answers: RootMeanSquare = field(default_factory=RootMeanSquare)
     terms: float = 0.0
+    doubt: str = ""
     wide: list[WrongValue] = field(default_factory=list)
 
     @classmethod
@@ -73,28 +74,25 @@ class ErrorStats:
         """Returns the statistics that a manifest recorded for an output. eps: of the dtype it is computed in
         now.
         """
-        return cls(
-            bounds.output,
-            eps,
-            own_square=bounds.own_rms**2,
-            own_max=bounds.own_max,
-            scale_square=bounds.scale**2,
-            count=1,
-        )
+        stats = cls(bounds.output, eps, own_max=bounds.own_max)
+        stats.own.add_value(bounds.own_rms, 1)
+        stats.answers.add_value(bounds.scale, 1)
+        return stats
 
     @property
     def scale(self) -> float:
         """The rms of the float64 answers, or of the terms of answers that are zero but for rounding."""
-        return max(self._answers_rms, self.terms)
+        return max(self.answers.value, self.terms)
 
     @property
-    def _answers_rms(self) -> float:
-        return math.sqrt(self.scale_square / self.count) if self.count else 0.0
+    def count(self) -> int:
+        """How many numbers were compared with float64."""
+        return self.own.count
 
     @property
     def cancels(self) -> bool:
         """Whether the float64 answers are rounding of float64 for the size of their terms."""
-        return 0 < self._answers_rms <= ROUNDING * FLOAT64_EPS * self.terms
+        return 0 < self.answers.value <= ROUNDING * FLOAT64_EPS * self.terms
 
     @property
     def _recorded_scale(self) -> float:
@@ -102,12 +100,12 @@ class ErrorStats:
 
         Answers that cancel are recorded as 0.
         """
-        return self.scale if self.cancels else min(self.scale, max(1e3 * self._answers_rms, self.own_rms))
+        return self.scale if self.cancels else min(self.scale, max(1e3 * self.answers.value, self.own_rms))
 
     @property
     def own_rms(self) -> float:
         """The rms of the members' own errors."""
-        return math.sqrt(self.own_square / self.count) if self.count else 0.0
+        return self.own.value
 
     def rms_bound(self, own: float = 0.0) -> float:
         """Returns the bound of a member's rms error.
@@ -137,19 +135,18 @@ class ErrorStats:
             mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~at_limit(mine), mine, exact)
             if exact.numel():
                 error = (mine.to(exact.dtype) - exact).abs()
-                self.own_square += float(error.square().sum())
+                self.own.add(error)
                 self.own_max = max(self.own_max, float(error.max()))
-                self.scale_square += float(exact.abs().square().sum())
-                self.count += error.numel()
+                self.answers.add(exact)
 
     def restart(self) -> None:
         """Forgets the members' own errors and the scale, but not the wide answers."""
-        self.own_square = self.own_max = self.scale_square = self.terms = 0.0
-        self.count = 0
+        self.own, self.answers = RootMeanSquare(), RootMeanSquare()
+        self.own_max = self.terms = 0.0
 
     def raise_own(self, rms: float, largest: float) -> None:
         """Raises the members' own errors to at least these."""
-        self.own_square = max(self.own_square, rms**2 * self.count)
+        self.own.raise_to(rms)
         self.own_max = max(self.own_max, largest)
 
     def widen(self) -> None:
@@ -167,14 +164,25 @@ class ErrorStats:
             error = ulps * self.eps * self.scale
             self.raise_own(error, error)
 
+    def say_doubt(self, error: float) -> None:
+        """Notes that rounding changes the members' own answers by this rms error, which is too large."""
+        self.doubt = (
+            f"Rounding alone changes the members' own answers by {error:.1e} (rms), at a scale of "
+            f"{self.scale:.1e}: too much to tell"
+        )
+
     def without_wide(self) -> ErrorStats:
         """Returns a copy that has the members' own errors and no wide answer."""
-        return replace(self, wide=[])
+        return self.with_wide(())
+
+    def with_wide(self, rows: Iterable[WrongValue]) -> ErrorStats:
+        """Returns a copy that has the members' own errors and these errors of wide answers."""
+        return replace(self, own=replace(self.own), answers=replace(self.answers), wide=list(rows))
 
     def take_own(self, other: ErrorStats) -> None:
         """Replaces the members' own errors and the scale by those of other statistics of the same output."""
-        self.eps, self.own_square, self.own_max = other.eps, other.own_square, other.own_max
-        self.scale_square, self.count, self.terms = other.scale_square, other.count, other.terms
+        self.eps, self.own, self.own_max = other.eps, replace(other.own), other.own_max
+        self.answers, self.terms = replace(other.answers), other.terms
 
     def unsteady(self, eps: float = 0.0) -> str:
         """Returns why the members' own answers are too far from float64 to compare anything with them, or "".
@@ -236,14 +244,12 @@ class ErrorStats:
 
     def pooled(self) -> dict[str, tuple[float, float]]:
         """Returns each member's rms error over all its calls: of the wide answers, and of its own answers."""
-        sums: dict[str, tuple[float, float, int]] = {}
+        sums: dict[str, tuple[RootMeanSquare, RootMeanSquare]] = {}
         for w in self.wide:
-            square, own, count = sums.get(w.member, (0.0, 0.0, 0))
-            sums[w.member] = square + w.rms**2 * w.count, own + w.own**2 * w.count, count + w.count
-        return {
-            m: (math.sqrt(square / count), math.sqrt(own / count)) if count else (0.0, 0.0)
-            for m, (square, own, count) in sums.items()
-        }
+            wide, own = sums.setdefault(w.member, (RootMeanSquare(), RootMeanSquare()))
+            wide.add_value(w.rms, w.count)
+            own.add_value(w.own, w.count)
+        return {m: (wide.value, own.value) for m, (wide, own) in sums.items()}
 
     def record(self) -> dict[str, Any]:
         """Returns the row of the manifest's record."""
@@ -304,8 +310,8 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
     words = _mismatch(wide, own, truth)
     if words or not floating(own):
         return WrongValue(member, call, 0.0, 0.0, words)
-    wide_square = own_square = largest = 0.0
-    count = 0
+    errors, own_errors = RootMeanSquare(), RootMeanSquare()
+    largest = 0.0
     for found, mine, exact in parts(wide, own, truth):
         most = at_limit(mine)
         if bool(most.any()) and not bool(
@@ -316,14 +322,10 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
         found, mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~most, found, mine, exact)
         if exact.numel():
             error = (found.to(exact.dtype) - exact).abs()
-            wide_square += float(error.square().sum())
+            errors.add(error)
             largest = max(largest, float(error.max()))
-            own_square += float((mine.to(exact.dtype) - exact).abs().square().sum())
-            count += error.numel()
-    if not count:
-        return WrongValue(member, call, 0.0, 0.0, "")
-    rms, own_rms = math.sqrt(wide_square / count), math.sqrt(own_square / count)
-    return WrongValue(member, call, rms, largest, "", count, own_rms)
+            own_errors.add(mine.to(exact.dtype) - exact)
+    return WrongValue(member, call, errors.value, largest, "", errors.count, own_errors.value)
 
 
 def _mismatch(wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> str:

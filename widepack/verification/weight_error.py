@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import ProbeError, VerificationError
 from . import probe as probes
+from .root_mean_square import root_mean_square
 from .tolerance import floating, same_places
 
 
@@ -114,17 +115,11 @@ def _errors(value: Tensor, stored: tuple[int, Tensor], what: str) -> tuple[float
     finite = torch.isfinite(truth)
     if not bool(finite.any()):
         return 0.0, 0.0
-    errors, scale = (flat[finite] - truth[finite]).abs(), _rms(truth[finite])
-    largest, rms = float(errors.max()), _rms(errors)
+    errors, scale = (flat[finite] - truth[finite]).abs(), root_mean_square(truth[finite])
+    largest, rms = float(errors.max()), root_mean_square(errors)
     if scale == 0.0:
         return (math.inf, math.inf) if largest else (0.0, 0.0)
     return largest / scale, rms / scale
-
-
-def _rms(values: Tensor) -> float:
-    """Returns the rms of numbers, also of very large and very small ones."""
-    largest = float(values.abs().max())
-    return largest * float((values / largest).abs().square().mean().sqrt()) if largest else 0.0
 
 
 def check(rows: Iterable[WeightError], most: float | None) -> None:
