@@ -135,7 +135,7 @@ def test_the_deadline_of_the_client_is_the_timeout(
     assert read_message(plain(message), remaining).timeout == timeout
 
 
-NAMED = CLASSES["ModelInferRequest"](model_name="m", id="i").SerializeToString()
+NAMED: bytes = CLASSES["ModelInferRequest"](model_name="m", id="i").SerializeToString()
 
 
 def raw(*values: bytes) -> bytes:
