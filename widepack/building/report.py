@@ -9,6 +9,7 @@ from typing import Any
 from widepack_artifacts.entry import absent_inputs
 
 from ..checkpoints.discovery import LeftOut
+from ..checkpoints.unused_names import unused_names
 from ..ir.kinds import kinds
 from ..lowering.wide_programs import LoweredProgram, wide_share
 from .entry import BuildEntry
@@ -71,6 +72,7 @@ class BuildReport:
         plans: As in `EntryReport`, of the first entry.
         digest: The SHA-256 of the manifest. Empty after a dry run.
         left_out: The checkpoints that `skip_bad` left out, with `number` (from 0), `path` and `why`.
+        unused: How many names in the checkpoints no member uses, by patterns such as `model_ema.*`.
         entries: The report of each entry, by name.
         tuned: The measurements of `tune`, as `TuneReport.to_json` returns them; None without `tune`.
         raced: The measurements of the race, as `TuneReport.to_json` returns them, or `failed` with the
@@ -113,6 +115,7 @@ class BuildReport:
     raced: dict[str, Any] | None = None
     not_finite: list[dict[str, Any]] = field(default_factory=list)
     fleet: dict[str, Any] | None = None
+    unused: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.
@@ -167,8 +170,12 @@ def build_report(
     wides: Mapping[str, Sequence[LoweredProgram]],
     out: str,
     left_out: Sequence[LeftOut],
+    ignore: Sequence[str],
 ) -> BuildReport:
-    """Returns the part of the report that is known without verification."""
+    """Returns the part of the report that is known without verification.
+
+    ignore: patterns of names that the user ignores.
+    """
     reports = {e.entry: entry_report(e, wides[e.entry]) for e in entries}
     weights = {
         k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k)
@@ -192,6 +199,7 @@ def build_report(
         left_out=[b._asdict() for b in left_out],
         entries=reports,
         fleet=_fleet(table),
+        unused=unused_names(table.aligned.checkpoints, ignore),
     )
 
 

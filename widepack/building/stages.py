@@ -76,7 +76,7 @@ def run_build(request: BuildRequest) -> BuildReport:
     with returned_at_once(), _writer(request) as writer:
         lowered = _lowered(request, writer, stages)
         report = build_report(
-            lowered.table, lowered.entries, lowered.wides, str(request.out), lowered.left_out
+            lowered.table, lowered.entries, lowered.wides, str(request.out), lowered.left_out, request.ignore
         )
         if writer is None:
             return replace(report, seconds=stages.seconds)
@@ -246,7 +246,9 @@ def _final_report(
     Verification may have replaced programs and corrected dims.
     """
     wides = {p.entry.entry: p.wides for p in proved}
-    report = build_report(lowered.table, [p.entry for p in proved], wides, str(request.out), lowered.left_out)
+    report = build_report(
+        lowered.table, [p.entry for p in proved], wides, str(request.out), lowered.left_out, request.ignore
+    )
     entries = {
         p.entry.entry: replace(
             report.entries[p.entry.entry], kernels_member=p.kernels.member, kernels_wide=p.kernels.wide

@@ -299,14 +299,29 @@ def refuse_changes(
     buffers = {str(n).removeprefix(prefix) for n in signature.buffers_to_mutate.values()} | set(assigned)
     inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
     changed = sorted(buffers | inputs)
+    if observing := _observing(module, changed):
+        raise CaptureError(
+            f"{type(module).__name__} changes {', '.join(changed[:5])} when {entry} runs in {_mode(module)} "
+            f"mode, since {observing} observes: switch the observers of every member off before it is saved, "
+            "with model.apply(torch.ao.quantization.disable_observer)"
+        )
     if changed:
         options = " ".join(f"--state {name}" for name in changed)
         raise CaptureError(
             f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in {_mode(module)} "
             f"mode; a member program has no side effects. To carry {'it' if len(changed) == 1 else 'them'} "
-            f"from call to call, build with {options}: an input and an output of the program then; or make "
+            f"from call to call, as an input and an output of the program, build with {options} or make "
             f"{entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
         )
+
+
+def _observing(module: nn.Module, changed: Iterable[str]) -> str:
+    """Returns the first part that fake-quantizes and has a changed buffer; "" if there is none."""
+    for name, part in module.named_modules():
+        observes = hasattr(part, "observer_enabled") and hasattr(part, "fake_quant_enabled")
+        if observes and any(c.startswith(f"{name}." if name else "") for c in changed):
+            return name or type(module).__name__
+    return ""
 
 
 def _mode(module: nn.Module) -> str:

@@ -38,6 +38,7 @@ from .named_fields import named_fields
 from .patches import decompositions, dropout_copies
 from .patches.checked_factorizations import check_in_factorizations
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
+from .patches.fake_quantize import plain_fake_quantize
 from .patches.functions import replaced_functions
 from .patches.packed_sequences import padded_sequences
 from .patches.tensor_index import look_up_places
@@ -217,6 +218,7 @@ def calm() -> Iterator[None]:
         with (
             exportable(),
             replaced_functions(),
+            plain_fake_quantize(),
             padded_sequences(),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),

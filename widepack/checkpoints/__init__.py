@@ -33,5 +33,6 @@
 | `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |
 | `stored_states.py` | Checks versions and extra state of a new member against the artifact's |
 | `torch_file.py` | Reads files of torch.save: as data, with placeholders for objects of other classes |
+| `unused_names.py` | Finds the names in checkpoint files that no member uses, such as an average |
 | `zip_records.py` | Reads a zip file's directory; refuses records far larger than the file |
 """

@@ -93,6 +93,13 @@ class Checkpoint:
         """The names of all tensors and extra states, each with its name in the file."""
         return dict(self._names)
 
+    def stored_names(self) -> tuple[list[str], list[str]]:
+        """Returns the names in the file that are in use, and those that were left out."""
+        if self.given is not None:
+            return self.given.stored_names()
+        used = set(self._names.values())
+        return list(used), [name for name in (*self._infos, *self._extra) if name not in used]
+
     def _converted(self, info: TensorInfo) -> TensorInfo:
         return (
             info

@@ -2,7 +2,7 @@
 
 | key | members |
 |---|---|
-| `*` | every state dict of a list or dict at the top of the file |
+| `*` | every state dict of a list or dict at the top of the file; a dict may have integers as keys |
 | `model_*`, `models.*` | those whose keys match; also parts of names: `models.0.weight`, `models.1.weight` |
 | `[*]`, `params[*]` | the slices `[i]` of stacked tensors, as `torch.func.stack_module_state` makes them |
 
@@ -27,7 +27,9 @@ from .state_dict import (
     as_tensor,
     follow,
     joined,
+    keyed,
     state_dict_in,
+    without_a_name,
 )
 
 _STACKED = re.compile(r"(.*)\[(\*|[0-9]{1,9})\]\Z", re.DOTALL)
@@ -55,7 +57,7 @@ def keys_in(found: object, key: str) -> list[str]:
         keys = [] if inside is None else list(dict.fromkeys(_matches(inside, key.split("."))))
         if keys:
             return [f"{head}.{k}" if head else k for k in keys]
-    raise RefusedFile(f"has no state dict that the key {key!r} matches")
+    raise RefusedFile(without_a_name(found) or f"has no state dict that the key {key!r} matches")
 
 
 def _matches(value: object, parts: list[str], prefix: str = "") -> Iterator[str]:
@@ -65,19 +67,22 @@ def _matches(value: object, parts: list[str], prefix: str = "") -> Iterator[str]
             yield prefix
         return
     head, *rest = parts
-    for name in _names(value) if "*" in head else [head]:
-        if fnmatchcase(name, head) and (inner := follow(value, name)) is not None:
+    inside = keyed(value) if isinstance(value, (Mapping, list, tuple)) else {}
+    for name in _names(inside, isinstance(value, Mapping)) if "*" in head else [head]:
+        if not fnmatchcase(name, head):
+            continue
+        if (inner := inside[name] if name in inside else follow(value, name)) is not None:
             yield from _matches(inner, rest, f"{prefix}.{name}" if prefix else name)
 
 
-def _names(value: object) -> list[str]:
-    """Returns what may stand in place of a `*`: keys, places in a list, and first parts of names."""
-    if isinstance(value, (list, tuple)):
-        return [str(i) for i in range(len(value))]
-    if not isinstance(value, Mapping):
-        return []
-    names = [key for key in value if isinstance(key, str)]
-    return list(dict.fromkeys(n if as_tensor(value[n]) is None else n.partition(".")[0] for n in names))
+def _names(inside: Mapping[str, Any], of_tensors: bool) -> list[str]:
+    """Returns what may stand in place of a `*`: keys, places in a list, and first parts of tensors' names."""
+    return list(
+        dict.fromkeys(
+            name.partition(".")[0] if of_tensors and as_tensor(value) is not None else name
+            for name, value in inside.items()
+        )
+    )
 
 
 def stacked_state(found: object, base: str) -> PickedStateDict:

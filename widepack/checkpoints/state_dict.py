@@ -3,7 +3,8 @@
 A state dict is a dict of tensors by name. It is found
 
 1. at `key`: `ema`; `model.weights` for a dict in a dict; `models.0` in a list; `model_ema.module` also as a
-   prefix of names in a state dict;
+   prefix of names in a state dict. A key that is an integer has the name of its digits: `0` in
+   `{fold: state_dict}`;
 2. in the file itself, if it has only tensors;
 3. under one of the usual names (`AUTOMATIC_KEYS`), also nested. If another dict in the file has weights of
    the same names, for example an average beside the weights, the user must choose.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,9 +45,12 @@ UNQUANTIZED = (
 OR_TRUST = "; or give --trust-pickle if you trust the origin of the file"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_COUNTER = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel, beside `module.`
+COUNTER = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel, beside `module.`
 _MAX_DEPTH = 5
 _SHOWN = 12
+_LARGEST = 2**2048  # Python refuses to write the digits of very long integers
+_KEY_LENGTH = 60  # of a key in a message
+_CONTAINERS = (Mapping, list, tuple, nn.Module)
 
 
 class RefusedFile(Exception):
@@ -161,6 +166,8 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         hint = _hint(found)
         if hint:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
+        if unnamed := without_a_name(found):
+            raise RefusedFile(unnamed)
         pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
         raise RefusedFile(f"has no dict of tensors: it has {_listed(found)}; {SAVE}{pickled}")
     inside = follow(found, key)
@@ -318,15 +325,8 @@ def _dicts(
     """Yields all state dicts and modules inside a value, by dotted key, without those of an optimizer."""
     if isinstance(value, Mapping) and {"state", "param_groups"} <= set(value):
         return
-    rows: Iterable[tuple[Any, Any]] = (
-        value.items() if isinstance(value, Mapping) else ((str(i), v) for i, v in enumerate(value))
-    )
-    for key, inner in rows:
-        if (
-            not isinstance(key, str)
-            or depth >= _MAX_DEPTH
-            or not isinstance(inner, (Mapping, list, tuple, nn.Module))
-        ):
+    for key, inner in keyed(value).items() if depth < _MAX_DEPTH else ():
+        if not isinstance(inner, _CONTAINERS):
             continue
         path = f"{prefix}{key}"
         if (picked := _state(inner)) is not None:
@@ -349,13 +349,71 @@ def follow(value: object, key: str) -> object | None:
         value = state.tensors if state is not None else {}
     if not isinstance(value, Mapping):
         return None
-    if key in value:
-        found: object = value[key]
+    inside = keyed(value)
+    if key in inside:
+        found: object = inside[key]
         return found
     for at in (i for i, char in enumerate(key) if char == "."):
-        if key[:at] in value and (deeper := follow(value[key[:at]], key[at + 1 :])) is not None:
+        if key[:at] in inside and (deeper := follow(inside[key[:at]], key[at + 1 :])) is not None:
             return deeper
     return named_under(value, key) or None
+
+
+def keyed(value: Mapping[Any, Any] | Sequence[Any]) -> dict[str, Any]:
+    """Returns what is in a dict or list, in order, by the names of its keys and places.
+
+    Keys that are no texts or integers have no name and are left out. Raises: RefusedFile if the keys 0 and
+    "0" both have a dict or list.
+    """
+    if not isinstance(value, Mapping):
+        return {str(i): inner for i, inner in enumerate(value)}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        if (name := _name_of(key)) is None:
+            continue
+        if name in found and not isinstance(inner, _CONTAINERS):
+            continue
+        if isinstance(found.get(name), _CONTAINERS):
+            raise RefusedFile(f"has the keys {name} and '{name}' in one dict; --key cannot tell them apart")
+        found[name] = inner
+    return found
+
+
+def _name_of(key: object) -> str | None:
+    """Returns the name of a key of a dict; None if it has none."""
+    if isinstance(key, str):
+        return key
+    if type(key) is bool or not isinstance(key, Integral) or abs(int(key)) >= _LARGEST:
+        return None
+    return str(int(key))
+
+
+def _key_text(key: object) -> str:
+    """Returns a key for a message."""
+    if (name := _name_of(key)) is not None:
+        return name
+    try:
+        text = _type(key) if isinstance(key, Foreign) else repr(key)
+    except Exception:  # noqa: BLE001  # a key may be of any class, or an integer of too many digits
+        text = an(key)
+    return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
+
+
+def without_a_name(value: object, depth: int = 0) -> str:
+    """Returns what to do about a state dict at a key that is no text or integer; "" if there is none."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        if (
+            _name_of(key) is None
+            and isinstance(inner, (Mapping, nn.Module))
+            and state_dict_in(inner) is not None
+        ):
+            return (
+                f"has a state dict at the key {_key_text(key)}, {an(key)}; --key names texts and integers:"
+                " save the file with one of them as the key"
+            )
+        if depth < _MAX_DEPTH and (found := without_a_name(inner, depth + 1)):
+            return found
+    return ""
 
 
 def named_under(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
@@ -372,7 +430,7 @@ def without_wrappers(names: Iterable[str]) -> tuple[dict[str, str], str]:
     prefix.
     """
     stored = list(names)
-    counted = [n for n in stored if n != _COUNTER]
+    counted = [n for n in stored if n != COUNTER]
     prefix = ""
     while True:
         found = next(
@@ -413,7 +471,11 @@ def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {info_of(value)}"
     if isinstance(value, Mapping):
-        odd = [f"{k!r} is {_type(v)}" for k, v in value.items() if not isinstance(v, torch.Tensor)]
+        odd = [
+            f"{k!r} is {_type(v)}" if isinstance(k, str) else f"{_key_text(k)} is {_type(v)}"
+            for k, v in value.items()
+            if not isinstance(v, torch.Tensor)
+        ]
         return f"a dict ({', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''})" if odd else "an empty dict"
     return an(value)
 
@@ -431,7 +493,7 @@ def an(value: object) -> str:
 def _listed(value: object) -> str:
     if not isinstance(value, Mapping):
         return an(value)
-    shown = [f"{key} ({_type(inner)})" for key, inner in list(value.items())[:8]]
+    shown = [f"{_key_text(key)} ({_type(inner)})" for key, inner in list(value.items())[:8]]
     return (", ".join(shown) or "nothing") + (f" and {len(value) - 8} more" if len(value) > 8 else "")
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,7 @@ from widepack_artifacts.manifest import Member
 from ..backends.graph_capture import ONE_CAPTURE
 from ..checkpoints.newcomer import Newcomer, NewcomerRequest
 from ..checkpoints.newcomer import opening as opening
+from ..checkpoints.unused_names import unused_names, unused_text
 from ..errors import UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
@@ -66,6 +67,7 @@ class SwapReport:
         bytes: How many bytes were written in the pause.
         weights: How many weights of the member differ from those before.
         exchanged: How many values were replaced as a whole.
+        unused: How many names in the checkpoint no member uses, by patterns such as `model_ema.*`.
 
     Example:
         >>> report = ens.swap("fold0", "new.pt")
@@ -81,12 +83,14 @@ class SwapReport:
     bytes: int
     weights: int
     exchanged: int
+    unused: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {1000 * s:.1f}" for name, s in self.seconds.items())
         return (
             f"{self.member} is {self.checkpoint}: {self.weights} weights, {self.bytes:,} bytes written "
             f"in a pause of {1000 * self.pause:.1f} ms (ms: {stages})"
+            f"{'; left out: ' + unused_text(self.unused) if self.unused else ''}"
         )
 
 
@@ -129,7 +133,9 @@ def swap(
         )
         if how.model is not None:
             check_own_extra(artifact, entries, place, new, how)
-        return _Swap(artifact, entries, place, checkpoint, stages).run(new)
+        report = _Swap(artifact, entries, place, checkpoint, stages).run(new)
+        ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
+        return replace(report, unused=unused_names([new.checkpoint], ignore))
 
 
 class _Swap:

@@ -14,6 +14,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """The function of each op, by a name such as `widepack.linear.default`."""
 DIFFERENTIABLE: set[str] = set()
 """The ops that have a derivative."""
+INTEGER_ANSWERS: set[str] = set()
+"""The ops whose answers are integers: they need no derivative, and run inside transforms of `torch.func`."""
 
 
 def define(
@@ -56,3 +58,14 @@ def differentiate(name: str, keep: Callable[..., None], backward: Callable[..., 
     overload = getattr(torch.ops.widepack, name).default
     FUNCTIONS[f"widepack.{name}.default"] = overload  # through the dispatcher, which records the derivative
     DIFFERENTIABLE.add(f"widepack.{name}.default")
+
+
+def answer_integers(name: str, over_members: Callable[..., Any]) -> None:
+    """Says that an op's answers are integers, so that it stays in programs that have gradients.
+
+    Args:
+        name: The op's name.
+        over_members: Computes the op inside `torch.vmap`, as `torch.library.register_vmap` takes it.
+    """
+    torch.library.register_vmap(f"widepack::{name}", over_members, lib=LIBRARY)
+    INTEGER_ANSWERS.add(f"widepack.{name}.default")

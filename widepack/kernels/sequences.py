@@ -18,7 +18,7 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Tag
 
 from .checks import sequences as checks
-from .library import define
+from .library import answer_integers, define
 from .node_list import NodeList
 
 OP = "widepack.sequence_lengths.default"
@@ -38,12 +38,25 @@ def _fake(lengths: Tensor, steps: Tensor) -> Tensor:
     return lengths.new_empty(lengths.shape)
 
 
+def _over_members(
+    info: Any, dims: tuple[int | None, ...], lengths: Tensor, steps: Tensor
+) -> tuple[Tensor, int]:
+    """The op inside `torch.vmap`: it takes a first dim itself, and of the steps it reads only the size."""
+    of_lengths, of_steps = dims
+    first = lengths.unsqueeze(0) if of_lengths is None else lengths.movedim(of_lengths, 0)
+    steps = steps if of_steps is None else steps.select(of_steps, 0)
+    return torch.ops.widepack.sequence_lengths.default(
+        first.expand(info.batch_size, *first.shape[1:]), steps
+    ), 0
+
+
 define(
     "sequence_lengths(Tensor lengths, Tensor steps) -> Tensor",
     _sequence_lengths,
     _fake,
     checks.sequence_lengths,
 )
+answer_integers("sequence_lengths", _over_members)
 
 
 def sequence_lengths_in_aten(node: Node) -> list[Node]:

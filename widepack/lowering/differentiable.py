@@ -3,6 +3,7 @@
 It lowers the captured member program, because simplification drops ops that stop gradients (`detach`) and
 folds weights that it assumes to be fixed. Most of widepack's own ops have no derivative. If a strategy uses
 such an op, or declares that it has no derivative, the next strategy of the op runs, and `sequential` at last.
+Ops that answer integers need no derivative.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from widepack_artifacts.program import Kind, Node, Program
 
 from ..errors import LoweringError
 from ..ir.fake_values import Shapes
-from ..kernels.library import DIFFERENTIABLE
+from ..kernels.library import DIFFERENTIABLE, INTEGER_ANSWERS
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import REGISTRY
 from .lower import Lowered, lower
@@ -35,10 +36,10 @@ def for_gradients(
     """Returns the wide program of ops that have derivatives.
 
     `program` is the captured member program. `transforms` says whether the program must also run inside
-    transforms of `torch.func`, in forward mode and under autocast, for which widepack's own ops have no
-    rules. The other arguments are those of `lower`. Raises: LoweringError.
+    transforms of `torch.func`, in forward mode and under autocast, for which widepack's own ops with
+    derivatives have no rules. The other arguments are those of `lower`. Raises: LoweringError.
     """
-    known: Container[str] = () if transforms else DIFFERENTIABLE
+    known: Container[str] = INTEGER_ANSWERS if transforms else INTEGER_ANSWERS | DIFFERENTIABLE
     tried: dict[str, set[str]] = {}
     while True:
         lowered = lower([program], [0] * count, slots, plan, sizes, shapes)

@@ -29,6 +29,7 @@ class ReviseReport:
         digest: The digest of the artifact after the change.
         verification: The record of the comparisons, as the manifest has it.
         not_finite: The members whose own answers have NaN or inf, as in `BuildReport`.
+        unused: How many names in the new checkpoints no member uses, as in `BuildReport`.
 
     Example:
         >>> report = widepack.update("ens.wide", {"fold0": "new.pt"})
@@ -54,6 +55,7 @@ class ReviseReport:
     digest: str
     verification: dict[str, Any] = field(default_factory=dict)
     not_finite: list[dict[str, Any]] = field(default_factory=list)
+    unused: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.

@@ -42,6 +42,7 @@ from ..checkpoints.factory import Factory
 from ..checkpoints.loading import filled
 from ..checkpoints.member_state import extra_file, extra_of_member
 from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
@@ -326,6 +327,10 @@ def _report(
         digest=manifest.digest,
         verification=manifest.verification,
         not_finite=not_finite(_records(proved)),
+        unused=unused_names(
+            [s.new.checkpoint for s in checked.slots if s.new is not None],
+            (*manifest.state_dicts.ignored, *request.how.ignore),
+        ),
     )
 
 

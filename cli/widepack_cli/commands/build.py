@@ -22,6 +22,7 @@ from ..shared.options import (
     stdout_kept,
 )
 from ..shared.progress_bar import Progress
+from ..shared.report_lines import unused_lines
 
 if TYPE_CHECKING:
     from widepack import BuildReport
@@ -296,6 +297,8 @@ def _print(report: BuildReport, dry_run: bool, as_json: bool) -> None:
     for sentence in absent_lines(report):
         click.echo(sentence, err=True)
     if as_json:
+        for line in unused_lines(report.unused):
+            click.echo(line, err=True)
         emit(report.to_json())
     else:
         click.echo("\n".join(build_lines(report, dry_run)))

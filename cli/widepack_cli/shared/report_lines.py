@@ -16,6 +16,13 @@ def damaged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def unused_lines(unused: Mapping[str, int]) -> list[str]:
+    """Returns a line about the names in the checkpoints that no member uses; none if there are none."""
+    from widepack.checkpoints.unused_names import unused_text
+
+    return [f"{'left out':<13}{unused_text(unused)}: names that the model does not have"] if unused else []
+
+
 def some(names: Sequence[str], at_most: int = 20) -> str:
     """Returns the names in one line; a long list is shortened in the middle."""
     return (

@@ -11,7 +11,7 @@ import click
 from widepack_bench.text import duration, plural, size
 
 from .options import emit, ignore_option
-from .report_lines import damaged, some
+from .report_lines import damaged, some, unused_lines
 
 if TYPE_CHECKING:
     from widepack import ReviseReport
@@ -97,6 +97,7 @@ def lines(report: ReviseReport) -> list[str]:
         f"{'left out':<13}a measured plan, {words}; run widepack tune to measure again"
         for words in report.left_out
     ]
+    text += unused_lines(report.unused)
     text += damaged(report.not_finite)
     modules = (
         f"; your modules of {some(report.asked)} give the same answers as the captured program"

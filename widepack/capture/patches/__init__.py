@@ -11,6 +11,7 @@
 | `context.py` | Replaces functions of torch that torch.export cannot follow, while a member is exported |
 | `decompositions.py` | Decomposes ops that the format does not have |
 | `dropout_copies.py` | Keeps dropouts whole, and apart from their inputs, during an export with dropout on |
+| `fake_quantize.py` | Writes fake quantization with its scales in tensors as plain ops |
 | `functions.py` | Replaces functions whose own code reads values or fixes the sizes of its inputs |
 | `member_values.py` | Lets a member's code read the values of its own tensors during an export |
 | `numbers.py` | Lets `int(x)` and `float(x)` of a tensor be numbers of the program |
