@@ -9,7 +9,7 @@ import time
 from widepack_serve.rpc.schema import SERVICE
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_DATA, _HEADERS, _SETTINGS, _WINDOW = 0, 1, 4, 8
 _END_HEADERS, _ACKNOWLEDGED = 4, 1
 
 
@@ -31,6 +31,20 @@ def head(method: str) -> bytes:
     return b"".join(bytes([0, len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in rows.items())
 
 
+def allowed(received: bytes, call: int) -> int:
+    """Returns how many bytes a server lets a call send besides the first ones (RFC 9113, 6.9).
+
+    received: Whole frames that it has sent. call: its number on the connection, from 0.
+    """
+    found = at = 0
+    while at < len(received):
+        size, stream = (int.from_bytes(received[a:b], "big") for a, b in ((at, at + 3), (at + 5, at + 9)))
+        if received[at + 3] == _WINDOW and stream == 2 * call + 1:
+            found += int.from_bytes(received[at + 9 : at + 13], "big")
+        at += 9 + size
+    return found
+
+
 class RawCalls:
     """Calls on one connection.
 
@@ -48,7 +62,8 @@ class RawCalls:
         """Connects."""
         self._reader, self._writer = await self._opening
         self._writer.write(_PREFACE + frame(_SETTINGS, 0, 0, b""))
-        await self._reader.readexactly(9)  # the head of the settings of the server, which are acknowledged:
+        head = await self._reader.readexactly(9)  # of the settings of the server, which are acknowledged:
+        await self._reader.readexactly(int.from_bytes(head[:3], "big"))
         self._writer.write(frame(_SETTINGS, _ACKNOWLEDGED, 0, b""))  # else it takes 64 KiB of a message
         return self
 

@@ -12,9 +12,13 @@ from support import fresh, must
 
 from widepack_serve.protocol.datatypes import DATATYPES
 from widepack_serve.protocol.request import read_request
+from widepack_serve.protocol.work import NoSteps
 from widepack_serve.rpc.messages import CLASSES, message_classes
+from widepack_serve.rpc.raw_inputs import InferMessage
+from widepack_serve.rpc.raw_inputs import infer_message as read_bytes
 from widepack_serve.rpc.receive import FIELDS, read_message
 from widepack_serve.rpc.schema import MESSAGES, METHODS
+from widepack_serve.rpc.wire import FieldCount, of_inference
 
 VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False, True],
@@ -29,6 +33,17 @@ VALUES: dict[str, list[Any]] = {
     "FP32": [-1.5, math.inf, math.nan],
     "FP64": [1e300, -math.inf, math.nan],
 }
+
+
+def plain(message: Any) -> InferMessage:
+    """Returns a message as the server reads it."""
+    return read(bytes(message.SerializeToString()))
+
+
+def read(data: bytes) -> InferMessage:
+    count = FieldCount(1000, NoSteps())
+    count.check(data, of_inference(10**6))
+    return read_bytes(data, count)
 
 
 def test_the_bytes_of_a_message_are_those_of_the_published_protocol() -> None:
@@ -61,7 +76,7 @@ def test_fields_that_the_schema_leaves_out_can_be_read() -> None:
 @pytest.mark.parametrize("name", DATATYPES)
 def test_raw_contents_become_the_tensor(name: str) -> None:
     value = torch.tensor(VALUES.get(name, [-0.5, 0.0, math.inf]), dtype=DATATYPES[name].dtype).reshape(3, 1)
-    found = read_message(infer_message("m", ("x", value)), None).inputs["x"]
+    found = read_message(plain(infer_message("m", ("x", value))), None).inputs["x"]
     assert isinstance(found, torch.Tensor)
     assert found.dtype == value.dtype and found.shape == value.shape
     assert found.view(torch.uint8).tolist() == value.view(torch.uint8).tolist()
@@ -72,7 +87,7 @@ def test_typed_contents_become_the_tensor(name: str) -> None:
     message = CLASSES["ModelInferRequest"](model_name="m")
     one = message.inputs.add(name="x", datatype=name, shape=[3])
     getattr(one.contents, FIELDS[name]).extend(VALUES[name])
-    found = read_message(message, None).inputs["x"]
+    found = read_message(plain(message), None).inputs["x"]
     assert isinstance(found, torch.Tensor)
     assert found.dtype == DATATYPES[name].dtype
     assert [str(v) for v in found.tolist()] == [str(v) for v in VALUES[name]]
@@ -83,7 +98,7 @@ def test_an_input_without_numbers() -> None:
     typed = CLASSES["ModelInferRequest"](model_name="m")
     typed.inputs.add(name="x", datatype="FP32", shape=[0, 4])
     for message in (raw, typed):
-        found = read_message(message, None).inputs["x"]
+        found = read_message(plain(message), None).inputs["x"]
         assert isinstance(found, torch.Tensor) and found.shape == (0, 4)
 
 
@@ -102,7 +117,7 @@ def test_a_message_and_a_json_body_are_the_same_request() -> None:
     first.parameters["of"].string_param = "softmax"
     first.parameters["dim"].int64_param = -1
     message.outputs.add(name="y").parameters["binary_data"].bool_param = False
-    rest, rpc = read_request(body, len(body)), read_message(message, None)
+    rest, rpc = read_request(body, len(body)), read_message(plain(message), None)
     assert torch.equal(torch.as_tensor(rest.inputs.pop("x")), torch.as_tensor(rpc.inputs.pop("x")))
     assert rest == rpc
 
@@ -117,7 +132,51 @@ def test_the_deadline_of_the_client_is_the_timeout(
     message = infer_message("m", ("x", torch.ones(1)))
     if parameter is not None:
         message.parameters["timeout"].int64_param = parameter
-    assert read_message(message, remaining).timeout == timeout
+    assert read_message(plain(message), remaining).timeout == timeout
+
+
+NAMED: bytes = CLASSES["ModelInferRequest"](model_name="m", id="i").SerializeToString()
+
+
+def raw(*values: bytes) -> bytes:
+    found: bytes = CLASSES["ModelInferRequest"](raw_input_contents=values).SerializeToString()
+    return found
+
+
+LARGE = bytes(range(256)) * 1000
+UNKNOWN = b"\xfa\x01\x02ab"
+"""Field 31, which the protocol has not."""
+GROUP = b"\xfb\x01" + raw(b"inside") + b"\xfc\x01"
+"""A group, which protobuf leaves out with its fields."""
+NUMBER = b"\x38\x05"
+"""Field 7 as a number, which is another field."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        NAMED + raw(LARGE),
+        raw(LARGE) + NAMED,
+        raw(LARGE, b"", LARGE, b"x") + NAMED + raw(b"y"),
+        raw(b"x") + NAMED + UNKNOWN + raw(LARGE),
+        NAMED + raw(LARGE) + NUMBER,
+        NAMED + GROUP + raw(LARGE),
+        GROUP + NAMED,
+        NAMED + raw(LARGE[:9000]) + CLASSES["ModelInferRequest"](id="j" * 300_000).SerializeToString(),
+        NAMED + raw(b"x"),
+        NAMED,
+    ],
+)
+def test_a_large_message_is_read_as_protobuf_reads_it(data: bytes) -> None:
+    found, expected = read(data), CLASSES["ModelInferRequest"].FromString(data)
+    assert [bytes(one) for one in found.raw] == list(expected.raw_input_contents)
+    assert (found.fields.model_name, found.fields.id) == (expected.model_name, expected.id)
+
+
+def test_the_bytes_of_a_large_input_are_not_copied() -> None:
+    data = NAMED + raw(LARGE)
+    one = read(data).raw[0]
+    assert isinstance(one, memoryview) and one.obj is data and not read(data).fields.raw_input_contents
 
 
 def test_serving_http_does_not_import_grpc() -> None:

@@ -98,7 +98,7 @@ def test_messages_that_arrive_in_part_are_counted(models: dict[str, WideModel]) 
             for _ in range(5):
                 raw.begin(bytes(10_000), 90_000)
                 assert (await client.infer("ens", ("x", X))).outputs
-            got = await raw.received(0.4)
+            got = await raw.received(1.0)
             assert got.count(b"all that arrive together are over the limit") == 3
             assert client.service.receiving.bytes == 200_000
             assert 'reason="receiving_full"} 3.0' in client.service.metrics_text().decode()

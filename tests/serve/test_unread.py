@@ -117,7 +117,10 @@ def whole_rest(connection: socket.socket, least: int) -> int:
 
 @pytest.mark.extended
 def test_answers_that_a_stopped_client_does_not_take_are_dropped(wide: dict[str, Path]) -> None:
-    with command_server(wide["plain"], *OPTIONS, "--max-queue", "80000") as server:
+    """Its messages end together: meanwhile each counts as the largest one."""
+    with command_server(
+        wide["plain"], *OPTIONS, "--max-queue", "80000", "--max-receiving", "600MB"
+    ) as server:
         check_stopped_clients(server)
 
 

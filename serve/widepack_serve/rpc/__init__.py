@@ -11,6 +11,7 @@ imported, so that any version of protobuf does.
 | `messages.py` | Makes the classes of the messages |
 | `methods.py` | Answers the methods of the service |
 | `packed.py` | Finds out how a message is packed |
+| `raw_inputs.py` | Leaves the bytes of inputs where they are |
 | `receive.py` | Reads a request for an inference |
 | `schema.py` | Describes the messages and the methods |
 | `server.py` | The server: opens the port, starts, ends |

@@ -27,9 +27,10 @@ from ..protocol.request import InferRequest
 from ..protocol.response import AnsweredOutput
 from ..protocol.work import NoSteps, Work
 from .answer import answer_message
-from .arrival import Arrival
+from .arrival import Arrival, Turns
 from .messages import CLASSES, parsed
 from .packed import encoding_of
+from .raw_inputs import InferMessage, infer_message
 from .receive import all_binary, read_message
 from .schema import METHODS, SERVICE
 from .status import status_of
@@ -63,6 +64,7 @@ class Methods:
     def __init__(self, service: Service, max_calls: int | None = None) -> None:
         self._service = service
         self._calls = None if max_calls is None else SharedLimit(max_calls)
+        self._turns = Turns(lambda: service.metrics.rejected("receiving_full"))
         self._refusing = False
         self.last_call = 0.0
 
@@ -171,15 +173,17 @@ class Methods:
             self._service.sending.keep(client, len(data), sending)
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
 
-    async def _bytes(self, context: Any, held: PartialBody) -> bytes:
+    async def _bytes(self, context: Any, client: str, held: PartialBody) -> bytes:
         """Returns the message of a call as it came. Raises: RequestError if there is none.
 
         It is read from the context: the iterator over messages would keep it until the collector of garbage
         runs, since gRPC keeps the call in a cycle.
         """
         settings = self._service.settings
-        with TimeLimit(settings.receive_timeout, "message"), Arrival(held, settings.max_body):
-            data = await context.read()
+        with TimeLimit(settings.receive_timeout, "message"):
+            async with Arrival(self._turns, client, held, settings.max_body) as arrival:
+                data = await context.read()
+                arrival.bytes = 0 if data is grpc.aio.EOF else len(data)
         if data is grpc.aio.EOF:
             raise RequestError("the call has no message")
         return bytes(data)
@@ -187,7 +191,7 @@ class Methods:
     async def _small(self, context: Any, client: str) -> Body:
         """Returns the message of a call that is no inference. Raises: RequestError."""
         with self._service.receiving.body(client) as held:
-            data = await self._bytes(context, held)
+            data = await self._bytes(context, client, held)
             if len(data) > SMALL:
                 raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
             return unpacked(data, encoding_of(data), SMALL)
@@ -224,22 +228,23 @@ class Methods:
         work = Work()
         try:
             with self._service.receiving.body(client) as held:
-                model, name, request = await self._received(context, work, held)
+                model, name, request = await self._received(context, client, work, held)
             return await self._answered(model, name, all_binary(request), work, client)
         finally:
             work.abandoned = True
 
     async def _received(
-        self, context: Any, work: Work, held: PartialBody
+        self, context: Any, client: str, work: Work, held: PartialBody
     ) -> tuple[ServedModel, str, InferRequest]:
         """Reads a request. Returns: its model, the name of it, and the request. Raises: RequestError."""
         service = self._service
         try:
-            message, large = await self._message(context, work, held)
+            message, large = await self._message(context, client, work, held)
         except RequestError as e:
             service.metrics.unreadable(e.status)
             raise
-        model = service.catalog.find(message.model_name, message.model_version)
+        name = message.fields.model_name
+        model = service.catalog.find(name, message.fields.model_version)
         start, remaining = time.monotonic(), context.time_remaining()
         check = partial(service.checker.check_heads, model) if large else None
         read = partial(read_message, message, remaining, check, work if large else NoSteps())
@@ -248,14 +253,16 @@ class Methods:
         except RequestError as e:
             service.metrics.answered(model, e.status, time.monotonic() - start)
             raise
-        return model, message.model_name, request
+        return model, name, request
 
-    async def _message(self, context: Any, work: Work, held: PartialBody) -> tuple[Any, bool]:
-        """Returns the message of a call, a `ModelInferRequest`, if it has not too many fields, and whether it
-        is large. Raises: RequestError.
-        """
+    async def _message(
+        self, context: Any, client: str, work: Work, held: PartialBody
+    ) -> tuple[InferMessage, bool]:
+        """Returns the message of a call, if it has not too many fields, and whether it is large.
+
+        Raises: RequestError."""
         settings, sizes = self._service.settings, Sizes(held)
-        data = await self._bytes(context, held)
+        data = await self._bytes(context, client, held)
         encoding = encoding_of(data)
         if len(data) > SMALL:
             held.add(len(data))
@@ -265,19 +272,19 @@ class Methods:
             except TooLarge:
                 pass
 
-        def read() -> tuple[Any, bool]:
+        def read() -> tuple[InferMessage, bool]:
             body = unpacked(data, encoding, settings.max_body, work, sizes.append)
             return self._parsed(body, settings.max_rows + _FEW, work), len(body) > SMALL
 
         return await self._service.desk.run(work, read)
 
-    def _parsed(self, data: Body, most: int, work: Work) -> Any:
+    def _parsed(self, data: Body, most: int, work: Work) -> InferMessage:
         """Returns the message of an inference. most: of its fields. Raises: RequestError."""
         try:
-            FieldCount(most, work).check(data, of_inference(self._service.settings.max_values))
+            (count := FieldCount(most, work)).check(data, of_inference(self._service.settings.max_values))
         except Broken:
             raise RequestError(f"the message is not a {_INFER}Request of the protocol") from None
-        return parsed(f"{_INFER}Request", data)
+        return infer_message(data, count)
 
     async def _answered(
         self, model: ServedModel, name: str, request: InferRequest, work: Work, client: str

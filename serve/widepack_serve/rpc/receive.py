@@ -12,6 +12,7 @@ from ..protocol.parameters import parameters_of
 from ..protocol.request import Check, InferRequest, InputHead, Value, request_of, value_of_bytes
 from ..protocol.tensors import MAX_RANK, datatype_of, from_numbers, texts_from_parts
 from ..protocol.work import NoSteps, Work
+from .raw_inputs import InferMessage
 
 _NO_STEPS = NoSteps()
 FIELDS = {
@@ -32,12 +33,12 @@ FIELDS = {
 
 
 def read_message(
-    message: Any, remaining: float | None, check: Check | None = None, work: Work = _NO_STEPS
+    message: InferMessage, remaining: float | None, check: Check | None = None, work: Work = _NO_STEPS
 ) -> InferRequest:
     """Reads a request.
 
     Args:
-        message: A `ModelInferRequest`.
+        message: The message.
         remaining: Seconds until the client's deadline; None without one.
         check: Compares the inputs with the model before their values are read; None for a small message.
         work: Is told of each step.
@@ -45,16 +46,17 @@ def read_message(
     Raises:
         RequestError: It is not a request of the protocol.
     """
-    _check_contents(message)
+    fields = message.fields
+    _check_contents(fields, len(message.raw))
 
     def value(one: InputHead) -> Value:
         parameters_of(one.given, one.title, ())
-        if message.raw_input_contents:
-            raw = memoryview(message.raw_input_contents[one.number])
+        if message.raw:
+            raw = memoryview(message.raw[one.number])
             return value_of_bytes(one.title, one.datatype, one.shape, raw)
-        return _of_contents(one.title, one.datatype, one.shape, message.inputs[one.number], work)
+        return _of_contents(one.title, one.datatype, one.shape, fields.inputs[one.number], work)
 
-    request = request_of(_document(message), value, check)
+    request = request_of(_document(fields), value, check)
     if remaining is None:
         return request
     waits = max(remaining, 0.0)
@@ -97,9 +99,9 @@ def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_contents(message: Any) -> None:
-    """Checks that all inputs are in raw_input_contents, or none. Raises: RequestError."""
-    raw, inputs = len(message.raw_input_contents), message.inputs
+def _check_contents(message: Any, raw: int) -> None:
+    """Checks that all inputs are in raw_input_contents, or none. raw: its values. Raises: RequestError."""
+    inputs = message.inputs
     if not raw:
         return
     if raw != len(inputs):

@@ -56,6 +56,7 @@ class RpcServer:
             options=[
                 ("grpc.max_receive_message_length", self._service.settings.max_body),
                 ("grpc.per_message_decompression", 0),  # the server unpacks messages itself
+                ("grpc.http2.bdp_probe", 0),  # else each call that waits may hold megabytes of its message
                 ("grpc.so_reuseport", 0),  # two servers on one port are an error
                 ("grpc.keepalive_time_ms", _PING_MS),  # a client that answers no pings loses its connection
                 ("grpc.keepalive_timeout_ms", _PING_MS),

@@ -47,21 +47,32 @@ class FieldCount:
     Args:
         most: The most fields, with those of the messages inside.
         work: Is told of each step.
+
+    Attributes:
+        places: The number of each field that carries a message, a list or bytes, where it begins, where its
+            value begins, and where both end. Fields of the messages inside are not here.
+        groups: Whether fields are in a group, which this protocol has not. `places` has those too.
     """
 
     def __init__(self, most: int, work: Work) -> None:
         self._most, self._work = most, work
         self._count = 0
+        self.places: list[tuple[int, int, int, int]] = []
+        self.groups = False
 
     def check(self, data: Body, inside: Inside) -> None:
         """Counts the fields of a message. Raises: TooLarge if they are too many; Broken for no message."""
         try:
-            self._fields(data, 0, len(data), inside)
+            self._fields(data, 0, len(data), inside, self.places)
         except IndexError:
             raise Broken("the message ends in a field") from None
 
-    def _fields(self, data: Body, at: int, end: int, inside: Inside) -> None:
+    def _fields(
+        self, data: Body, at: int, end: int, inside: Inside, places: list[tuple[int, int, int, int]] | None
+    ) -> None:
+        """places: gets what `places` has; None in a message inside. Raises: TooLarge; Broken; IndexError."""
         while at < end:
+            start = at
             self._count += 1
             if self._count > self._most:
                 raise TooLarge(
@@ -83,16 +94,20 @@ class FieldCount:
                 if at + size > end:
                     raise Broken("the message ends in a field")
                 self._inner(data, at, size, inside.get(tag >> 3))
+                if places is not None:
+                    places.append((tag >> 3, start, at, at + size))
                 at += size
             elif kind > 5:
                 raise Broken("the message has a field of an unknown type")
+            else:
+                self.groups = True
         if at > end:
             raise Broken("the message ends in a field")
 
     def _inner(self, data: Body, at: int, size: int, limit: Inside | int | None) -> None:
         """Checks the value of a field. Raises: TooLarge; Broken."""
         if isinstance(limit, dict):
-            self._fields(data, at, at + size, limit)
+            self._fields(data, at, at + size, limit, None)
         elif limit is not None and size > limit:
             count = 0
             for start in range(at, at + size, _WINDOW):
