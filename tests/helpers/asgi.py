@@ -51,6 +51,7 @@ class Request:
         body: The bytes; or parts of them, as they arrive.
         headers: The headers.
         gap: Seconds before each part.
+        gate: What the last part waits for.
         leaves_after: Seconds after the body at which the client closes the connection; None if it waits.
         cut: Whether the client closes the connection before the last part.
     """
@@ -60,6 +61,7 @@ class Request:
     body: bytes | Sequence[bytes] = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     gap: float = 0.0
+    gate: asyncio.Event | None = None
     leaves_after: float | None = None
     cut: bool = False
 
@@ -81,6 +83,8 @@ class _Exchange:
                 await asyncio.sleep(self._request.gap)
             self._at += 1
             last = self._at == len(self._parts)
+            if last and self._request.gate is not None:
+                await self._request.gate.wait()
             if last and self._request.cut:
                 return {"type": "http.disconnect"}
             return {"type": "http.request", "body": self._parts[self._at - 1], "more_body": not last}

@@ -227,11 +227,12 @@ def test_a_body_that_arrives_during_a_reload_is_answered(
     async def scene() -> Response | None:
         whole = binary_request("plain.1", {"x": X})
         assert isinstance(whole.body, bytes)
-        slow = Request("POST", whole.path, [whole.body[:20], whole.body[20:]], whole.headers, gap=2.0)
+        gate = asyncio.Event()
+        slow = Request("POST", whole.path, [whole.body[:20], whole.body[20:]], whole.headers, gate=gate)
         task = asyncio.ensure_future(exchange(server.app, slow))
-        await asyncio.sleep(2.05)
+        await asyncio.sleep(0.1)  # the first part has arrived
         await server.app.state.service.reload()
-        await asyncio.sleep(0.3)
+        gate.set()
         return await task
 
     got = read(server.run(scene())).outputs["output"]
