@@ -87,7 +87,7 @@ def test_a_message_that_waits_is_not_received(
     models: dict[str, WideModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first may go on, the next one may send no more than its first bytes until it has the turn."""
-    monkeypatch.setattr(arrival, "_TURN_S", 1.0)
+    monkeypatch.setattr(arrival, "_TURN_S", 4.0)
 
     async def scene() -> None:
         async with served(models) as client:
@@ -96,8 +96,8 @@ def test_a_message_that_waits_is_not_received(
             raw.begin(bytes(10_000), 50 * MB)
             got = await raw.received(0.6)
             assert allowed(got, 0) > MB and allowed(got, 1) <= 1 << 16
-            assert (await asyncio.wait_for(client.infer("ens", ("x", X)), 0.3)).outputs  # another client
-            assert allowed(await raw.received(1.0), 1) > MB
+            assert (await asyncio.wait_for(client.infer("ens", ("x", X)), 3.0)).outputs  # another client
+            assert allowed(await raw.received(4.5), 1) > MB
             await raw.close()
 
     asyncio.run(scene())
@@ -109,20 +109,19 @@ def test_the_message_after_a_large_one_waits(
     """gRPC copies a message on the thread of the event loop. Small ones do not wait for each other."""
     large = infer_message("ens", ("x", torch.rand(60_000, 6))).SerializeToString()
     monkeypatch.setattr(arrival, "_SHORT", 100_000)
-    monkeypatch.setattr(arrival, "_PACE", (len(large) - 100_000) / 0.5)
+    monkeypatch.setattr(arrival, "_PACE", (len(large) - 100_000) / 2.0)
 
     async def scene() -> None:
         async with served(models) as client:
             start = time.monotonic()
             for _ in range(5):
                 assert (await client.infer("ens", ("x", X))).outputs
-            assert time.monotonic() - start < 0.4
-            sent = asyncio.ensure_future(client.send("ModelInfer", large))
-            await asyncio.sleep(0.05)
+            assert time.monotonic() - start < 2.0
             start = time.monotonic()
+            assert await client.send("ModelInfer", large)
+            assert (await asyncio.wait_for(client("ServerLive"), 1.0)).live  # health waits for nothing
             assert (await client.infer("ens", ("x", X))).outputs
-            assert time.monotonic() - start > 0.3
-            assert await sent
+            assert time.monotonic() - start > 2.0
 
     asyncio.run(scene())
 
