@@ -21,6 +21,7 @@ from rpc_client import RpcClient, infer_message, served
 import widepack
 from widepack.inference.model import WideModel
 from widepack_serve.lifecycle.collector import settle, settle_again
+from widepack_serve.protocol import growing
 from widepack_serve.protocol.growing import SMALL, Growing, place_of
 from widepack_serve.protocol.work import Abandoned, Work
 
@@ -54,7 +55,10 @@ def test_bodies_that_grow_take_the_memory_of_their_bytes() -> None:
     assert own_memory() - before < 6 * MB
 
 
-def test_bodies_of_all_sizes() -> None:
+@pytest.mark.parametrize("moves_pages", [True, False])
+def test_bodies_of_all_sizes(moves_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system cannot move pages."""
+    monkeypatch.setattr(growing, "_MOVES_PAGES", moves_pages)
     for size in (0, 1, SMALL, SMALL + 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_001):
         data = torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes()
         for step in (size + 1, 70_000):

@@ -2,7 +2,7 @@
 
 A `bytearray` that grows is copied again and again, which keeps the interpreter lock, and leaves as many bytes
 in the memory of the allocator. Pages of the system's memory are moved, not copied, and the system gets them
-back when the body is freed.
+back when the body is freed. Where the system cannot move pages, a `bytearray` grows.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import mmap
 
 from .work import Work
 
-Body = bytes | mmap.mmap
+Body = bytes | bytearray | mmap.mmap
 """The bytes of a body: small ones, and large ones in memory of their own."""
 SMALL = 1 << 16
 """The most bytes of a body that is read at once, on the thread of the event loop."""
+_MOVES_PAGES = hasattr(mmap, "MADV_NOHUGEPAGE")  # Linux: a mapping can grow there
 _FIRST = 1 << 20
 _WINDOW = 1 << 20
 """How many bytes are searched at a time."""
@@ -29,23 +30,26 @@ class Growing:
 
     def __init__(self) -> None:
         self.size = 0
-        self._map = mmap.mmap(-1, _FIRST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._map.madvise(mmap.MADV_NOHUGEPAGE)  # else a body of a few bytes may take 2 MB
+        self._memory: bytearray | mmap.mmap = bytearray()
+        if _MOVES_PAGES:
+            self._memory = mmap.mmap(-1, _FIRST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)  # else a body of a few bytes may take 2 MB
 
     def append(self, piece: bytes) -> None:
         """Adds bytes."""
         end = self.size + len(piece)
-        if end > len(self._map):
-            self._map.resize(max(end, 2 * len(self._map)))
-        self._map[self.size : end] = piece
+        if isinstance(self._memory, mmap.mmap) and end > len(self._memory):
+            self._memory.resize(max(end, 2 * len(self._memory)))
+        self._memory[self.size : end] = piece
         self.size = end
 
     def whole(self) -> Body:
         """Returns all bytes. Nothing can be added afterwards."""
         if self.size <= SMALL:
-            return self._map[: self.size]
-        self._map.resize(self.size)
-        return self._map
+            return bytes(self._memory[: self.size])
+        if isinstance(self._memory, mmap.mmap):
+            self._memory.resize(self.size)
+        return self._memory
 
 
 def place_of(byte: bytes, body: Body, start: int, end: int, work: Work) -> int:

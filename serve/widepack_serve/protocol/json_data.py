@@ -60,7 +60,7 @@ def read_large(text: Body, length: int, most_texts: int, work: Work) -> Any:
         RequestError: It is not JSON.
         TooLarge: It has too many bytes besides its lists of numbers, or too many texts.
     """
-    parts: list[bytes] = []
+    parts: list[bytes | bytearray] = []
     lists: dict[str, JsonList] = {}
     at = size = steps = 0
     while True:

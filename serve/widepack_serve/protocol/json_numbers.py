@@ -77,7 +77,7 @@ def read_numbers(
     return found
 
 
-def _extend(title: str, datatype: Datatype, piece: bytes, found: array[Any]) -> None:
+def _extend(title: str, datatype: Datatype, piece: bytes | bytearray, found: array[Any]) -> None:
     """Adds the numbers of a piece of a list. Raises: RequestError; OverflowError."""
     try:
         numbers = orjson.loads(b"[" + piece.translate(_NO_BRACKETS) + b"]")

@@ -7,7 +7,7 @@ imported, so that any version of protobuf does.
 | file | what it does |
 |---|---|
 | `answer.py` | Writes the answer to an inference |
-| `arrival.py` | Counts a message that arrives slowly |
+| `arrival.py` | Lets messages arrive in turn, and counts those that arrive slowly |
 | `messages.py` | Makes the classes of the messages |
 | `methods.py` | Answers the methods of the service |
 | `packed.py` | Finds out how a message is packed |
