@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -85,6 +86,7 @@ CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
     "a layer in a part": lambda fused: fused.get_submodule("0").add_module("more", nn.Tanh()),
     "a parametrization": lambda fused: parametrizations.weight_norm(fused.get_submodule("5"), "weight"),
     "pruning": lambda fused: pruned(fused.get_submodule("5"), "weight", 0.5),
+    "an initialisation": lambda fused: cast("Any", fused.get_submodule("1")).reset_parameters(),
     "eps": lambda fused: setattr(fused.get_submodule("1"), "eps", 1.0),
     "p": lambda fused: setattr(fused.get_submodule("3"), "p", 0.9),
     "apply": lambda fused: fused.apply(lambda part: None),
@@ -95,7 +97,9 @@ CHANGES: dict[str, Callable[[widepack.Fused], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_without_effect_is_refused(change: str, fused: widepack.Fused) -> None:
     before = {name: value.clone() for name, value in fused.state_dict().items()}
-    words = "apply would call" if "apply" in change else "captured with"
+    words = {"apply": "apply would call", "an initialisation": "the weights of all members"}.get(
+        change.partition(" of ")[0], "captured with"
+    )
     with pytest.raises(UsageError, match=words):
         CHANGES[change](fused)
     assert all(torch.equal(before[name], value) for name, value in fused.state_dict().items())
@@ -104,6 +108,12 @@ def test_a_change_without_effect_is_refused(change: str, fused: widepack.Fused) 
 def test_the_old_weight_norm_is_refused(fused: widepack.Fused) -> None:
     with pytest.warns(FutureWarning), pytest.raises(UsageError, match="captured with"):
         nn.utils.weight_norm(copy.deepcopy(fused).get_submodule("5"), "weight")
+
+
+@pytest.mark.parametrize("name", ["0", "1", "3"])
+def test_a_part_is_not_called(name: str, fused: widepack.Fused) -> None:
+    with pytest.raises(UsageError, match="is not called by itself"):
+        fused.get_submodule(name)(X)
 
 
 class OwnNorm(nn.BatchNorm2d):

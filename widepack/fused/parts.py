@@ -54,6 +54,13 @@ class StackedModule(nn.Module):
     def _get_name(self) -> str:
         return self._kind
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses a call: the program of the fused module runs all parts."""
+        raise UsageError(
+            f"{self._kind} is a part of a fused module, which is not called by itself; call the fused "
+            "module, or the part of a member: fused.member(i)"
+        )
+
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses a hook, which would never run."""
         raise UsageError(
@@ -62,7 +69,7 @@ class StackedModule(nn.Module):
         )
 
     def apply(self, fn: Any) -> Any:
-        """Refuses `apply`, whose function would ask for classes of torch, which no part has."""
+        """Refuses `apply`, whose function would ask for classes of torch, which few parts have."""
         refuse_apply()
 
     register_forward_hook = register_forward_pre_hook = _refuse_hook
@@ -97,8 +104,8 @@ def refuse_setting(settings: frozenset[str], name: str) -> None:
 def refuse_apply() -> NoReturn:
     """Raises: UsageError. `apply` would do nothing, in silence, for a function that asks for classes."""
     raise UsageError(
-        "apply would call its function with parts of a fused module, and none of them is an nn.Linear or "
-        "another layer with weights. Call member.apply(...) before fuse, or after unfuse; to change modes "
+        "apply would call its function with parts of a fused module, and few of them are instances of the "
+        "members' classes. Call member.apply(...) before fuse, or after unfuse; to change modes "
         "or requires_grad, walk over fused.modules()"
     )
 
@@ -112,6 +119,13 @@ class _BatchNormPart(StackedModule, _BatchNorm):
             "update_bn changes the momentum of batch norms, and the program of a fused module was captured "
             "with that of the members. Take the members with fused.unfuse(), call update_bn for each of "
             "them, and fuse them again"
+        )
+
+    def reset_parameters(self) -> None:
+        """Refuses an initialisation."""
+        raise UsageError(
+            f"{self._kind} is a part of a fused module and has the weights of all members. Initialise the "
+            "members before fuse, or after unfuse"
         )
 
     def _load_from_state_dict(self, *args: Any) -> None:
