@@ -16,7 +16,7 @@ from .loading import load
 from .newcomer import Newcomer
 
 
-def differing(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
+def differing_names(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
     """Returns the names of extra states that are not equal."""
     found = []
     for name in sorted({*own, *extra}):

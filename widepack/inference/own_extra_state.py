@@ -47,12 +47,12 @@ def check_own_extra(
             ) from refusal
         factory = how.factory(path)
         assert factory is not None  # the caller has a model
-        from ..checkpoints.other_extra_state import differing, with_extra  # few swaps need them
+        from ..checkpoints.other_extra_state import differing_names, with_extra  # few swaps need them
 
         extra = extra_of_member(artifact.reader, extra_file(artifact.reader), 0)
         factory.dtype = new.dtype
         modules = [with_extra(factory, new, x) for x in (new.checkpoint.extra_state(), extra)]
-        names = ", ".join(differing(new.checkpoint.extra_state(), extra)[:5])
+        names = ", ".join(differing_names(new.checkpoint.extra_state(), extra)[:5])
         for e in entries:
             for pattern in PATTERNS:
                 own, other = (_answers(module, e, pattern, place) for module in modules)
