@@ -38,7 +38,7 @@ class Growing:
     def append(self, piece: bytes) -> None:
         """Adds bytes."""
         end = self.size + len(piece)
-        if isinstance(self._memory, mmap.mmap) and end > len(self._memory):
+        if not isinstance(self._memory, bytearray) and end > len(self._memory):
             self._memory.resize(max(end, 2 * len(self._memory)))
         self._memory[self.size : end] = piece
         self.size = end
@@ -47,7 +47,7 @@ class Growing:
         """Returns all bytes. Nothing can be added afterwards."""
         if self.size <= SMALL:
             return bytes(self._memory[: self.size])
-        if isinstance(self._memory, mmap.mmap):
+        if not isinstance(self._memory, bytearray):
             self._memory.resize(self.size)
         return self._memory
 
