@@ -30,7 +30,7 @@ class Settings:
         max_rows: The most rows of a request.
         max_values: The most numbers of all inputs of a request.
         max_answer: The most bytes of an answer.
-        max_sending: The most bytes of large answers that clients have not read; None for four times
+        max_sending: The most bytes of large answers that clients have not read; None for twice
             `max_answer`.
         send_timeout: Seconds in which a client must read some of its answer.
         max_body: The most bytes of a body, also once unpacked.
@@ -114,8 +114,11 @@ class Settings:
 
     @property
     def most_sending(self) -> int:
-        """The most bytes of large answers that clients have not read."""
-        return _BODIES * self.max_answer if self.max_sending is None else self.max_sending
+        """The most bytes of large answers that clients have not read.
+
+        An answer in JSON leaves about as many free bytes beside it, in the memory of the allocator.
+        """
+        return 2 * self.max_answer if self.max_sending is None else self.max_sending
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings for another process."""

@@ -145,7 +145,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=size,
     metavar="SIZE",
     help="The most bytes of all large answers that clients have not read. Beyond, the client that has most "
-    "of them loses a connection. Default: four times --max-answer.",
+    "of them loses a connection. Default: twice --max-answer.",
 )
 @click.option(
     "--send-timeout",
