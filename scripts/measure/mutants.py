@@ -4,11 +4,11 @@ usage: python scripts/measure/mutants.py draw -o MUTANTS.json [--seed S] [--coun
        python scripts/measure/mutants.py run MUTANTS.json --as NAME [--first N] [--workers W]
 
 `draw` writes the changes: a function, a line of it, and the line that takes its place. `run` finds each in
-this checkout, by the function's name and the line's text, whichever file they are in now. It applies the change
-to a copy of the checkout and runs the tests of the function's room for at most 60 s of CPU time. Changes whose
-code is gone are skipped. Each result is written under NAME as soon as it is known, so that two commits can be
-compared; a second run goes on where the first one ended. A change that was caught under another name is tried
-first with the file of tests that caught it.
+this checkout, by the function's name and the line's text, whichever file they are in now. It applies the
+change to a copy of the checkout and runs the tests of the function's room for at most 60 s of CPU time.
+Changes whose code is gone are skipped. Each result is written under NAME as soon as it is known, so that
+two commits can be compared; a second run goes on where the first one ended. A change that was caught under
+another name is tried first with the file of tests that caught it.
 """
 
 from __future__ import annotations
