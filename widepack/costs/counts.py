@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+
+from widepack_artifacts.costs import MASKED
+
+from ..ir import ops
 from ..ir.torch_internals import op_base_name
 from ..registry.flop_formulas import FlopFormula, tensors_in
 from .expressions import ZERO, World
@@ -45,7 +50,10 @@ def count_kernel(
     count.add("kernels", world.expr(1), True)
     name = op_base_name(op) or getattr(op, "__name__", "")
     if formula is not None:
-        count.add("flops", world.expr(formula(*args, **kwargs, out_val=result)), shared)
+        flop = world.expr(formula(*args, **kwargs, out_val=result))
+        count.add("flops", flop, shared)
+        if "attention" in name:
+            _add_masked(count, ops.bind(ops.name_of(op), tuple(args), dict(kwargs)), flop, world, shared)
     else:
         done = other_ops(name, op, [*args, *kwargs.values()], result)
         count.counted = done is not None or not reads_numbers([*args, *kwargs.values()])
@@ -58,6 +66,16 @@ def count_kernel(
         count.written.append((storage.serial, size, storage.shared))
     _drop_unknown(count, world)
     return count
+
+
+def _add_masked(count: KernelCount, bound: Mapping[str, Any], flop: Any, world: World, shared: bool) -> None:
+    """Adds the FLOP of the pairs (query, key) that `is_causal` forbids. bound: arguments of attention."""
+    if bound.get("is_causal") is not True:
+        return
+    queries, keys = (world.expr(bound[name].shape[-2]) for name in ("query", "key"))
+    rows = sympy.Min(queries, keys)  # the queries that are forbidden some keys
+    forbidden = rows * keys - rows * (rows + 1) / 2
+    count.add(MASKED, sympy.expand(sympy.cancel(flop / (queries * keys)) * forbidden), shared)
 
 
 def _count_reads(

@@ -28,7 +28,6 @@ from ..runtime.kernel_count import is_view
 from .counts import KernelCount, count_kernel
 from .expressions import World
 from .live_storages import LiveStorages
-from .masked_pairs import MaskedPairs
 
 _NO_KERNEL = frozenset(
     [
@@ -68,16 +67,12 @@ class Kernel:
 
 
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
-    """Records the kernels that torch dispatches in a block.
-
-    `kernels` has them in order. `masks` has what the masks of attention forbid.
-    """
+    """Records the kernels that torch dispatches in a block; `kernels` has them in order."""
 
     def __init__(self, world: World) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
         self.live = LiveStorages(world)
-        self.masks = MaskedPairs(world)
         self._world = world
         self._node = Node("", "")
         self._shared = True
@@ -162,7 +157,6 @@ def record(
     for node in program.nodes:
         if node.name in early:
             values[node.name] = run_node(node, values, fakes, program.members)
-            recorder.masks.note(node, values, values[node.name])
             for tensor in tensors_in(values[node.name]):
                 recorder.live.hold(tensor, weight=True, shared=kinds[node.name] == "shared")
     nodes = [n for n in program.nodes if n.name not in early]
@@ -186,7 +180,6 @@ def _run(
     for node in nodes:
         with recorder.at(node, kinds.get(node.name, "shared") == "shared"):
             values[node.name] = _run_node(node, values, fakes, recorder, program.members)
-        recorder.masks.note(node, values, values[node.name])
         for name in {*refs((node.args, node.kwargs)), node.name} - kept:
             if last.get(name, node.name) == node.name:
                 del values[name]
@@ -229,8 +222,6 @@ def _run_loop(
             for o, k in zip(outs, body.outputs)
         ]
     recorder.note(joined)
-    for slot, argument in zip(body.inputs, node.args, strict=True):
-        recorder.masks.pass_on(slot.name, argument)
     with recorder.at(node, True, members):
         _run(body.nodes, body, fakes, {}, recorder, first)
     return [
