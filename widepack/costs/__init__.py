@@ -7,11 +7,9 @@
 | file | what it does |
 |---|---|
 | `amounts.py` | Adds the kernels of a program up: rows by module, op and line, states of the memory |
-| `at_sizes.py` | Counts the kernels of a program at given sizes, one by one |
 | `counts.py` | Counts one kernel: FLOP, other operations and bytes, from the sizes of its tensors |
 | `derive.py` | Derives the costs of a program: one row for each op of a module, totals, and the peak |
 | `expressions.py` | Turns sizes into formulas over named dims, and formulas into text |
 | `live_storages.py` | Tracks the memory that is live after each kernel, as formulas |
-| `other_ops.py` | Counts operations of ops without a FLOP formula: elementwise ops, reductions |
 | `recorder.py` | Runs a program on symbolic tensors, and records every kernel that it starts |
 """

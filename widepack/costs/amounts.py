@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+import torch
 
 from widepack_artifacts.program import Kind, Program, Slot, refs
 
@@ -173,3 +174,31 @@ def totals_of(rows: Iterable[Mapping[str, Amount]], measure: str) -> Amount:
     """Returns the sum of a measure over rows."""
     kept = [row[measure] for row in rows if measure in row]
     return [sympy.Add(*(pair[i] for pair in kept)) for i in (0, 1)]
+
+
+class _Numbers(World):
+    """Elements have the bytes of their dtypes, so that no count has a symbol."""
+
+    def element(self, dtype: torch.dtype, weight: bool) -> Any:
+        return sympy.Integer(dtype.itemsize)
+
+
+def kernels_at(program: Program, sizes: Mapping[str, int], *, prologue: bool = True) -> list[Kernel]:
+    """Returns the kernels of one call, in order. Their counts and sizes are numbers.
+
+    Args:
+        program: A wide program, or a member program.
+        sizes: The size of each named dim.
+        prologue: Leave out the nodes that depend on weights alone, as a loaded model does.
+
+    Raises:
+        RuntimeError: A size depends on values, or a guard does not hold at these sizes.
+    """
+    fakes = Fakes(sizes, static=True)
+    world = _Numbers({}, dtype_of(main_dtype(program)))
+    kinds: dict[str, Kind] = {s.name: "shared" for s in (*program.weights, *program.inputs)}
+    kinds |= {n.name: "shared" for n in program.nodes}
+    early = weights_only(program) - {s.name for s in program.weights} if prologue else set()
+    recorder = KernelRecorder(world)
+    record(program, fakes, kinds, recorder, early)
+    return recorder.kernels
