@@ -13,6 +13,7 @@ from typing import Any
 from widepack_artifacts.program import Node, Program, Tag
 
 from . import ops
+from .edit import all_nodes
 
 _ONES = {"aten.bernoulli.p", "aten.bernoulli.default"}
 _LIKE = {
@@ -37,12 +38,8 @@ def draws(program: Program) -> bool:
 
 
 def draws_in(program: Program) -> Iterator[Node]:
-    """Yields the nodes of a program that draw random numbers."""
-    for n in program.nodes:
-        if n.body is not None:
-            yield from draws_in(n.body)
-        elif not ops.pure(n.op, n.args, n.kwargs):
-            yield n
+    """The nodes of a program that draw random numbers."""
+    return (n for n in all_nodes(program) if n.body is None and not ops.pure(n.op, n.args, n.kwargs))
 
 
 def rested(program: Program) -> Program | None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from . import ops
+
+
+def all_nodes(program: Program) -> Iterator[Node]:
+    """Yields the nodes of a program; of a loop those of its body, after the loop."""
+    for node in program.nodes:
+        yield node
+        if node.body is not None:
+            yield from all_nodes(node.body)
 
 
 def renamed(node: Node, to: Mapping[str, Any]) -> Node:
