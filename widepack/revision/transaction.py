@@ -38,13 +38,13 @@ from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.state_dicts import MemberStates, refuse_code, stored_extra
 from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
+from ..checkpoints.extra_state import extra_file, extra_of_member
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import filled
-from ..checkpoints.member_state import extra_file, extra_of_member
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.new_member import NewMember
 from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
-from ..fleet.new_members import open_newcomer
+from ..fleet.new_members import open_new_member
 from ..fleet.orientation import of_programs
 from ..inference.unpublished import check_opens
 from ..ir.at_rest import draws
@@ -156,7 +156,7 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
         files = _weights_of(reader)
         slots = request.slots_of(
             old,
-            lambda p: open_newcomer(
+            lambda p: open_new_member(
                 reader,
                 files,
                 p.path,
@@ -364,7 +364,7 @@ def _modules(
     return found
 
 
-def _filled(factory: Factory, new: Newcomer, name: str) -> nn.Module:
+def _filled(factory: Factory, new: NewMember, name: str) -> nn.Module:
     """Returns a new member's own module with its weights. Raises: MemberMismatch."""
     return filled(factory, new.aligned.checkpoints[0], name)
 
