@@ -16,7 +16,7 @@
 | `guards.py` | Converts conditions over named dims from sympy or Python text to the arithmetic |
 | `kinds.py` | Computes the kind of every value of a member program: which values are equal |
 | `limits.py` | Checks the operands of ops of untrusted programs before an op reads them |
-| `op_traits.py` | Lists what is known of ops by name, without running them: recurrent ops |
+| `op_records.py` | Holds what is known of each op beside its strategies and samples: one record an op |
 | `ops.py` | Finds ops by name and answers questions about them from their schemas |
 | `overlapping.py` | Writes into tensors whose elements share memory, which torch refuses |
 | `recurrent_values.py` | Computes the shapes that torch's recurrent layers return, without a run |
