@@ -32,7 +32,7 @@ class Doubled(nn.Parameter):
 class Product(nn.Module):
     def __init__(self, cls: Any = nn.Parameter, **marks: Any) -> None:
         super().__init__()
-        self.w = cls(torch.randn(4, 4))
+        self.w: nn.Parameter = cls(torch.randn(4, 4))
         vars(self.w).update(marks)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def test_a_parameter_of_a_class_of_its_own() -> None:
     fused = widepack.fuse(members, X)
     for i, member in enumerate(fused.unfuse()):
         assert torch.equal(fused(X)[i], members[i](X))
-        assert type(member.w) is OwnParameter and member.w.tag == "x"
+        assert type(member.w) is OwnParameter and vars(member.w) == {"tag": "x"}
         assert member.w.requires_grad and member.w.is_leaf
 
 
@@ -66,7 +66,8 @@ def test_a_class_that_changes_operations_is_refused() -> None:
 
 class Scaled(Product):
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.w * getattr(self.w, "scale", 1.0)
+        scale: float = getattr(self.w, "scale", 1.0)
+        return x @ self.w * scale
 
 
 class Compiled(Product):

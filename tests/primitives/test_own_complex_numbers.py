@@ -23,7 +23,7 @@ class Own(nn.Module):
     def __init__(self, op: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.op = op
-        self.register_buffer("c", torch.randn((), dtype=dtype))
+        self.c = nn.Buffer(torch.randn((), dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.view_as_real(OPS[self.op](x, self.c))

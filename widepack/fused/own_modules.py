@@ -184,7 +184,7 @@ def _places(value: torch.Tensor) -> set[int]:
     """Returns the bytes of its storage at which the elements of a tensor begin."""
     extent = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride()))
     places = torch.arange(extent if value.numel() else 0).as_strided(value.shape, value.stride())
-    return set(((places + value.storage_offset()) * value.element_size()).flatten().tolist())
+    return {(k + value.storage_offset()) * value.element_size() for k in places.flatten().tolist()}
 
 
 def _hidden_kind(value: Any) -> str:
