@@ -34,7 +34,8 @@ from flop_networks import Network, network, registry, sample
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import facts_of, model_costs, model_preview
+from widepack.building.costs_file import facts_of
+from widepack.building.model_costs import model_costs, model_preview
 from widepack.costs.derive import derive_wide
 from widepack_artifacts.costs import Costs
 from widepack_bench.measure.roofline import work

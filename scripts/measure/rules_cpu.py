@@ -28,9 +28,8 @@ from widepack.planning.packed_convs import packable
 from widepack.planning.plan import NodeChoice
 from widepack.planning.working_set import activations
 from widepack.system.timing import race, ratio
-from widepack.tuning.candidate import with_choices
-from widepack.tuning.candidate_pool import RULES
-from widepack.tuning.search import Search
+from widepack.tuning.candidate_pool import RULES, with_choices
+from widepack.tuning.search import Search, SearchOptions
 from widepack.tuning.searches import searches_of
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.programs import entry_of
@@ -107,7 +106,7 @@ def network(name: str, seconds: float) -> list[dict[str, Any]]:
             entry_of(widepack.load(out, backend="eager", warmup=False)),
             "shared",
             BATCHES[name],
-            seconds,
+            SearchOptions(seconds),
         )
         if refused:
             raise SystemExit(f"{name}: {refused}")

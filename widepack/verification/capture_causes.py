@@ -43,8 +43,7 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
     make = subject.module
     assert make is not None
     runs = [c for c in calls if c.user and c.after is None]
-    known = subject.same_program.explain(i) if subject.same_program is not None else ""
-    first = list(subject.signatures).index(subject.signatures[i])
+    known, first = subject.explain(i), subject.first_like(i)
     name = subject.members[first]
     if i == first or any(_differ(subject, first, make(first), call) for call in runs):
         if known:
@@ -108,7 +107,7 @@ def cause_of_failure(subject: Subject, i: int, inputs: Sequence[torch.Tensor]) -
     """Returns a sentence about why member i's module fails where its program answers; "" if none is shown."""
     make = subject.module
     assert make is not None
-    first = list(subject.signatures).index(subject.signatures[i])
+    first = subject.first_like(i)
     if i == first:
         return (
             "It is the member that was captured, so no difference of members is the cause: it does not take "
@@ -123,10 +122,9 @@ def cause_of_failure(subject: Subject, i: int, inputs: Sequence[torch.Tensor]) -
         except Exception:  # noqa: BLE001  # whatever the user's code raises
             if words:
                 return f"{words}: it does not take these inputs, which are drawn"
-            known = subject.same_program.explain(i) if subject.same_program is not None else ""
             return (
                 "The members differ in something that is not a weight: it fails with the weights of "
-                f"{subject.members[first]}, too. {known}".strip()
+                f"{subject.members[first]}, too. {subject.explain(i)}".strip()
             )
     return f"With the weights of {subject.members[first]} it answers"
 
@@ -204,8 +202,7 @@ def _differ(subject: Subject, i: int, module: nn.Module, call: VerifiedCall) -> 
     inputs = call.inputs[i]
     try:
         returned = run_module(module, subject, inputs)
-        with torch.inference_mode():
-            own = subject.run(i)(*subject.arguments(i), *inputs)
+        own = subject.answers(i, inputs)
     except Exception:  # noqa: BLE001  # whatever the user's code raises
         return None
     found: list[bool | None] = []

@@ -16,54 +16,56 @@ service. A Ragged weight becomes Stacked if all its shapes are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import FACTOR, Weight, member_tensor
 from widepack_artifacts.writer import Change, Writer
 
+from ..building.build_weights import WeightRow
 from ..building.provenance import SHARD_SIZE
-from ..building.weight_row import WeightRow
 from ..building.write import SHARD_BYTES, write_weights
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.new_member import RAGGED, SHARED
+from ..errors import MemberMismatch
+from ..fleet.new_members import new_factors
 from ..system.readahead import Extent, extents
-from .factors import RevisedFactors, revised_factors
-from .slots import MemberSlot
+from .request import MemberSlot
 
 STACKED = "stacked"
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class KindChange:
-    """A weight whose kind changed. before, after: its bytes in the files."""
+class RevisedFactors:
+    """A weight of the revised artifact that is stored as factors.
 
-    weight: str
-    was: str
-    kind: str
-    before: int
-    after: int
+    weight: its row in the manifest. rows: of its base, its factors and scales. corrections: of the members,
+    by the names of their tensors.
+    """
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the change as a dict that JSON can hold."""
-        return asdict(self)
+    weight: FactoredWeight
+    rows: list[WeightRow]
+    corrections: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
 class RevisedTable:
-    """The weights table of the revised artifact, as `write_weights` takes it. changed: the weights whose kind
-    changed. factored: the weights that are stored as factors; their bases and factors are rows too.
+    """The weights table of the revised artifact, as `write_weights` takes it. changed: a row for each weight
+    whose kind changed, as `ReviseReport.kinds` has it. factored: the weights that are stored as factors;
+    their bases and factors are rows too.
     """
 
     rows: list[WeightRow]
     count: int
-    changed: list[KindChange]
-    factored: list[RevisedFactors] = field(default_factory=list)
+    changed: list[dict[str, Any]]
+    factored: list[RevisedFactors]
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -73,12 +75,18 @@ class RevisedTable:
 
 def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> RevisedTable:
     """Returns the weights table of the revised members. files: the weights of the old artifact."""
-    factored = revised_factors(manifest, files, slots)
+    factored = _factored(manifest, files, slots)
     of_factors = {row.weight.name: row for f in factored for row in f.rows}
     rows = [of_factors[w.name] if w.role == FACTOR else _row(w, files, slots) for w in manifest.weights]
     was = len(manifest.members)
     changed = [
-        KindChange(old.name, old.kind, r.weight.kind, old.bytes(was), r.weight.bytes(len(slots)))
+        {
+            "weight": old.name,
+            "was": old.kind,
+            "kind": r.weight.kind,
+            "before": old.bytes(was),
+            "after": r.weight.bytes(len(slots)),
+        }
         for old, r in zip(manifest.weights, rows)
         if old.kind != r.weight.kind
     ]
@@ -89,11 +97,8 @@ def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) ->
     """Returns the row of one weight, with its new kind."""
 
     def value(i: int) -> torch.Tensor:
-        slot = slots[i]
-        if slot.new is not None:
-            return slot.new.value(w.name)
-        assert slot.old is not None  # a slot has one of the two
-        return files.of_member(w.name, w.kind, slot.old)
+        new = slots[i].new
+        return files.of_member(w.name, w.kind, slots[i].place) if new is None else new.value(w.name)
 
     if w.kind == SHARED and w.role == "constant":
         # A shared constant belongs to the program, so new members have the same value.
@@ -112,9 +117,63 @@ def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) ->
     return WeightRow(w, value)
 
 
-def same_layout(manifest: Manifest, table: RevisedTable) -> bool:
-    """Returns whether the old files have the table's tensors, with other values."""
-    return table.count == len(manifest.members) and table.weights == manifest.weights
+def _factored(
+    manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]
+) -> list[RevisedFactors]:
+    """Returns the factored weights of the revised members. The base stays.
+
+    Raises: MemberMismatch, which lists the weights of new members that are no low-rank fine-tunes of it.
+    """
+    table = {w.name: w for w in manifest.weights}
+    found, bad = [], []
+    for weight in manifest.factored.weights:
+        try:
+            found.append(_revised_factors(weight, table, files, slots))
+        except MemberMismatch as error:
+            bad.append(str(error))
+    if bad:
+        more = [f"and {len(bad) - _MOST_NAMED} more weights"] if len(bad) > _MOST_NAMED else []
+        raise MemberMismatch("\n".join([*bad[:_MOST_NAMED], *more]))
+    return found
+
+
+def _revised_factors(
+    weight: FactoredWeight,
+    table: Mapping[str, Weight],
+    files: weight_files.Weights,
+    slots: Sequence[MemberSlot],
+) -> RevisedFactors:
+    new = {
+        i: new_factors(weight, files, slot.new, slot.new.checkpoint.path)
+        for i, slot in enumerate(slots)
+        if slot.new is not None
+    }
+    left, right = table[weight.left], table[weight.right]
+    rank = max([int(left.shape[1]), *(f.left.shape[1] for f in new.values())])
+    stored = [
+        (new[i].rank, new[i].correction) if i in new else files.factors_of(weight.name, slot.place)
+        for i, slot in enumerate(slots)
+    ]
+
+    def part(name: str, i: int, axis: int | None = None) -> torch.Tensor:
+        value = new[i].parts(weight)[name] if i in new else files.slice(name, slots[i].place)
+        if axis is None or value.shape[axis] == rank:
+            return value
+        shape = list(value.shape)
+        shape[axis] = rank - shape[axis]
+        return torch.cat([value, value.new_zeros(shape)], axis)
+
+    scales = [WeightRow(table[weight.scale], lambda i: part(weight.scale, i))] if weight.scale else []
+    return RevisedFactors(
+        replace(weight, ranks=[own for own, _ in stored]),
+        [
+            WeightRow(table[weight.base], lambda i: files.get(weight.base)),
+            WeightRow(replace(left, shape=[left.shape[0], rank]), lambda i: part(weight.left, i, 1)),
+            WeightRow(replace(right, shape=[rank, right.shape[1]]), lambda i: part(weight.right, i, 0)),
+            *scales,
+        ],
+        {member_tensor(weight.name, i): data for i, (_, data) in enumerate(stored) if data},
+    )
 
 
 def shard_size(reader: Reader) -> int:
@@ -142,7 +201,9 @@ def rewrite(
     Returns: their names, and how they were made: `reflink`, `kernel`, `copy`, `streamed` or `kept`.
     Raises: ArtifactError.
     """
-    if shard_bytes is not None or not same_layout(reader.manifest, table):
+    manifest = reader.manifest
+    same_layout = table.count == len(manifest.members) and table.weights == manifest.weights
+    if shard_bytes is not None or not same_layout:
         writer.reserve(sum(w.bytes(table.count) for w in table.weights))
         size = shard_size(reader) if shard_bytes is None else shard_bytes
         return write_weights(writer, table, size, progress), "streamed"
