@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cases
-from widepack.checkpoints.alignment import AlignedWeight, align
+from widepack.checkpoints.alignment import align
+from widepack.checkpoints.checkpoint import Checkpoint
 from widepack.checkpoints.differences import bit_equal
-from widepack.checkpoints.discovery import Checkpoint, TensorInfo, open_all
+from widepack.checkpoints.discovery import open_all
 from widepack.checkpoints.factory import load_factory
+from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import MemberMismatch, UsageError
+from widepack_artifacts.manifest_weights import Weight
 
 # --- factories
 # ----------------------------------------------------------------------
@@ -285,7 +288,7 @@ def test_kinds_are_found_from_the_bits(tmp_path: Path) -> None:
     }
     assert {w.kind for w in align(checkpoints, ["a", "b"], "none").weights} == {"stacked"}
     assert {w.kind for w in align(checkpoints[:1], ["a"]).weights} == {"stacked"}
-    assert found.weights[0] == AlignedWeight("same", "shared", "float32", (2, 2))
+    assert found.weights[0] == Weight("same", "shared", "float32", [2, 2], "")
     assert found.names == ("a", "b")
 
 
@@ -328,8 +331,8 @@ def test_any_members_align(
     for i, state in enumerate(states):
         assert all(bit_equal(found.tensor(i, name), tensor) for name, tensor in state.items())
     for weight in found.weights:
-        shapes = [tuple(s[weight.name].shape) for s in states]
-        assert weight.shape == (tuple(shapes) if weight.kind == "ragged" else shapes[0])
+        shapes = [list(s[weight.name].shape) for s in states]
+        assert weight.shape == (shapes if weight.kind == "ragged" else shapes[0])
     if "ragged" in kinds.values():
         with pytest.raises(MemberMismatch, match="state_dict="):
             align(checkpoints, names(checkpoints))
@@ -356,7 +359,7 @@ def test_a_comparison_stops_at_the_first_member_that_differs() -> None:
             read.append(i)
             return filled(3, value=float(i > 0))
 
-        return Checkpoint(str(i), {"w": TensorInfo("float32", (3,))}, get, "", os.stat(__file__))
+        return Checkpoint(str(i), {"w": TensorInfo("float32", (3,))}, get, [(__file__, os.stat(__file__))])
 
     assert align([member(i) for i in range(5)], list("abcde")).weights[0].kind == "stacked"
     assert read == [0, 1]
@@ -377,12 +380,11 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     who = [f"checkpoint {i} ({tmp_path}/{i}.pt)" for i in range(4)]
     message, _, hints = str(caught.value).partition(". ")
     assert message == (
-        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which "
-        f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} does not have; "
-        f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: "
-        f"fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
-        f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; "
-        f"float32 (3 weights), float16 (1 weight) in {who[3]}"
+        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which {who[0]} has; (2) {who[2]} "
+        f"has another, extra, which {who[0]} does not have; (3) {who[3]}: deep is [2, 1] float32; {who[0]} "
+        f"has [2] float32; (4) {who[3]}: fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; (5) "
+        f"the floating weights have other dtypes: float32 in {', '.join(who[:3])}; float32 (3 weights), "
+        f"float16 (1 weight) in {who[3]}"
     )
     assert "\n" not in hints
     for hint in (
@@ -413,9 +415,8 @@ def test_the_error_for_one_difference_is_one_paragraph(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"])
     assert str(caught.value) == (
-        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 "
-        f"({tmp_path}/0.pt) has [10, 128] float32. "
-        "Heads of other sizes need a factory with a parameter `state_dict=` that sizes "
+        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 ({tmp_path}/0.pt) has "
+        "[10, 128] float32. Heads of other sizes need a factory with a parameter `state_dict=` that sizes "
         "the module by the weights."
     )
 
@@ -427,11 +428,10 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b", "c"], model_state=model)
     assert str(caught.value).startswith(
-        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): "
-        "weight is [2, 4] float32; the model has [2, 3] float32; "
-        f"(2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 "
-        f"({tmp_path}/0.pt) has [2, 4] float32; "
-        f"(3) checkpoint 2 ({tmp_path}/2.pt): weight is [2, 4] float32; the model has [2, 3] float32. "
+        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): weight is [2, 4] "
+        f"float32; the model has [2, 3] float32; (2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] "
+        f"float32; checkpoint 0 ({tmp_path}/0.pt) has [2, 4] float32; (3) checkpoint 2 ({tmp_path}/2.pt): "
+        "weight is [2, 4] float32; the model has [2, 3] float32. "
     )
     checkpoints = saved(
         tmp_path, [{"weight": filled(2, 3)}, {"weight": filled(2, 3), "bias": filled(2), "old": filled(1)}]
@@ -470,9 +470,7 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
     states = [dict(Tied().state_dict()) for _ in range(3)]
     model = Tied().state_dict()
     found = align(saved(tmp_path, states), ["a", "b", "c"], model_state=model)
-    assert found.weights == (
-        AlignedWeight("embed.weight", "stacked", "float32", (5, 4), aliases=("head.weight",)),
-    )
+    assert found.weights == (Weight("embed.weight", "stacked", "float32", [5, 4], "", ["head.weight"]),)
     assert torch.equal(found.tensor(1, "head.weight"), states[1]["head.weight"])
     assert set(found.state_dict(2)) == {"embed.weight", "head.weight"}
 
@@ -480,7 +478,7 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
         {"head.weight": states[1]["head.weight"].clone()}, tmp_path / "one.safetensors"
     )  # safetensors keeps one name of a tied weight
     found = align(open_all([tmp_path / "0.pt", tmp_path / "one.safetensors"]), ["a", "b"], model_state=model)
-    assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ("embed.weight",))]
+    assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ["embed.weight"])]
     assert torch.equal(found.tensor(1, "embed.weight"), states[1]["embed.weight"])
     Tied().load_state_dict(found.state_dict(1))
 
@@ -498,7 +496,7 @@ def test_ties_are_seen_in_a_model_without_data(tmp_path: Path, mode: AbstractCon
     with mode:
         model = Tied().state_dict()
     found = align(saved(tmp_path, [dict(Tied().state_dict())]), ["a"], model_state=model)
-    assert [w.aliases for w in found.weights] == [("head.weight",)]
+    assert [w.aliases for w in found.weights] == [["head.weight"]]
 
 
 def test_a_wrapped_model_gets_its_prefix_back(tmp_path: Path) -> None:

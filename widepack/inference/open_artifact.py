@@ -18,9 +18,9 @@ from torch import Tensor
 
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest, Member
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
@@ -237,7 +237,7 @@ class OpenArtifact:
             return copy.deepcopy(dict(replacement.extra))
         if self.extra is None:
             return {}
-        from ..checkpoints.member_state import extra_of_member  # most members have no extra state
+        from ..checkpoints.extra_state import extra_of_member  # most members have no extra state
 
         return extra_of_member(self.reader, self.extra, number)
 

@@ -9,13 +9,12 @@ from typing import Any
 from widepack_artifacts import manifest as form
 
 from ..checkpoints.discovery import MemberPlace, listed, member_names, places_of
-from ..checkpoints.newcomer import Newcomer, opening
+from ..checkpoints.new_member import NewMember, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
 from .report import ReviseReport
-from .request import Model, PathText, ReviseRequest
-from .slots import MemberSlot
+from .request import MemberSlot, Model, PathText, ReviseRequest
 from .transaction import revise
 
 
@@ -79,28 +78,18 @@ def update(
         Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()
     ]
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         numbers = numbers_of([m.name for m in manifest.members], list(members))
         replaced = dict(zip(numbers, paths))
         return [
-            MemberSlot(m.name, None, open_new(MemberPlace(str(replaced[i]), key)), i)
-            if i in replaced
-            else MemberSlot(m.name, i, place=i)
+            MemberSlot(m.name, i, open_new(MemberPlace(str(replaced[i]), key)) if i in replaced else None)
             for i, m in enumerate(manifest.members)
         ]
 
+    how = opening(key, trust_pickle, ignore, model, model_args)
+    changed_base = None if base is None else Path(checkpoint_of(base, "base"))
     return revise(
-        ReviseRequest(
-            did="update",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            how=opening(key, trust_pickle, ignore, model, model_args),
-            base=None if base is None else Path(checkpoint_of(base, "base")),
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
+        ReviseRequest("update", path, slots, out, force, max_shard_size, progress, how, changed_base)
     )
 
 
@@ -163,33 +152,23 @@ def append(
         read_names(names, len(places)) if names is not None else member_names([p.name for p in places])
     )
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         old_names = [m.name for m in manifest.members]
         if taken := [name for name in new_names if name in old_names]:
             raise UsageError(
                 f"{', '.join(taken)}: a member of {path} has this name already; give the new members other"
-                " names"
-                " (names=[...], --names), or replace the member with widepack update"
+                " names (names=[...], --names), or replace the member with widepack update"
             )
-        kept = [MemberSlot(name, i, place=i) for i, name in enumerate(old_names)]
-        opened = [open_new(p) for p in places]
+        kept = [MemberSlot(name, i) for i, name in enumerate(old_names)]
         return kept + [
-            MemberSlot(name, None, one, k % len(old_names))
-            for k, (name, one) in enumerate(zip(new_names, opened))
+            MemberSlot(name, k % len(old_names), open_new(place))
+            for k, (name, place) in enumerate(zip(new_names, places))
         ]
 
+    how = opening(key, trust_pickle, ignore, model, model_args)
+    changed_base = None if base is None else Path(checkpoint_of(base, "base"))
     return revise(
-        ReviseRequest(
-            did="append",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            how=opening(key, trust_pickle, ignore, model, model_args),
-            base=None if base is None else Path(checkpoint_of(base, "base")),
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
+        ReviseRequest("append", path, slots, out, force, max_shard_size, progress, how, changed_base)
     )
 
 
@@ -230,23 +209,13 @@ def drop(
         >>> report = widepack.drop("ens.wide", [0, "worst"])
     """
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         removed = set(numbers_of([m.name for m in manifest.members], members))
         if len(removed) == len(manifest.members):
             raise UsageError(
                 f"drop names all {len(removed)} members of {path}, but an artifact has at least one;"
                 " remove the folder instead"
             )
-        return [MemberSlot(m.name, i, place=i) for i, m in enumerate(manifest.members) if i not in removed]
+        return [MemberSlot(m.name, i) for i, m in enumerate(manifest.members) if i not in removed]
 
-    return revise(
-        ReviseRequest(
-            did="drop",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
-    )
+    return revise(ReviseRequest("drop", path, slots, out, force, max_shard_size, progress))

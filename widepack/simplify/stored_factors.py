@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from widepack_artifacts.factored import FactoredWeight
-from widepack_artifacts.weight_table import Weight
+from widepack_artifacts.manifest_weights import Weight
 
 from .factored_weights import FactorNames
 
