@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from widepack_artifacts.program import Kind, Program
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..costs.mask_data import MOST_ELEMENTS, known_of
 from ..costs.mask_values import Known
 from ..costs.mask_weights import is_number, mask_slots

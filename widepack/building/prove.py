@@ -17,9 +17,9 @@ from widepack_artifacts.rows import Rows
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
 from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
-from ..ir.at_rest import draws, draws_in, rested
 from ..ir.fake_values import CPU
 from ..ir.kinds import weights_only
+from ..ir.random_ops import random_nodes, uses_random_ops, without_randomness
 from ..lowering.wide_programs import LoweredProgram, same_programs
 from ..runtime.graph_module import graph_module
 from ..runtime.kernel_count import kernels
@@ -109,9 +109,12 @@ def at_rest(program: Program, entry: str) -> Program:
 
     Raises: CaptureError if an op has no form without them.
     """
-    found = rested(program)
+    found = without_randomness(program)
     if found is None:
-        node = next(n for n in draws_in(program) if rested(replace(program, nodes=(n,))) is None)
+        unknown = (
+            n for n in random_nodes(program) if without_randomness(replace(program, nodes=(n,))) is None
+        )
+        node = next(unknown)
         at = f" at {node.source}" if node.source else ""
         raise CaptureError(
             f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by "
@@ -193,7 +196,7 @@ def _compared(
     found = {}
     for n, wide in enumerate(wides):
         program, stored = wide.lowered.program, wide.lowered
-        if entry.dropout and draws(program):
+        if entry.dropout and uses_random_ops(program):
             found[program_key(wide.pattern, n)] = reference.check(
                 wide.pattern, at_rest(program, entry.entry), wide.plan, None, WAY_OUT, wide.members
             )
@@ -231,7 +234,7 @@ def _record(
 ) -> dict[str, Any]:
     """Returns the record of an entry's comparisons for the manifest."""
     capture: dict[str, Any] = {"capture": [p.record() for p in reference.captured]}
-    if entry.dropout and any(map(draws, entry.programs)):
+    if entry.dropout and any(map(uses_random_ops, entry.programs)):
         capture["draws"] = "at rest: programs that draw random numbers are compared without"
     return reference.record(capture, compared)
 

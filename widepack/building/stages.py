@@ -18,12 +18,12 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts.factored import Factored
 from widepack_artifacts.writer import Writer
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..checkpoints.discovery import LeftOut
 from ..errors import CaptureError, UsageError, WidepackError
 from ..fleet.base_record import BASE, FleetBase
 from ..inference.unpublished import check_opens
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..spec.entries import method_of
@@ -150,7 +150,7 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
             " describe them in the dtype that the converted model takes"
         ) from e
     _check_states(first, request.states, captured)
-    if request.dropout and not any(draws(c.first.program) for c in captured.values()):
+    if request.dropout and not any(uses_random_ops(c.first.program) for c in captured.values()):
         raise UsageError(
             f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
             " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"

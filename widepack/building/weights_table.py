@@ -11,7 +11,7 @@ import torch
 from widepack_artifacts.program import Kind
 from widepack_artifacts.weight_table import Weight
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..checkpoints.alignment import Alignment
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.factory import Factory

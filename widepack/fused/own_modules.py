@@ -21,8 +21,8 @@ from torch import nn
 
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
+from ..capture.named_fields import known_forms
 from ..capture.reachable import walk
-from ..capture.results import known_forms
 from ..errors import UsageError
 from ..ir.overlapping import copy_into, overlaps
 from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum

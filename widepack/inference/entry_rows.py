@@ -14,8 +14,7 @@ import torch
 from widepack_artifacts.rows import Rows
 
 from ..errors import ArtifactError, LoweringError
-from ..ir.cast import raised
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value, raised
 from ..ir.tensor_type import tensor_type
 from ..rows.trials import RowTrials
 from ..rows.verdict import ExaminedEntry

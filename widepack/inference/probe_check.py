@@ -12,7 +12,7 @@ from torch import Tensor
 from widepack_artifacts import strict_json
 
 from ..errors import ProbeError, WidepackError
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import dtype_in
 from ..runtime.admission import guarded
 from ..runtime.executable import Executable
@@ -205,7 +205,7 @@ class ProbeCheck:
 
     def _at_rest(self, bound: BoundProgram) -> Function:
         """Returns what runs a bound program; if it draws random numbers, what runs it without its draws."""
-        if not draws(bound.program):
+        if not uses_random_ops(bound.program):
             return bound.run
         weights = {s.source: self.artifact.weights.get(s.source) for s in bound.program.weights}
         program = self.runs.at_rest(bound.program)

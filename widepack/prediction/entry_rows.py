@@ -10,7 +10,7 @@ from widepack_artifacts.rows import Rows
 
 from ..errors import UsageError
 from ..inference.entry import WideEntry
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..rows.axes import row_axis_of
 from ..spec.dtypes import dtype_of
@@ -35,7 +35,7 @@ def checked_rows(entry: WideEntry, title: str, member: str | None, allowed: bool
             f"{title} has states, and the rows of a file have no order in time; call the model in your own "
             "code"
         )
-    if member is not None and draws(entry.programs.source.member(0)[0]):
+    if member is not None and uses_random_ops(entry.programs.source.member(0)[0]):
         raise UsageError(f"{title} draws random numbers, and member= needs rows that are independent")
     rows = entry.tensor_calls.rows
     letter = rows.dim or entry.programs.inputs.letter

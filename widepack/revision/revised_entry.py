@@ -24,7 +24,7 @@ from ..lowering.wide_programs import LoweredProgram, make_wide_programs, same_pr
 from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
-from ..simplify.stored_factors import stored_factors
+from ..simplify.factored_weights import stored_factors
 from ..spec.entries import PATTERNS
 from ..spec.member_parts import parts_in
 from ..spec.state import BUFFER

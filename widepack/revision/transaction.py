@@ -47,7 +47,7 @@ from ..errors import ArtifactError, UsageError, VerificationError
 from ..fleet.new_members import open_newcomer
 from ..fleet.orientation import of_programs
 from ..inference.unpublished import check_opens
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
@@ -146,7 +146,7 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
     """Reads the new members and checks them against the artifact, whose files are checked too."""
     old = reader.manifest
     for name, entry in old.entries.items():
-        if any(draws(reader.program(f)) for f in entry.member):
+        if any(uses_random_ops(reader.program(f)) for f in entry.member):
             raise UsageError(
                 f"{request.did}: entry {name} of {request.path} draws random numbers at every call (dropout"
                 " that is"

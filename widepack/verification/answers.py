@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
 from .coarse_eps import coarsest

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..capture.attributes import attributes_of, differences
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..ir.overlapping import copy_into
 from .module_run import run_module
 from .subject import Subject, VerifiedCall

@@ -9,7 +9,7 @@ import torch
 
 from widepack_artifacts.rows import Rows
 
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value
 from ..ir.tensor_type import tensor_type
 from ..rows.trials import RowTrials
 from ..rows.verdict import ExaminedEntry

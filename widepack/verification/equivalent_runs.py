@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from . import near_ties
 from .root_mean_square import RootMeanSquare, root_mean_square

@@ -23,10 +23,9 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import Loop
 from .root_mean_square import root_mean_square

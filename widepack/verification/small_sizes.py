@@ -16,7 +16,7 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value
 from .module_run import run_module
 from .subject import Subject, fitting
 from .tolerance import floating, same_places

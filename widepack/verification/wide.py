@@ -13,10 +13,9 @@ from widepack_artifacts.program import Node, Program, substitute
 
 from ..errors import VerificationError
 from ..ir import ops
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_value
 from ..lowering.lower import Lowered
 from ..runtime.executable import Executable
 from ..runtime.graph_module import Loop
