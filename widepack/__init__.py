@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from .inference.model import WideModel as WideModel
     from .inference.output import Output as Output
     from .inference.swap import SwapReport as SwapReport
+    from .prediction.predict import PredictReport as PredictReport
     from .prediction.predict import predict as predict
-    from .prediction.report import PredictReport as PredictReport
     from .revision.report import ReviseReport as ReviseReport
     from .revision.revise import append as append
     from .revision.revise import drop as drop
     from .revision.revise import update as update
-    from .selection.report import SelectReport as SelectReport
+    from .selection.select import SelectReport as SelectReport
     from .selection.select import select as select
     from .tuning.report import TuneReport as TuneReport
     from .tuning.tune import tune as tune
@@ -72,9 +72,9 @@ _WHERE = {
     "tune": "tuning.tune",
     "TuneReport": "tuning.tune",
     "predict": "prediction.predict",
-    "PredictReport": "prediction.report",
+    "PredictReport": "prediction.predict",
     "select": "selection.select",
-    "SelectReport": "selection.report",
+    "SelectReport": "selection.select",
     "update": "revision.revise",
     "append": "revision.revise",
     "drop": "revision.revise",

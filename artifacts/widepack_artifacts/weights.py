@@ -37,7 +37,7 @@ from .weight_table import ITEM_BYTES, Weight, member_of, member_tensor
 
 _PAIRS = "complex128"
 ALIGNMENT = 64  # a cache line, and the widest vector load
-_CODES = {
+CODES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -56,7 +56,7 @@ _CODES = {
     "complex64": "C64",
     "complex128": "F64",  # and a last dim of 2
 }
-_NAMES = {code: name for name, code in _CODES.items() if name != _PAIRS}
+NAMES = {code: name for name, code in CODES.items() if name != _PAIRS}
 _CHUNK_BYTES = 64 * 2**20
 _MOST_FOR_ELEMENT, _MOST_BESIDE = 10, 1024  # bytes of a correction; its streams have 9.2 for an element
 _MOST_NAMED = 20  # differences that an error names
@@ -121,7 +121,7 @@ def _header(rows: Sequence[tuple[str, list[int], str]], metadata: Mapping[str, s
         if name in header or name == "__metadata__":
             raise ArtifactError(f"weight {name}: the name occurs twice or is reserved by the format")
         header[name] = {
-            "dtype": _CODES[dtype],
+            "dtype": CODES[dtype],
             "shape": _stored_shape(shape, dtype),
             "data_offsets": [at, at := at + _bytes(shape, dtype)],
         }
@@ -238,7 +238,7 @@ class Weights:
         found = self._of(name).get_slice(name)
         if name in self._pairs:
             return _PAIRS, list(found.get_shape())[:-1]
-        return _NAMES.get(found.get_dtype(), str(found.get_dtype())), list(found.get_shape())
+        return NAMES.get(found.get_dtype(), str(found.get_dtype())), list(found.get_shape())
 
     def get(self, name: str) -> Tensor:
         """Returns a tensor without a copy. Raises: ArtifactError if no file has the name."""
@@ -378,7 +378,7 @@ def _pairs(opened: Any, file: str) -> set[str]:
         if isinstance(name, str) and name in seen:
             raise ArtifactError(f"{file}: metadata {_PAIRS} names {name[:60]!r} twice")
         found = opened.get_slice(name) if isinstance(name, str) and name in known else None
-        if found is None or found.get_dtype() != _CODES[_PAIRS] or list(found.get_shape())[-1:] != [2]:
+        if found is None or found.get_dtype() != CODES[_PAIRS] or list(found.get_shape())[-1:] != [2]:
             raise ArtifactError(
                 f"{file}: metadata {_PAIRS} names {str(name)[:60]!r}, which is not stored as pairs of float64"
             )

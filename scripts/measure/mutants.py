@@ -81,8 +81,8 @@ def changes(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     if re.match(r"\s*(raise\b|[\w.]+\(|[\w.\[\]]+ [+|&-]?= )", line) and line.rstrip().endswith((")", "]")):
         found.append(f"{indent}pass")
-    if match := re.match(r"(\s*(?:el)?if )([^:]*):$", line):
-        found.append(f"{match[1]}not ({match[2]}):")
+    if condition := re.match(r"(\s*(?:el)?if )([^:]*):$", line):
+        found.append(f"{condition[1]}not ({condition[2]}):")
     return found
 
 

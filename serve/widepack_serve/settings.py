@@ -114,10 +114,7 @@ class Settings:
 
     @property
     def most_sending(self) -> int:
-        """The most bytes of large answers that clients have not read.
-
-        An answer in JSON leaves about as many free bytes beside it, in the memory of the allocator.
-        """
+        """The most bytes of large answers that clients have not read."""
         return 2 * self.max_answer if self.max_sending is None else self.max_sending
 
     def to_json(self) -> dict[str, Any]:

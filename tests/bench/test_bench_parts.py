@@ -28,7 +28,7 @@ import cases
 import widepack
 from widepack.errors import UsageError
 from widepack.planning.plan import NodeChoice
-from widepack.registry.flop_formulas import packed_flop
+from widepack.runtime.flop_formulas import own_formula
 from widepack_artifacts.program import Program, Ref
 from widepack_bench import bench, compare
 from widepack_bench.baselines.compiled import TooLong, at_most
@@ -341,10 +341,15 @@ def test_work_of_a_recurrent_layer() -> None:
 
 def test_work_over_packed_weights() -> None:
     """Counts linear layers 5 -> 7 of 3 members over 4 rows, and a 3x3 convolution of 2 groups over 8x8."""
-    assert packed_flop("widepack.linear.default", (3, 4, 5), (3 * 7, 5, 1, 1), (3, 4, 7)) == 2 * 3 * 4 * 5 * 7
-    assert packed_flop("widepack.convolution.default", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (
-        2 * 6 * 8 * 8
-    ) * (2 * 9)
+
+    def flop(op: str, *shapes: tuple[int, ...]) -> int:
+        x, weight, made = (torch.empty(s, device="meta") for s in shapes)
+        formula = own_formula(f"widepack.{op}.default")
+        assert formula is not None
+        return int(formula(x, weight, None, out_val=made))
+
+    assert flop("linear", (3, 4, 5), (3 * 7, 5, 1, 1), (3, 4, 7)) == 2 * 3 * 4 * 5 * 7
+    assert flop("convolution", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (2 * 6 * 8 * 8) * (2 * 9)
 
 
 def test_work_of_an_artifact(artifacts: Artifacts) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from widepack.building.preview import Preview
-from widepack.costs.at_sizes import kernels_at
+from widepack.costs.amounts import kernels_at
 from widepack_artifacts.program import Program
 from widepack_bench.estimate.calibration import rates_here
 from widepack_bench.estimate.call_time import (

@@ -16,7 +16,8 @@ from torch.export import Dim
 import cases
 from capture.pt2_files import DYNAMIC, QUICK, Net, Small, exported, nets, refused, save, seeded, written
 from widepack import Output, build, load
-from widepack.checkpoints.discovery import TensorInfo, open_checkpoint
+from widepack.checkpoints.discovery import open_checkpoint
+from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import (
     CaptureError,
     CheckpointError,

@@ -17,9 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cases
 from widepack.checkpoints.alignment import AlignedWeight, align
+from widepack.checkpoints.checkpoint import Checkpoint
 from widepack.checkpoints.differences import bit_equal
-from widepack.checkpoints.discovery import Checkpoint, TensorInfo, open_all
+from widepack.checkpoints.discovery import open_all
 from widepack.checkpoints.factory import load_factory
+from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import MemberMismatch, UsageError
 
 # --- factories
@@ -356,7 +358,7 @@ def test_a_comparison_stops_at_the_first_member_that_differs() -> None:
             read.append(i)
             return filled(3, value=float(i > 0))
 
-        return Checkpoint(str(i), {"w": TensorInfo("float32", (3,))}, get, "", os.stat(__file__))
+        return Checkpoint(str(i), {"w": TensorInfo("float32", (3,))}, get, [(__file__, os.stat(__file__))])
 
     assert align([member(i) for i in range(5)], list("abcde")).weights[0].kind == "stacked"
     assert read == [0, 1]
@@ -377,12 +379,11 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     who = [f"checkpoint {i} ({tmp_path}/{i}.pt)" for i in range(4)]
     message, _, hints = str(caught.value).partition(". ")
     assert message == (
-        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which "
-        f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} does not have; "
-        f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: "
-        f"fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
-        f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; "
-        f"float32 (3 weights), float16 (1 weight) in {who[3]}"
+        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which {who[0]} has; (2) {who[2]} "
+        f"has another, extra, which {who[0]} does not have; (3) {who[3]}: deep is [2, 1] float32; {who[0]} "
+        f"has [2] float32; (4) {who[3]}: fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; (5) "
+        f"the floating weights have other dtypes: float32 in {', '.join(who[:3])}; float32 (3 weights), "
+        f"float16 (1 weight) in {who[3]}"
     )
     assert "\n" not in hints
     for hint in (
@@ -413,9 +414,8 @@ def test_the_error_for_one_difference_is_one_paragraph(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"])
     assert str(caught.value) == (
-        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 "
-        f"({tmp_path}/0.pt) has [10, 128] float32. "
-        "Heads of other sizes need a factory with a parameter `state_dict=` that sizes "
+        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 ({tmp_path}/0.pt) has "
+        "[10, 128] float32. Heads of other sizes need a factory with a parameter `state_dict=` that sizes "
         "the module by the weights."
     )
 
@@ -427,11 +427,10 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b", "c"], model_state=model)
     assert str(caught.value).startswith(
-        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): "
-        "weight is [2, 4] float32; the model has [2, 3] float32; "
-        f"(2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 "
-        f"({tmp_path}/0.pt) has [2, 4] float32; "
-        f"(3) checkpoint 2 ({tmp_path}/2.pt): weight is [2, 4] float32; the model has [2, 3] float32. "
+        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): weight is [2, 4] "
+        f"float32; the model has [2, 3] float32; (2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] "
+        f"float32; checkpoint 0 ({tmp_path}/0.pt) has [2, 4] float32; (3) checkpoint 2 ({tmp_path}/2.pt): "
+        "weight is [2, 4] float32; the model has [2, 3] float32. "
     )
     checkpoints = saved(
         tmp_path, [{"weight": filled(2, 3)}, {"weight": filled(2, 3), "bias": filled(2), "old": filled(1)}]

@@ -18,7 +18,7 @@ from widepack import build, load
 from widepack.building.factories import find_factory
 from widepack.checkpoints import hugging_face
 from widepack.checkpoints.discovery import open_checkpoint
-from widepack.checkpoints.no_network import ConnectionRefused, no_network
+from widepack.checkpoints.hugging_face import ConnectionRefused, no_network
 from widepack.errors import UsageError, VerificationError
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}

@@ -15,7 +15,7 @@ import torch
 
 from widepack import CheckpointError, build
 from widepack.building.factories import find_factory
-from widepack.checkpoints.hugging_face_config import read_config
+from widepack.checkpoints.hugging_face import read_config
 from widepack.errors import MemberMismatch, UsageError
 
 GOOD: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from widepack import CheckpointError
-from widepack.checkpoints.kept import kept
+from widepack.checkpoints.loading import kept
 
 
 def test_a_folder_without_space_is_an_error() -> None:

@@ -16,7 +16,7 @@ from cases import GUARDED, NAMES, load
 from widepack import primitives as primitives  # fills the registry
 from widepack.building.model_costs import model_costs
 from widepack.kernels.library import FUNCTIONS
-from widepack.registry.flop_formulas import own_formula
+from widepack.runtime.flop_formulas import own_formula
 from widepack_bench.models.blocks import BLOCKS
 
 SIZES = {

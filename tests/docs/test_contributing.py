@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from oracle import assert_equal, member, outputs, run_all
 from paths import ROOT
 
-from widepack.registry.registry import REGISTRY, Primitive
+from widepack.costs.counts import other_ops
+from widepack.ir import ops
+from widepack.ir.op_records import RECORDS, OpRecord, record
+from widepack.primitives import find
+from widepack.registry.registry import REGISTRY
 from widepack.registry.samples import SAMPLES
+from widepack.rows.call import MixesRows
+from widepack.rows.layout import RowAxis
+from widepack.rows.walk import walk
+from widepack.runtime.op_costs import cost
+from widepack_artifacts.opset import EXTRA, OPS
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PRIMITIVE, STRATEGY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-COSINE, CONV = "aten.cosine_similarity.default", "aten.conv2d.default"
+OP, CONV = "aten.trapezoid.dx", "aten.conv2d.default"
 
 
 def run(code: str, **known: Any) -> dict[str, Any]:
@@ -45,15 +57,41 @@ def count_compared(op: str, name: str) -> int:
     return found
 
 
-def test_the_primitive_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        REGISTRY, COSINE, Primitive(COSINE, "distance", "CONTRIBUTING.md")
-    )  # widepack already has this op
-    monkeypatch.delitem(SAMPLES, COSINE)
+@pytest.fixture
+def new_op() -> Iterator[None]:
+    """Adds the op of the page from outside of the library, by the one file of the page."""
+    assert OP not in OPS and OP not in REGISTRY
+    ops.allow(["aten::trapezoid.dx"])
     run(PRIMITIVE)
-    assert list(REGISTRY[COSINE].strategies) == ["shifted"]
-    assert SAMPLES[COSINE].__code__.co_filename == "CONTRIBUTING.md"
-    assert count_compared(COSINE, "shifted") > 8
+    yield
+    for known, name in ((REGISTRY, OP), (SAMPLES, OP), (RECORDS, "aten.trapezoid")):
+        known.pop(name, None)
+    EXTRA.clear()
+    ops.resolve.cache_clear()
+
+
+def over_dim(dim: int) -> Program:
+    node = Node("y", OP, (Ref("x"),), {"dim": dim})
+    return Program((), (Slot("x", "x", "shared", "float32[B,4]"),), (node,), (Output(Ref("y"), "shared"),))
+
+
+def test_the_op_answers_as_the_members(new_op: None) -> None:
+    assert [p.family for p in find("trapezoid.dx")] == ["dim"]
+    assert list(REGISTRY[OP].strategies) == ["shifted"]
+    assert SAMPLES[OP].__code__.co_filename == "CONTRIBUTING.md"
+    assert count_compared(OP, "shifted") > 4
+
+
+def test_rows_costs_and_counts_read_the_record_of_the_op(new_op: None) -> None:
+    assert record(OP) == OpRecord(rows="reduction", ops=3)
+    assert walk(over_dim(1), "B", [{"B": 5}])[0]["y"] == RowAxis(0)
+    with pytest.raises(MixesRows) as mixes:
+        walk(over_dim(0), "B", [{"B": 5}])
+    assert mixes.value.why == "reduces over the rows"
+    x = torch.ones(8, 4)
+    y: Any = ops.resolve(OP)(x)
+    assert other_ops("trapezoid", ops.resolve(OP), [x], y) == 3 * 8
+    assert cost(OP, [x], {}, y) == cost("aten.sum.dim_IntList", [x, [1]], {}, y)
 
 
 def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,5 +132,14 @@ def assert_same(outputs: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
+def assert_answers(outputs: Mapping[str, Tensor], modules: Sequence[nn.Module], *args: Tensor) -> None:
+    """Checks the outputs `[N, ...]` against the dict that each member answers."""
+    for i, module in enumerate(modules):
+        with torch.no_grad():
+            answer = module(*args)
+        for name, value in answer.items():
+            assert_same(outputs["x_new" if name == "x" and "x_new" in outputs else name][i], value)
+
+
 def file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}

@@ -13,9 +13,7 @@ from click.testing import CliRunner
 from paths import ROOT
 from support import must
 
-from exporters.export_models import (
-    file_names,
-)
+from exporters.export_models import file_names
 from widepack import export
 from widepack.errors import ArtifactError, ArtifactExists, UsageError
 from widepack_artifacts.lock import lock_handle
@@ -89,21 +87,16 @@ def test_the_command_writes_a_program_and_refuses_options_of_the_other_form(
     out = tmp_path / "e.pt2"
     done = CliRunner().invoke(cli, ["export", str(heads), "--to", "pt2", "-o", str(out), "--weightless"])
     assert done.exit_code == 0, done.output
-    assert (
-        "3 members, pattern shared, entry forward" in done.stdout
-        and "left out" in done.stdout
-        and f"checked  torch {torch.__version__}" in done.stdout
-    )
+    shown = ("3 members, pattern shared, entry forward", "left out", f"checked  torch {torch.__version__}")
+    assert all(words in done.stdout for words in shown)
     for words, message in (
         (["--to", "onnx", "--weightless"], "--weightless is an option of pt2"),
         (["--to", "pt2", "--external"], "--external are options of ONNX"),
     ):
         refused = CliRunner().invoke(cli, ["export", str(heads), *words])
         assert refused.exit_code == 2 and message in refused.stderr
-    assert (
-        "no member is called 'm7'"
-        in CliRunner().invoke(cli, ["export", str(heads), "--to", "pt2", "--member", "m7"]).stderr
-    )
+    refused = CliRunner().invoke(cli, ["export", str(heads), "--to", "pt2", "--member", "m7"])
+    assert "no member is called 'm7'" in refused.stderr
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="docs/how-to/sign.md signs with ssh-keygen")

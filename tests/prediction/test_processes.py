@@ -16,10 +16,8 @@ from support import fresh, must
 
 import widepack
 from widepack.inference.model import WideModel
-from widepack.prediction import npy
 from widepack.prediction.table import RowBlock
-from widepack.prediction.tensor_sink import SafetensorsSink
-from widepack.prediction.tensor_table import TensorTable, open_npy
+from widepack.prediction.tensor_files import SafetensorsSink, TensorTable, open_npy
 
 RUN = """
 import sys, widepack
@@ -91,9 +89,7 @@ def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artif
     """120 MB of numbers in one row group or one record batch take a small part of it."""
     rows = 5_000_000
     if source == "in.npy":
-        with open(source, "wb") as file:
-            file.write(npy.header_of(torch.float32, (rows, 6)))
-            file.truncate(file.tell() + rows * 24)
+        np.lib.format.open_memmap(source, "w+", "f4", (rows, 6))
     else:
         table = pa.table({f"f{k}": pa.array(np.random.default_rng(k).random(rows, "f4")) for k in range(6)})
         if source == "in.parquet":

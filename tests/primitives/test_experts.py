@@ -23,9 +23,8 @@ from widepack.kernels.library import FUNCTIONS
 from widepack.primitives.experts import NUMBERS
 from widepack.registry.registry import REGISTRY
 from widepack.registry.writer import EagerWriter
-from widepack.runtime.cost_terms import rate
 from widepack.runtime.executable import Executable
-from widepack.runtime.op_costs import cost
+from widepack.runtime.op_costs import cost, rate
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 

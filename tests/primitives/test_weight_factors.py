@@ -22,9 +22,8 @@ from widepack.kernels.decompose import decompose
 from widepack.kernels.library import FUNCTIONS
 from widepack.registry.registry import REGISTRY
 from widepack.registry.writer import EagerWriter
-from widepack.runtime.cost_terms import rate
 from widepack.runtime.executable import Executable
-from widepack.runtime.op_costs import cost
+from widepack.runtime.op_costs import cost, rate
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 ULPS = 16

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from widepack.errors import ArtifactError
-from widepack.runtime.node_arguments import check_arguments
+from widepack.runtime.graph_module import check_arguments
 from widepack_artifacts.program import Node, Ref, Tag
 
 

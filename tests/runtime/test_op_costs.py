@@ -4,32 +4,35 @@ count of operations.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from widepack.ir import op_traits, ops
+from widepack.ir import ops
+from widepack.ir.op_records import RECORDS, by_tags
+from widepack.rows.walk import RULES
 from widepack.runtime import op_costs
-from widepack.runtime.cost_terms import rate
-from widepack.runtime.matrix_costs import multiplications
+from widepack.runtime.flop_formulas import FORMULAS
 from widepack.runtime.meta_values import META
+from widepack.runtime.op_costs import rate
 from widepack_artifacts.opset import OPS
 
 NAMED = sorted(OPS - set(ops.PYTHON) - {"loop"})
 
 
 @pytest.mark.parametrize("op", NAMED)
-def test_each_allowed_op_has_a_cost_class_or_is_a_view(op: str) -> None:
-    """A new op of the allow-list needs a decision on its cost. No op is linear by default."""
-    assert op_traits.cost_class(op.rpartition(".")[0]) is not None or ops.returns_view(op)
+def test_each_allowed_op_has_a_record_or_is_a_view(op: str) -> None:
+    """A new op of the allow-list needs a decision on its cost, unless torch's tags say what it is."""
+    known = op.rpartition(".")[0] in RECORDS or by_tags(ops.resolve(op)) is not None
+    assert known or ops.returns_view(op)
 
 
-def test_no_op_has_two_cost_classes() -> None:
-    listed = [name for names in op_traits.CLASS_NAMES.values() for name in names]
-    assert len(listed) == len(set(listed))
-    assert set(op_traits.CLASS_NAMES) == set(get_args(op_traits.CostClass))
+def test_records_name_classes_and_treatments_that_exist() -> None:
+    for name, known in RECORDS.items():
+        assert known.cost in op_costs.CLASSES, name
+        assert known.rows in {"", *RULES}, name
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -61,4 +64,5 @@ def test_convolutions_multiply_as_often_as_torch_counts(groups: int, transposed:
     args: Any = (x, weight, None, [1, 1], [1, 1], [1, 1], transposed, [0, 0], groups)
     with FlopCounterMode(display=False) as counter:
         out = torch.ops.aten.convolution.default(*args)
-    assert multiplications(x, weight, out, transposed) == counter.get_total_flops() / 2
+    given = {"input": x, "weight": weight, "transposed": transposed}
+    assert FORMULAS["convolution"]("aten.convolution", given, out) == counter.get_total_flops()

@@ -10,7 +10,7 @@ from small import node, program
 from torch import Tensor, nn
 
 import widepack
-from widepack.runtime.random_sizes import random_size
+from widepack.runtime.admission import random_size
 from widepack_artifacts.program import Node, Ref
 
 INPUTS = {"x": "float32[B,4]", "i": "int64[3]"}

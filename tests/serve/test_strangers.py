@@ -23,6 +23,7 @@ from widepack.inference.model import WideModel
 from widepack_serve.lifecycle.collector import settle, settle_again
 from widepack_serve.protocol import growing
 from widepack_serve.protocol.growing import SMALL, Growing, place_of
+from widepack_serve.protocol.response import AnsweredOutput, answer_body
 from widepack_serve.protocol.work import Abandoned, Work
 
 MB = 1_000_000
@@ -52,6 +53,19 @@ def test_bodies_that_grow_take_the_memory_of_their_bytes() -> None:
     assert found[3][256_000 * 79 - 1 : 256_000 * 79 + 2] == b"\xff\0\1"
     assert most - before < 4 * 80 * 256_000 + 6 * MB
     del bodies, found, one
+    assert own_memory() - before < 6 * MB
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_answers_take_the_memory_of_their_bytes(binary: bool) -> None:
+    """Their text is in memory once, and it is returned at once."""
+    output = AnsweredOutput("y", torch.rand(1_500_000), binary)
+    answer_body("m", "1", None, [AnsweredOutput("y", torch.rand(100_000), binary)])
+    before = own_memory()
+    body, _ = answer_body("m", "1", None, [output])
+    size = len(body)
+    assert own_memory() - before < size + 6 * MB
+    del body
     assert own_memory() - before < 6 * MB
 
 

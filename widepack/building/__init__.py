@@ -17,7 +17,6 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | `costs_file.py` | Derives the costs of the entries of a build, and writes them to the file |
 | `entry.py` | Holds what the stages of a build know of one entry: its captures, inputs, dims |
 | `factories.py` | Chooses the factory of the members: the one that the user names |
-| `mask_buffers.py` | Reads the buffers of a model that are masks of attention, for its costs |
 | `members.py` | Makes the members of a build as modules with their weights |
 | `model_costs.py` | Derives the costs of a model that has no checkpoints |
 | `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |

@@ -1,18 +1,13 @@
 """Derives the costs of an entry of an artifact: of its member program, or of its wide program for any number
 of members.
 
-No weight is read, except buffers that may be masks of attention. The file of costs, if the artifact has one,
-gives the paths of the modules.
+No weight is read. The file of costs, if the artifact has one, gives the paths of the modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
-from torch import Tensor
-
-from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import Costs
 from widepack_artifacts.costs_file import stored_costs
 from widepack_artifacts.entry import Entry
@@ -20,7 +15,6 @@ from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.reader import Reader
 
 from ..costs.derive import ModelFacts, derive, derive_wide
-from ..costs.mask_values import Known
 from ..errors import UsageError
 from ..ir.kinds import slot_kinds
 from ..ir.tensor_type import parse_slot
@@ -31,7 +25,6 @@ from ..planning.request import StrategyRequest
 from ..simplify.factored_weights import stored_factors
 from ..simplify.member_programs import SimplifiedPrograms, simplified
 from ..spec.input_spec import batch_letter
-from .mask_buffers import known_masks
 
 _TWO = (2, 3)
 """The numbers of members through which the costs of a wide program are a line."""
@@ -57,7 +50,7 @@ def program_costs(reader: Reader, entry: str) -> Costs:
     program = _member_program(reader, entry)
     rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
     slots = slot_kinds(program, rows.__getitem__, {s.input for s in stored.state})
-    return derive(program, slots, _facts(reader, entry, program))
+    return derive(program, slots, _facts(reader, entry))
 
 
 def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
@@ -89,7 +82,7 @@ def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> 
         simple = _simple(reader, entry, members)
         lowered = lower(simple.programs, simple.signatures, simple.slots, plan, example)
         programs[members] = lowered.program
-    return derive_wide(programs, _facts(reader, entry, _member_program(reader, entry)))
+    return derive_wide(programs, _facts(reader, entry))
 
 
 def _plan(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Plan:
@@ -141,8 +134,8 @@ def _member_program(reader: Reader, entry: str) -> Program:
     return reader.program(files[0])
 
 
-def _facts(reader: Reader, entry: str, program: Program) -> ModelFacts:
-    """Returns what the artifact tells of the model. program: the member program."""
+def _facts(reader: Reader, entry: str) -> ModelFacts:
+    """Returns what the artifact tells of the model."""
     stored: Entry = reader.manifest.entries[entry]
     known = stored_costs(reader).get(entry)
     return ModelFacts(
@@ -152,21 +145,4 @@ def _facts(reader: Reader, entry: str, program: Program) -> ModelFacts:
         guards=[g.expr for g in stored.guards],
         modules={} if known is None else known.modules,
         classes={} if known is None else known.classes,
-        masks=_masks(reader, program),
     )
-
-
-def _masks(reader: Reader, program: Program) -> dict[str, Known]:
-    """Returns what is known of the artifact's weights that are masks of attention."""
-    manifest, factored = reader.manifest, reader.manifest.factored
-    kinds: dict[str, Kind] = {w.name: w.kind for w in manifest.member_weights}  # type: ignore[misc]  # checked
-
-    @cache
-    def files() -> weight_files.Weights:
-        corrections = reader.path(factored.corrections) if factored.corrections else None
-        return weight_files.Weights(reader.weights_files(), factored, corrections)
-
-    def value(name: str, member: int) -> Tensor:
-        return files().of_member(name, kinds[name], member)
-
-    return known_masks(program, kinds.__getitem__, len(manifest.members), value)

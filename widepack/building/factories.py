@@ -8,9 +8,8 @@ import torch
 
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.discovery import Checkpoint
-from ..checkpoints.factory import Factory
+from ..checkpoints.factory import Factory, PickledModules
 from ..checkpoints.named_factory import find_factory as find_factory
-from ..checkpoints.pickled_modules import PickledModules
 from ..errors import UsageError
 
 

@@ -11,7 +11,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,8 +24,6 @@ from ..errors import CaptureError
 from ..ir.kinds import slot_kinds
 from ..spec.entries import FORWARD
 from ..system.memory import available_bytes
-from ..verification.program_difference import is_literal
-from .mask_buffers import fresh_masks
 from .preview import Preview
 
 _TWO = (2, 3)
@@ -46,8 +43,7 @@ def model_costs(
             is written, once for each member.
 
     Returns:
-        The costs. Weights that a checkpoint stores are assumed to differ between the members. Masks of
-        attention that are buffers are assumed to be those of a fresh member.
+        The costs. Weights that a checkpoint stores are assumed to differ between the members.
 
     Raises:
         UsageError: The specs do not fit the model.
@@ -58,8 +54,6 @@ def model_costs(
     with _rare_collections():
         preview, name = model_preview(make, inputs, entry)
         facts = facts_of(preview.captured, name)
-        literals = {n: value for n, (_, value) in preview.captured.weights.items() if is_literal(n)}
-        facts = replace(facts, masks=fresh_masks(preview.program, make, literals))
         if not wide:
             captured = preview.captured
             states = {s.input for s in captured.states}

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-import torch
-
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 from widepack_artifacts.rows import Rows
@@ -17,11 +15,8 @@ from widepack_artifacts.rows import Rows
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
 from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
-from ..ir.fake_values import CPU
-from ..ir.kinds import weights_only
 from ..ir.random_ops import random_nodes, uses_random_ops, without_randomness
 from ..lowering.wide_programs import LoweredProgram, same_programs
-from ..runtime.graph_module import graph_module
 from ..runtime.kernel_count import kernels
 from ..spec.entries import PATTERNS
 from ..system.progress import Stages
@@ -267,7 +262,7 @@ def _kernels(
 
     def of_members(members: range, program: Program) -> int:
         values = all_weights(program, weights, entry.count, members)
-        return _count(program, values, call.stacked(members))
+        return kernels(program, values, call.stacked(members))
 
     wide = next(w for w in wides if w.pattern == "shared")
     if len(parts(entry, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
@@ -280,12 +275,4 @@ def _kernels(
         )
         total = two + (entry.count - 2) * (three - two)
     program = entry.programs[entry.signatures[0]]
-    return KernelCounts(_count(program, entry.weights_of(0, weights), call.inputs[0]), total)
-
-
-def _count(program: Program, weights: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
-    """Counts the kernels of one call, without the prologue."""
-    prologue = weights_only(program)
-    counted = [n.name not in prologue for n in program.nodes]
-    values = [*(weights[s.source] for s in program.weights), *inputs]
-    return kernels(graph_module(program, CPU), values, counted)
+    return KernelCounts(kernels(program, entry.weights_of(0, weights), call.inputs[0]), total)

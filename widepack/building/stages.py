@@ -80,8 +80,8 @@ def run_build(request: BuildRequest) -> BuildReport:
         )
         if writer is None:
             return replace(report, seconds=stages.seconds)
-        proved, written, factored = _verified(request, lowered, writer, stages)
-        manifest = _published(request, lowered, proved, written, factored, writer, stages)
+        proved, factored = _verified(request, lowered, writer, stages)
+        manifest = _published(request, lowered, proved, factored, writer, stages)
         report = _final_report(request, lowered, proved, manifest)
     # The artifact is published and complete, so a failure of the tuning does not damage it.
     if request.tune_batches is not None:
@@ -160,7 +160,7 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
 
 def _verified(
     request: BuildRequest, lowered: LoweredBuild, writer: Writer, stages: Stages
-) -> tuple[list[ProvedEntry], WeightFiles, Factored]:
+) -> tuple[list[ProvedEntry], Factored]:
     """Writes the weights, and verifies every entry with them.
 
     Returns: the entries, the weights files, and what the manifest says of weights that are stored as factors.
@@ -185,14 +185,13 @@ def _verified(
             )
             for entry in lowered.entries
         ]
-    return proved, written, factored
+    return proved, factored
 
 
 def _published(
     request: BuildRequest,
     lowered: LoweredBuild,
     proved: Sequence[ProvedEntry],
-    written: WeightFiles,
     factored: Factored,
     writer: Writer,
     stages: Stages,
@@ -207,7 +206,7 @@ def _published(
         probe_name = write_tensors(writer, "probe", probe.make(calls))
         state_dicts = lowered.states.write(writer)
         name = lowered.table.factory.name
-        write_build_costs(writer, [p.entry for p in proved], name, written.weights)
+        write_build_costs(writer, [p.entry for p in proved], name)
     with stages.stage("publish"):
         provenance = {
             **provenance_of(lowered.table.factory, request.strategies, stages.seconds),

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import MemberMismatch, UsageError
 from ..spec.names import refuse_duplicates
-from .differences import Compared, bit_equal, check_equal, tied_names, under_model_names
-from .discovery import Checkpoint, info_of
+from .checkpoint import Checkpoint
+from .differences import Compared, bit_equal, differences, under_model_names
 
 Kind = Literal["shared", "stacked", "ragged"]
 Shapes = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -114,20 +114,18 @@ def align(
     refuse_duplicates(names)
     if model_state is not None:
         checkpoints = [c if c.given else under_model_names(c, model_state) for c in checkpoints]
-    model = None if model_state is None else {name: info_of(tensor) for name, tensor in model_state.items()}
-    infos = [c.tensors() for c in checkpoints]
-    canonical, aliases = tied_names(model_state or {}, infos)
     labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
-    check_equal(Compared(checkpoints, infos, labels, model, canonical, ragged))
+    compared = Compared.of(checkpoints, labels, model_state, ragged)
+    if (found := differences(compared)).lines:
+        raise MemberMismatch(found.describe())
 
     weights = []
-    for name in model if model is not None else infos[0]:
-        if canonical.get(name, name) == name:
-            shapes = [info[name].shape for info in infos]
-            kind, shape = _kind(checkpoints, name, shapes, share)
-            weights.append(
-                AlignedWeight(name, kind, infos[0][name].dtype, shape, aliases=aliases.get(name, ()))
-            )
+    infos = compared.infos
+    for name in infos[0] if compared.model is None else compared.model:
+        if compared.canonical.get(name, name) == name:
+            kind, shape = _kind(checkpoints, name, [info[name].shape for info in infos], share)
+            aliases = compared.aliases.get(name, ())
+            weights.append(AlignedWeight(name, kind, infos[0][name].dtype, shape, aliases=aliases))
     return Alignment(tuple(names), tuple(checkpoints), tuple(weights))
 
 

@@ -1,4 +1,4 @@
-"""Defines `Checkpoint`, an open checkpoint: its names, tensors, dtype and hash."""
+"""Defines `Content`, what a file has, and `Checkpoint`: its state dict, with names, dtype and hash."""
 
 from __future__ import annotations
 
@@ -7,25 +7,111 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..errors import CheckpointError
-from ..spec.dtypes import OutOfRange, converted
+from ..spec.dtypes import OutOfRange, converted, dtype_name
+from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
 from .plain_file import open_plain
 from .pt2_archive import Pt2File
-from .state_dict import RefusedFile, TensorInfo, is_extra_state, named_under, without_wrappers
+from .state_dict import (
+    UNQUANTIZED,
+    PickedStateDict,
+    RefusedFile,
+    TensorInfo,
+    info_of,
+    is_extra_state,
+    named_under,
+    pick,
+    settings_of,
+    without_wrappers,
+)
+from .zip_records import check_expanded
+
+
+class Content(NamedTuple):
+    """What a file or folder has: each reader of a format returns it.
+
+    value: what torch.save stored, or the tensors by name. files: the paths, with their status when they were
+    opened. kind: what messages call a file that has names of tensors and no dicts, such as `a safetensors
+    file`; "" for one with dicts. again: reads the value once more, for modules in it. program: the
+    torch.export program of the file, or None.
+    """
+
+    value: Any
+    files: Sequence[tuple[str, os.stat_result]]
+    kind: str = ""
+    again: Callable[[], object] | None = None
+    program: Pt2File | None = None
+
+    def checkpoint(self, path: str, key: str | None = None) -> Checkpoint:
+        """Returns the state dict as a checkpoint.
+
+        path: as the user gave it. key: where the state dict is, see state_dict.py. Raises: RefusedFile.
+        """
+        tensors, module, versions, settings, extra = self.picked(key)
+        for name, tensor in tensors.items():
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+                where = f"on the device {tensor.device}" if tensor.layout == torch.strided else tensor.layout
+                way_out = f". {UNQUANTIZED}" if tensor.is_quantized else ""
+                raise RefusedFile(
+                    f"{name} is {'quantized' if tensor.is_quantized else where}; widepack reads only dense "
+                    f"tensors with data{way_out}"
+                )
+        size = sum(status.st_size for _, status in self.files)
+        check_expanded((t.numel() * t.element_size() for t in tensors.values()), size)
+
+        def make_module() -> nn.Module:
+            assert self.again is not None  # only torch.save stores modules
+            fresh = self._replace(value=self.again()).picked(key).module
+            assert fresh is not None  # the first read found it
+            return fresh
+
+        return unwrapped(
+            Checkpoint(
+                path,
+                {name: info_of(tensor) for name, tensor in tensors.items()},
+                lambda name: tensors[name].resolve_conj().resolve_neg(),
+                self.files,
+                module=None if module is None else make_module,
+                program=self.program,
+                versions=versions,
+                settings=settings,
+                extra=extra,
+            )
+        )
+
+    def picked(self, key: str | None) -> PickedStateDict:
+        """Returns the state dict at a key. Raises: RefusedFile."""
+        if key is not None and (place := stacked(key)) is not None and place[1] != "*":
+            return slice_of(stacked_state(self.value, place[0]), int(place[1]), key)
+        if key is not None and is_pattern(key):
+            keys = keys_in(self.value, key)
+            raise RefusedFile(
+                f"has {len(keys)} members at the key {key!r}, and one is needed: give one of "
+                f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
+            )
+        if not self.kind:
+            return pick(self.value, key)._replace(settings=settings_of(self.value))
+        inside = named_under(self.value, key) if key else self.value
+        if key and not inside:
+            raise RefusedFile(
+                f"is {self.kind}, which has no dicts, and no name in it begins with '{key}.', so the key "
+                f"{key!r} names nothing; build without it"
+            )
+        extra = {name: inside[name] for name in inside if is_extra_state(name)}
+        return PickedStateDict({name: inside[name] for name in inside if name not in extra}, extra=extra)
 
 
 class Checkpoint:
     """One open checkpoint.
 
     path: as the user gave it. part: its key among several members of one file, or "". bytes: the size of all
-    its files. prefix: the text that was removed from every name, or "". module: makes the pickled module of
+    its files. module: makes the pickled module of
     the file, or None. program: the torch.export program of the file, or None. files: the paths, with their
     status when they were opened. versions: of submodules, by the names in the file. settings: the
     hyperparameters that Lightning stored in the file.
@@ -34,35 +120,24 @@ class Checkpoint:
     def __init__(
         self,
         path: str,
-        names: Mapping[str, TensorInfo],
+        infos: Mapping[str, TensorInfo],
         read: Callable[[str], torch.Tensor],
-        prefix: str,
-        status: os.stat_result,
+        files: Sequence[tuple[str, os.stat_result]],
         *,
-        files: Sequence[tuple[str, os.stat_result]] = (),
         module: Callable[[], nn.Module] | None = None,
         program: Pt2File | None = None,
         versions: Mapping[str, Any] = MappingProxyType({}),
         settings: Mapping[str, Any] = MappingProxyType({}),
         extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.path = path
-        self.part = ""
-        self.prefix = prefix
-        self.module = module
-        self.program = program
-        self.settings = settings
-        self._versions = versions
-        self.files = tuple(files) or ((path, status),)
-        self.bytes = sum(found.st_size for _, found in self.files)
+        self.path, self.part = path, ""
+        self.module, self.program, self.settings = module, program, settings
+        self.files = tuple(files)
+        self.bytes = sum(status.st_size for _, status in self.files)
         self.given: Checkpoint | None = None
         # By the names in the file:
-        self._infos = {prefix + name: info for name, info in names.items() if not is_extra_state(name)}
-        self._extra: dict[str, Callable[[], Any]] = {
-            prefix + name: partial(read, prefix + name) for name in names if is_extra_state(name)
-        }
-        self._extra |= {prefix + name: partial(_itself, value) for name, value in extra.items()}
-        self._names = {name: prefix + name for name in (*names, *extra)}
+        self._infos, self._extra, self._versions = dict(infos), dict(extra), versions
+        self._names = {name: name for name in (*infos, *extra)}
         self._read = read
         self._dtype: torch.dtype | None = None
         self._values: Mapping[str, Callable[[], torch.Tensor]] = {}  # by the names in the file
@@ -86,7 +161,7 @@ class Checkpoint:
 
     def extra_state(self) -> dict[str, Any]:
         """Returns what `get_extra_state` of the modules returned, by name, as the file has it."""
-        return {name: self._extra[stored]() for name, stored in self._names.items() if stored in self._extra}
+        return {name: self._extra[stored] for name, stored in self._names.items() if stored in self._extra}
 
     @property
     def names(self) -> dict[str, str]:
@@ -101,11 +176,9 @@ class Checkpoint:
         return list(used), [name for name in (*self._infos, *self._extra) if name not in used]
 
     def _converted(self, info: TensorInfo) -> TensorInfo:
-        return (
-            info
-            if self._dtype is None or not is_floating(info.dtype)
-            else TensorInfo(str(self._dtype).removeprefix("torch."), info.shape)
-        )
+        if self._dtype is None or not is_floating(info.dtype):
+            return info
+        return TensorInfo(dtype_name(self._dtype), info.shape)
 
     def get(self, name: str) -> torch.Tensor:
         """Returns one tensor on the CPU, mapped if the file allows; do not write into it.
@@ -170,32 +243,22 @@ class Checkpoint:
                 if not any(v.startswith(f"{stored}.") for v in used):
                     places.setdefault(name, stored)
 
-    def stored_name(self, name: str) -> str:
-        """Returns the name in the file. Raises: KeyError."""
-        return self._names[name]
-
     def unstripped(self) -> Checkpoint:
         """Returns the same checkpoint with the names of the file."""
         return self.renamed({name: name for name in (*self._infos, *self._extra)})
 
-    def renamed(self, names: Mapping[str, str], prefix: str = "") -> Checkpoint:
+    def renamed(self, names: Mapping[str, str]) -> Checkpoint:
         """Returns the same checkpoint under other names.
 
         names: `{name: the name in the file}`; other tensors and extra states are left out.
         """
-        return self._with(_names=dict(names), prefix=prefix)
+        return self._with(_names=dict(names))
 
     def under(self, prefix: str) -> Checkpoint:
         """Returns the tensors whose names begin with a prefix, under names without it."""
         return self.renamed(
-            {name[len(prefix) :]: stored for name, stored in self._names.items() if name.startswith(prefix)},
-            self.prefix,
+            {name[len(prefix) :]: stored for name, stored in self._names.items() if name.startswith(prefix)}
         )
-
-    def sliced(self, number: int) -> Checkpoint:
-        """Returns one member of a stack: `[number]` of every tensor."""
-        infos = {name: info._replace(shape=info.shape[1:]) for name, info in self._infos.items()}
-        return self._with(_infos=infos, _read=lambda name: self._read(name)[number])
 
     def with_values(self, values: Mapping[str, Callable[[], torch.Tensor]]) -> Checkpoint:
         """Returns the same checkpoint with other values of some tensors.
@@ -221,11 +284,10 @@ class Checkpoint:
         """
         return self._with(
             given=self.given or self,
-            prefix="",
             _infos=dict(infos),
             _names={name: name for name in (*infos, *extra)},
             _read=read,
-            _extra={name: partial(_itself, value) for name, value in extra.items()},
+            _extra=dict(extra),
             _versions=dict(versions),
             _dtype=None,
             _values={},
@@ -283,31 +345,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
-def at_key(infos: Mapping[str, TensorInfo], key: str | None, what: str) -> Mapping[str, TensorInfo]:
-    """Returns the tensors under a key, in a file without dicts. what: the kind of file.
-
-    Raises: RefusedFile.
-    """
-    if not key:
-        return infos
-    inside = named_under(infos, key)
-    if not inside:
-        raise RefusedFile(
-            f"is a {what}, which has no dicts, and no name in it begins with '{key}.',"
-            f" so the key {key!r} names nothing; build without it"
-        )
-    return {f"{key}.{name}": info for name, info in inside.items()}
-
-
-def unwrapped(checkpoint: Checkpoint, key: str | None = None) -> Checkpoint:
-    """Returns the checkpoint under the names of its model, without those of wrappers. key: the prefix to
-    select.
-    """
-    chosen = checkpoint.under(f"{key}.") if key else checkpoint
-    names = chosen.names
-    plain, prefix = without_wrappers(names)
-    return chosen.renamed({name: names[known] for name, known in plain.items()}, prefix)
+def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the checkpoint under the names of its model, without those of wrappers."""
+    names = checkpoint.names
+    return checkpoint.renamed({name: names[known] for name, known in without_wrappers(names).items()})

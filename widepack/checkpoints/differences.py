@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..errors import MemberMismatch
 from ..ir.torch_internals import memory_id
-from .discovery import Checkpoint, TensorInfo, info_of, is_floating
+from .checkpoint import Checkpoint, is_floating
 from .model_names import prefixes_of
 from .model_names import under_model_names as under_model_names
-from .state_dict import bytes_of, pattern_of
+from .state_dict import TensorInfo, bytes_of, info_of, pattern_of
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -28,7 +27,8 @@ class Compared:
 
     infos: the dtypes and shapes of each checkpoint's weights. labels: how messages name each checkpoint.
     model: the dtypes and shapes of the model's weights; None: the first checkpoint is the model. canonical:
-    for a tied weight its name in the files. ragged: whether shapes may differ.
+    for a tied weight its name in the files. aliases: for such a name the others. ragged: whether shapes may
+    differ.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -36,7 +36,22 @@ class Compared:
     labels: Sequence[str]
     model: Infos | None
     canonical: Mapping[str, str]
+    aliases: Mapping[str, tuple[str, ...]]
     ragged: bool
+
+    @classmethod
+    def of(
+        cls,
+        checkpoints: Sequence[Checkpoint],
+        labels: Sequence[str],
+        model_state: Mapping[str, Tensor] | None,
+        ragged: bool,
+    ) -> Compared:
+        """Compares checkpoints with one another, and with the state dict of a model unless it is None."""
+        infos = [c.tensors() for c in checkpoints]
+        model = None if model_state is None else {n: info_of(t) for n, t in model_state.items()}
+        canonical, aliases = tied_names(model_state or {}, infos)
+        return cls(checkpoints, infos, labels, model, canonical, aliases, ragged)
 
 
 @dataclass
@@ -78,23 +93,13 @@ def differences(compared: Compared) -> Differences:
     return found
 
 
-def check_equal(compared: Compared) -> None:
-    """Raises one MemberMismatch with every difference, by checkpoint and name, if there are any."""
-    found = differences(compared)
-    if found.lines:
-        raise MemberMismatch(found.describe())
-
-
 def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool, about: str = "") -> str:
     """Returns why a checkpoint does not fit a model, without its name; "" if it fits.
 
     about: only hints with this text are added.
     """
     checkpoint = under_model_names(checkpoint, model_state)
-    infos = [checkpoint.tensors()]
-    model = {n: info_of(t) for n, t in model_state.items()}
-    canonical, _ = tied_names(model_state, infos)
-    found = differences(Compared([checkpoint], infos, [""], model, canonical, ragged))
+    found = differences(Compared.of([checkpoint], [""], model_state, ragged))
     if not found.lines:
         return ""
     text = "; ".join(line.removeprefix(":").strip() for line in found.lines)
@@ -103,8 +108,7 @@ def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: 
 
 def key_hints(checkpoint: Checkpoint, model_state: Mapping[str, Tensor]) -> str:
     """Returns hints on keys for a checkpoint that a model does not take; "" if there are none."""
-    model = {n: info_of(t) for n, t in model_state.items()}
-    found = differences(Compared([checkpoint], [checkpoint.tensors()], [""], model, {}, True))
+    found = differences(Compared.of([checkpoint], [""], model_state, ragged=True))
     return " ".join(hint for hint in found.hints if "--key" in hint)
 
 
@@ -133,13 +137,10 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
             f"All of the model's names are in it under {shown}: name one, for example --key"
             f" {keys[0]}{several}."
         )
-    if (
-        unexpected
-        and not missing
-        and compared.model is not None
-        and (beside := _patterns(unexpected, expected))
-    ):
-        found.hint(f"What is not the model's can be left out by a pattern: {beside}.")
+    if unexpected and not missing:
+        found.hint(
+            f"What is not the model's can be left out by a pattern: {_patterns(unexpected, expected)}."
+        )
     if unexpected and not missing and (copies := _copies(unexpected, expected)):
         found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
 

@@ -9,28 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-import torch
-
 from widepack_artifacts.errors import plain
 
 from ..errors import CheckpointError, UsageError
-from ..spec.dtypes import dtype_of
 from ..spec.names import checkpoint_of
 from .checkpoint import Checkpoint as Checkpoint
-from .checkpoint import is_floating as is_floating
-from .member_keys import is_pattern, keys_in, stacked
-from .open_file import is_torch_file, look, open_file
-from .shards import check_is_whole, is_index, open_folder, open_index
+from .checkpoint import Content
+from .member_keys import is_pattern, keys_in
+from .shards import read_content
 from .state_dict import RefusedFile
-from .state_dict import TensorInfo as TensorInfo
-from .state_dict import an as an
-from .state_dict import info_of as info_of
-from .torch_file import ZIP, Contents, content
 
 _KEY_PARTS = re.compile(r"[.\[]")
 SUFFIXES = (".npz", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pt2")
@@ -70,7 +61,7 @@ def open_checkpoint(path: str | Path, key: str | None = None, trust_pickle: bool
     names what the file is.
     """
     try:
-        return _open(str(path), key, trust_pickle)
+        return read_content(str(path), trust_pickle).checkpoint(str(path), key)
     except RefusedFile as refused:
         raise CheckpointError(f"checkpoint {path}: {refused}") from None
 
@@ -85,31 +76,19 @@ def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool =
         twice = [path for i, path in enumerate(paths) if path in paths[:i]] if key else []
         if twice:
             raise UsageError(
-                f"{twice[0]} is named twice with the key {key!r}, which gives equal members; for several"
-                " members"
-                " of one file give a key with *, for example --key 'model_*'"
+                f"{twice[0]} is named twice with the key {key!r}, which gives equal members; for several "
+                "members of one file give a key with *, for example --key 'model_*'"
             )
         return [MemberPlace(path, key) for path in paths]
     assert key is not None
     found: list[MemberPlace] = []
     for path in dict.fromkeys(paths):
         try:
-            parts = _parts_of(path, key, trust_pickle)
+            parts = keys_in(read_content(path, trust_pickle).value, key)
             found += [MemberPlace(path, part, part) for part in parts]
         except RefusedFile:
             found.append(MemberPlace(path, key))
     return found
-
-
-def _parts_of(path: str, key: str, trust: bool) -> list[str]:
-    """Returns the key of each member of a file. Raises: RefusedFile."""
-    status, start = look(path)
-    if _is_torch(path, status, start, trust):
-        found = content(path, status, start.startswith(ZIP), trust)
-    else:
-        infos = _open(path, None, trust).unstripped().tensors()
-        found = {n: torch.empty(i.shape, dtype=dtype_of(i.dtype), device="meta") for n, i in infos.items()}
-    return keys_in(found, key)
 
 
 def open_all(
@@ -134,15 +113,18 @@ def open_good(
     """
     opened: list[Checkpoint] = []
     bad: list[LeftOut] = []
-    contents: Contents = {}
+    contents: dict[str, Content] = {}  # of files with several members, which are read once
     one_path = isinstance(places, (str, Path))
     listed(str(places) if one_path else [p.path if isinstance(p, MemberPlace) else p for p in places])
     for i, given in enumerate(places):
         place = given if isinstance(given, MemberPlace) else MemberPlace(str(given), key)
         try:
-            found = _open(place.path, place.key, trust_pickle, contents if place.part else None)
-            found.part = place.part
-            opened.append(found)
+            content = contents.get(place.path) or read_content(place.path, trust_pickle)
+            if place.part:
+                contents[place.path] = content
+            checkpoint = content.checkpoint(place.path, place.key)
+            checkpoint.part = place.part
+            opened.append(checkpoint)
         except RefusedFile as refused:
             bad.append(LeftOut(i, f"{place.path}:{place.part}" if place.part else place.path, str(refused)))
     return opened, bad
@@ -167,9 +149,8 @@ def listed(paths: Sequence[str | Path], example: str = "widepack build ckpts/*.p
             or text.encode("utf-8", "replace") != text.encode("utf-8", "surrogateescape")
         ):
             raise UsageError(
-                f"checkpoint {text!r}: this path has a character that is not text, so an artifact cannot name"
-                " the file;"
-                " rename it, or link to it by another name"
+                f"checkpoint {text!r}: this path has a character that is not text, so an artifact cannot "
+                "name the file; rename it, or link to it by another name"
             )
     return texts
 
@@ -178,30 +159,6 @@ def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:
     """Returns one error for all unusable checkpoints. count: the number of all checkpoints."""
     head = "" if len(bad) == 1 else f"{len(bad)} of {count} checkpoints cannot be used:\n- "
     return CheckpointError(head + "\n- ".join(f"checkpoint {b.number} ({b.path}): {b.why}" for b in bad))
-
-
-def _open(path: str, key: str | None, trust: bool, contents: Contents | None = None) -> Checkpoint:
-    status, start = look(path)
-    check_is_whole(path)
-    if key is None or _is_torch(path, status, start, trust):
-        pass
-    elif (place := stacked(key)) is not None and place[1] != "*":
-        return _open(path, place[0] or None, trust).sliced(int(place[1]))
-    elif is_pattern(key):
-        keys = _parts_of(path, key, trust)
-        raise RefusedFile(
-            f"has {len(keys)} members at the key {key!r}, and one is needed: {', '.join(keys[:6])}"
-        )
-    if stat.S_ISDIR(status.st_mode):
-        return open_folder(path, key, trust)
-    if is_index(path, start):
-        return open_index(path, key, trust)
-    return open_file(path, key, trust, contents)
-
-
-def _is_torch(path: str, status: os.stat_result, start: bytes, trust: bool) -> bool:
-    folder = stat.S_ISDIR(status.st_mode)
-    return not folder and not is_index(path, start) and is_torch_file(path, start, trust)
 
 
 def member_names(paths: Sequence[str | Path]) -> list[str]:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.reader import Reader
 from widepack_artifacts.weight_table import ITEM_BYTES
 from widepack_artifacts.weights import Weights
 
@@ -53,7 +54,26 @@ def tensors_of_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     return {DOCUMENT: torch.frombuffer(bytearray(document), dtype=torch.uint8), **tensors}
 
 
-def state_in(files: Weights, members: int, member: int) -> dict[str, Any]:
+def extra_file(reader: Reader) -> Weights | None:
+    """Maps the file of the members' extra states; None if there is none. Raises: ArtifactError."""
+    name = reader.manifest.state_dicts.extra
+    return Weights([reader.path(name)]) if name else None
+
+
+def extra_of_member(reader: Reader, file: Weights | None, member: int) -> dict[str, Any]:
+    """Returns the extra state of one member, by name.
+
+    file: what `extra_file` returned. member: its number. Raises: ArtifactError.
+    """
+    if file is None:
+        return {}
+    try:
+        return _state_in(file, len(reader.manifest.members), member)
+    except ArtifactError as e:
+        raise ArtifactError(f"{reader.root / reader.manifest.state_dicts.extra}: {e}") from None
+
+
+def _state_in(files: Weights, members: int, member: int) -> dict[str, Any]:
     """Returns the extra state of one member. files: the file of extra states. Raises: ArtifactError."""
     document = files.get(DOCUMENT)
     if document.dtype != torch.uint8 or document.ndim != 1:
@@ -181,3 +201,16 @@ def _bytes_of(state: Mapping[str, Any]) -> tuple[bytes, list[tuple[Any, ...]]]:
         (str(t.dtype), tuple(t.shape), bytes_of(t.reshape(-1)).numpy().tobytes()) for t in tensors.values()
     ]
     return document, rows
+
+
+def differing_names(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
+    """Returns the names of extra states that are not equal."""
+    found = []
+    for name in sorted({*own, *extra}):
+        try:
+            same = name in own and name in extra and equal({name: own[name]}, {name: extra[name]})
+        except NotData:
+            same = False
+        if not same:
+            found.append(name)
+    return found

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .discovery import Checkpoint, an
+from .checkpoint import Checkpoint
+from .state_dict import an
 
 
 class Factory:
@@ -38,7 +39,7 @@ class Factory:
     ) -> None:
         self.name = name
         self.args = dict(args)
-        self.takes_state_dict = _takes_state_dict(make)
+        self.takes_state_dict = "state_dict" in _parameters(make)
         self._make = make
         self._folder = folder
         self._last: weakref.ref[nn.Module] | None = None
@@ -60,12 +61,8 @@ class Factory:
     @property
     def defaults(self) -> dict[str, object]:
         """The parameters that `args` does not give, with their defaults or `inspect.Parameter.empty`."""
-        try:
-            parameters = inspect.signature(self._make).parameters.values()
-        except (TypeError, ValueError):  # some builtins have no signature
-            return {}
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        return {p.name: p.default for p in named if p.name not in self.args and p.name != "state_dict"}
+        named = _parameters(self._make)
+        return {n: p.default for n, p in named.items() if n not in self.args and n != "state_dict"}
 
     def __call__(self, state_dict: Mapping[str, Tensor] | None = None) -> nn.Module:
         """Makes a fresh member. state_dict: passed only to a factory with this parameter.
@@ -111,6 +108,35 @@ class Factory:
             return ""
 
 
+class PickledModules(Factory):
+    """Makes members that are pickled modules: each checkpoint contains its module.
+
+    Every member is unpickled again from its file. So everything that is not a weight (a number in a plain
+    attribute, a buffer that is not saved) is the member's own, and a build compares it
+    (verification/same_program.py). Only files that were opened with `trust_pickle` have a module.
+    """
+
+    brings_weights = True
+
+    def __init__(self) -> None:
+        super().__init__("the pickled modules", _nothing, {})
+        self.takes_state_dict = True  # each module has the sizes of its weights
+
+    def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
+        """Returns the module in a checkpoint's file, in eval mode. Raises: UsageError."""
+        if checkpoint.module is None:
+            raise UsageError(
+                f"checkpoint {checkpoint.path} contains no module;"
+                " name what makes the members: --model package.module:factory"
+            )
+        module = checkpoint.module().eval()
+        return module if self.dtype is None else module.to(self.dtype)
+
+
+def _nothing() -> nn.Module:
+    raise UsageError("pickled modules are read from their own files")
+
+
 def load_factory(model: str | Callable[..., object], args: Mapping[str, object] | None = None) -> Factory:
     """Returns the factory that `model` names.
 
@@ -154,15 +180,14 @@ def _checked(found: object, name: str) -> Callable[..., object]:
     return found
 
 
-def _takes_state_dict(make: Callable[..., object]) -> bool:
+def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """Returns the parameters that may be given by name; {} for some builtins, which have no signature."""
     try:
-        parameter = inspect.signature(make).parameters.get("state_dict")
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
-    return parameter is not None and parameter.kind in (
-        parameter.POSITIONAL_OR_KEYWORD,
-        parameter.KEYWORD_ONLY,
-    )
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in parameters.items() if p.kind in kinds}
 
 
 def _suggestions(found: object, part: str) -> str:
@@ -231,16 +256,15 @@ def _from_file(where: str, model: str) -> tuple[ModuleType, str]:
 
 
 def _is_file(module: ModuleType, path: Path) -> bool:
-    found = getattr(module, "__file__", None)
-    return found is not None and Path(found).resolve() == path
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
 
 
 def _exec_file(path: Path) -> ModuleType:
     """Imports a file without a package under a unique name, and only once, so its classes stay the same."""
     name = f"_widepack_model_{abs(hash(str(path))):x}_{path.stem}"
-    if (known := sys.modules.get(name)) is not None and getattr(
-        known, "__widepack_mtime__", None
-    ) == path.stat().st_mtime_ns:
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__widepack_mtime__", None) == path.stat().st_mtime_ns:
         return known
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the suffix is .py
@@ -263,11 +287,8 @@ def _raised(error: BaseException) -> str:
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
-    own = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if f.filename != __file__ and not f.filename.startswith("<frozen")
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
     if own and "importlib" not in own[-1].filename:
         frame = next((f for f in reversed(own) if "site-packages" not in f.filename), own[-1])
         text += f" ({frame.filename}:{frame.lineno})"

@@ -14,10 +14,10 @@ from widepack_artifacts.weights import Weights
 
 from ..errors import ArtifactError, MemberMismatch
 from .differences import bit_equal
-from .newcomer import Newcomer
+from .new_member import NewMember
 
 
-def check_literals(manifest: Manifest, files: Weights, new: Newcomer, path: str | Path) -> None:
+def check_literals(manifest: Manifest, files: Weights, new: NewMember, path: str | Path) -> None:
     """Refuses a new member whose code would read other values than the programs of an artifact have.
 
     files: the weights of the artifact. path: of the new member.

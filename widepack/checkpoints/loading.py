@@ -7,12 +7,14 @@ older weights (hooks, versions), set the sizes of buffers, or keep extra state.
 |---|---|
 | its load only copies (`copies`); equal names and shapes | nothing is loaded; the weights stay mapped |
 | the same, with other floating dtypes | the weights stay mapped and are converted when they are read |
-| any other | one member at a time is loaded, and what differs from the file is kept (`kept.py`) |
+| any other | one member at a time is loaded, and what differs from the file is kept (`kept`) |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,17 +26,18 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from ..errors import MemberMismatch, UsageError
+from ..errors import CheckpointError, MemberMismatch, UsageError
 from ..ir.torch_internals import memory_id
 from ..spec.dtypes import dtype_of
 from .checkpoint import Checkpoint, is_floating, unwrapped
 from .differences import Compared, bit_equal, differences, key_hints, mismatch, tied_names
 from .factory import Factory
-from .kept import kept
 from .model_names import known_names, prefix_of, under_model_names
 from .state_dict import TensorInfo, info_of, is_extra_state
-from .stored_states import with_counters
 
+COUNTER = "num_batches_tracked"
+"""The counter that norms of torch have since their version 2, which is torch 1.0."""
+_SMALL_BYTES = 1 << 20
 _LOAD = "_load_from_state_dict"
 _COPIES: tuple[object, ...] = (
     getattr(nn.Module, _LOAD),
@@ -43,11 +46,7 @@ _COPIES: tuple[object, ...] = (
 )
 _OF_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 _LOAD_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-_HOOKS = (
-    *_LOAD_HOOKS,
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-)
+_HOOKS = (*_LOAD_HOOKS, "_state_dict_hooks", "_state_dict_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ class MemberLoader:
         self.copies = self.plain = True
         self._fresh: dict[object, nn.Module] = {}
         self._first: Checkpoint | None = None
-        self._changed: set[bool] = (
-            set()
-        )  # the forms whose weights a load has changed: with versions, or without
+        self._changed: set[bool] = set()  # with versions, or without: the forms that a load has changed
 
     def load(self, checkpoint: Checkpoint) -> Checkpoint:
         """Returns a member's state, with the versions and the extra state of its submodules.
@@ -173,11 +170,7 @@ class MemberLoader:
         if modules and all(copies(module) for module, _ in modules):
             states = [state_of(module) for module, _ in modules]
             given = [_comparable(c, state) for (_, c), state in zip(modules, states)]
-            infos = [c.tensors() for c in given]
-            model = {name: info_of(tensor) for name, tensor in states[0].items()}
-            canonical, _ = tied_names(states[0], infos)
-            takes = self.factory.takes_state_dict
-            found = differences(Compared(given, infos, labels, model, canonical, takes))
+            found = differences(Compared.of(given, labels, states[0], self.factory.takes_state_dict))
             if found.lines:
                 return MemberMismatch(found.describe())
         texts = [f"{label}: {why}" for label, why in zip(labels, reasons) if why]
@@ -244,9 +237,8 @@ def without_ignored(checkpoint: Checkpoint, model: Mapping[str, object], ignore:
             continue  # extra state is loaded, and only not stored
         if name in model:
             raise UsageError(
-                f"ignore: the pattern {pattern!r} matches {name}, a weight of the model, which would keep"
-                " the values of its constructor; give a pattern that matches only what the model does not"
-                " have"
+                f"ignore: the pattern {pattern!r} matches {name}, a weight of the model, which would keep "
+                "the values of its constructor; give a pattern that matches only what the model does not have"
             )
         beside[stored] = name
     if not beside:
@@ -405,15 +397,37 @@ def _copied(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint | None
         return None
     if given.extra_state() or any(infos[name].shape != model[name].shape for name in infos):
         return None
-    found = in_dtypes_of(given, model)
-    return (
-        found if all(info.dtype == info_of(model[n]).dtype for n, info in found.tensors().items()) else None
-    )
+    copied = in_dtypes_of(given, model)
+    same = all(info.dtype == info_of(model[n]).dtype for n, info in copied.tensors().items())
+    return copied if same else None
 
 
 def _comparable(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
     """Returns a checkpoint with what a load that only copies would add or convert."""
     return in_dtypes_of(with_counters(given, model), model)
+
+
+def with_counters(checkpoint: Checkpoint, expected: Iterable[str]) -> Checkpoint:
+    """Returns a checkpoint with the counters of batch norms that files of torch before 1.0 do not have.
+
+    torch's norms add a counter of 0 when they load an older file.
+    """
+    infos = checkpoint.tensors()
+    versions = checkpoint.versions()
+    added = {}
+    for name in expected:
+        path, _, last = name.rpartition(".")
+        version = versions.get(path, {}).get("version") or 1
+        old = type(version) is int and version < 2  # a file may have anything there
+        if name not in infos and last == COUNTER and old and name[: -len(COUNTER)] + "running_mean" in infos:
+            added[name] = TensorInfo("int64", ())
+    if not added:
+        return checkpoint
+
+    def read(name: str) -> Tensor:
+        return torch.tensor(0) if name in added else checkpoint.get(name)
+
+    return checkpoint.as_loaded({**infos, **added}, read, checkpoint.extra_state(), versions)
 
 
 def in_dtypes_of(given: Checkpoint, model: Mapping[str, Tensor]) -> Checkpoint:
@@ -452,13 +466,30 @@ def _value(given: Checkpoint, name: str, tensor: Tensor) -> Callable[[], Tensor]
         if bit_equal(stored, tensor):
             return partial(given.get, name)
         if stored.dtype != tensor.dtype and bit_equal(stored.to(tensor.dtype), tensor):
-            return partial(_converted, given, name, tensor.dtype)
-    return partial(_same, kept(tensor))
+            dtype = tensor.dtype
+            return lambda: given.get(name).to(dtype)
+    own = kept(tensor)
+    return lambda: own
 
 
-def _converted(given: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
-    return given.get(name).to(dtype)
+def kept(tensor: Tensor) -> Tensor:
+    """Returns a contiguous copy of a tensor. A large one is mapped from a file that has no name.
 
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+    The file takes space until the copy is released, and the system may write its pages out of memory.
+    Raises: CheckpointError if there is no space.
+    """
+    tensor = tensor.detach()
+    size = tensor.numel() * tensor.element_size()
+    if size < _SMALL_BYTES or tensor.device.type != "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    with tempfile.NamedTemporaryFile(prefix="widepack-") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)  # a write to a page without space ends the process
+        except OSError as e:
+            raise CheckpointError(
+                f"{tempfile.gettempdir()}: {size:,} bytes for a loaded weight: {e.strerror}; set TMPDIR to a"
+                " folder with more space"
+            ) from e
+        mapped = torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
+    copy = mapped.view(tensor.dtype).reshape(tensor.shape)
+    return copy.copy_(tensor)

@@ -106,9 +106,8 @@ def _members(state: PickedStateDict, base: str) -> int:
     if len(sizes) != 1 or -1 in sizes or 0 in sizes:
         texts = [f"{name} is {list(state.tensors[name].shape)}" for name in list(sizes.values())[:_SHOWN]]
         raise RefusedFile(
-            f"is not a stack of members{f' at {base!r}' if base else ''}: the tensors have no common size of"
-            " axis"
-            f" 0 ({', '.join(texts)})"
+            f"is not a stack of members{f' at {base!r}' if base else ''}: the tensors have no common size of "
+            f"axis 0 ({', '.join(texts)})"
         )
     return next(iter(sizes))
 

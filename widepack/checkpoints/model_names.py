@@ -32,9 +32,7 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
         return found  # two names become one
     whole = checkpoint.unstripped()
     inner = _under(whole.renamed({name: whole.names[stored] for name, stored in plain.items()}), bare)
-    again = inner.renamed(
-        {bare.get(name, name): stored for name, stored in inner.names.items()}, inner.prefix
-    )
+    again = inner.renamed({bare.get(name, name): stored for name, stored in inner.names.items()})
     return again if known_names(again, model) > known_names(found, model) else found
 
 
@@ -70,8 +68,6 @@ def prefix_of(checkpoint: Checkpoint, model: Mapping[str, object]) -> str:
 
 def _under(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
     """Applies the rules of `under_model_names` for the beginning of names."""
-    if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
-        return checkpoint.unstripped()
     whole = checkpoint.unstripped()
     if known_names(whole, model) > known_names(checkpoint, model):
         return whole
@@ -106,7 +102,7 @@ def _wrapped(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint 
             inner = checkpoint.under(found[0])
         stored = inner.names
         if all(name in stored for name in bare):
-            return inner.renamed({bare.get(n, n): s for n, s in stored.items()}, inner.prefix)
+            return inner.renamed({bare.get(n, n): s for n, s in stored.items()})
     return None
 
 

@@ -1,27 +1,31 @@
 """Opens one checkpoint file lazily, by its content, without running code of the file.
 
 It reads state dicts of `torch.save` (zip files are mapped, the older format is read into memory), safetensors
-(mapped) and the weights of `torch.export` programs (mapped). Objects of other classes that a training script
-saved beside the weights are skipped: nothing of them is imported or run. If the weights themselves are in a
-pickled module, the file is read only with `trust_pickle`, which runs the code that it names. For any other
-file the error names what it is.
+(mapped), the weights of `torch.export` programs (mapped), and archives of NumPy. Objects of other classes
+that a training script saved beside the weights are skipped: nothing of them is imported or run. If the
+weights themselves are in a pickled module, the file is read only with `trust_pickle`, which runs the code
+that it names. For any other file the error names what it is.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import zipfile
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
-from .checkpoint import Checkpoint, at_key, unwrapped
-from .numpy_archive import from_npz, is_npz
+from widepack_artifacts.weights import NAMES
+
+from .checkpoint import Checkpoint, Content
 from .plain_file import open_plain
 from .pt2_archive import Pt2File
-from .state_dict import OR_TRUST, SAVE, RefusedFile, TensorInfo
-from .torch_file import LEGACY, ZIP, Contents, open_torch_file
-from .zip_records import records_of
+from .state_dict import OR_TRUST, SAVE, RefusedFile, as_tensor
+from .torch_file import LEGACY, ZIP, read_torch_file
+from .zip_records import Records, check_expanded, records_of
 
 # The longest header that safetensors reads.
 _MAX_HEADER = 100_000_000
@@ -56,38 +60,26 @@ def look(path: str) -> tuple[os.stat_result, bytes]:
     return status, start
 
 
-def is_torch_file(path: str, start: bytes, trust: bool) -> bool:
-    """Returns whether a plain file is one of torch.save or pickle. Raises: RefusedFile."""
-    if start.startswith(ZIP):
-        size = os.path.getsize(path)
-        return not is_npz(path, size) and not _is_program(path, size)
-    return start.startswith(LEGACY) or (trust and _is_pickle(start))
+def open_file(path: str, key: str | None = None, trust: bool = False) -> Checkpoint:
+    """Opens one file. key: where the state dict is in it. trust: as for `read_file`. Raises: RefusedFile."""
+    return read_file(path, trust).checkpoint(path, key)
 
 
-def open_file(
-    path: str, key: str | None = None, trust: bool = False, contents: Contents | None = None
-) -> Checkpoint:
-    """Opens one file, recognized by its content.
+def read_file(path: str, trust: bool = False) -> Content:
+    """Returns what one file has. The format is recognized by the content.
 
-    trust: whether to unpickle any object. contents: of files of torch.save that were read already.
-    Raises: RefusedFile.
+    trust: whether to unpickle any object. Raises: RefusedFile.
     """
     status, start = look(path)
     if stat.S_ISDIR(status.st_mode):
         raise RefusedFile("is a folder")
     if start.startswith(ZIP):
-        if is_npz(path, status.st_size):
-            return from_npz(path, key, status)
-        if _is_program(path, status.st_size):
-            return _from_program(path, key, status)
-        return open_torch_file(path, key, status, mapped=True, trust=trust, contents=contents)
-    if start.startswith(LEGACY):
-        return open_torch_file(path, key, status, mapped=False, trust=trust, contents=contents)
+        return _zip_reader(records_of(path, status.st_size))(path, status, start, trust)
     header = int.from_bytes(start[:8], "little")
-    if start[8:9] == b"{" and header <= _MAX_HEADER:
-        return _from_safetensors(path, key, status, header)
-    if trust and _is_pickle(start):
-        return open_torch_file(path, key, status, mapped=False, trust=True, contents=contents)
+    if not start.startswith(LEGACY) and start[8:9] == b"{" and header <= _MAX_HEADER:
+        return _read_safetensors(path, status, header)
+    if start.startswith(LEGACY) or (trust and _is_pickle(start)):
+        return read_torch_file(path, status, start, trust)
     raise RefusedFile(_foreign(start))
 
 
@@ -113,45 +105,59 @@ def _foreign(start: bytes) -> str:
     return f"is neither a file of torch.save nor safetensors; it starts with the bytes {start[:8].hex(' ')}"
 
 
-def _is_program(path: str, size: int) -> bool:
-    """Returns whether a zip file is a torch.export program.
-
-    Raises: RefusedFile if it is no checkpoint at all.
-    """
-    names = list(records_of(path, size))
-    inner = {name.partition("/")[2] for name in names} | set(names)
+def _zip_reader(records: Records) -> Callable[[str, os.stat_result, bytes, bool], Content]:
+    """Returns the reader of a zip file with these records. Raises: RefusedFile if it is no checkpoint."""
+    if records and all(name.endswith(".npy") for name in records):
+        return _read_npz
+    inner = {name.partition("/")[2] for name in records} | set(records)
     if "constants.pkl" in inner:
         raise RefusedFile(
             "is a TorchScript archive, which contains code; load it with torch.jit.load if you trust it, and"
             f" {SAVE}"
         )
-    if "archive_format" in inner or any(
-        name.startswith("models/") and name.endswith(".json") for name in inner
-    ):
-        return True
+    if "archive_format" in inner or any(n.startswith("models/") and n.endswith(".json") for n in inner):
+        return _read_program
     if "serialized_exported_program.json" in inner:
         raise RefusedFile(
             "is a torch.export program in the format of torch before 2.8; load it there, save it with a newer"
-            " torch,"
-            f" or {SAVE}"
+            f" torch, or {SAVE}"
         )
     if "data.pkl" not in inner:
         raise RefusedFile("is a zip file, but not one of torch.save: it has no data.pkl")
-    return False
+    return read_torch_file
 
 
-def _from_program(path: str, key: str | None, status: os.stat_result) -> Checkpoint:
+def _read_program(path: str, status: os.stat_result, start: bytes, trust: bool) -> Content:
     program = Pt2File(path)
-    infos = {name: info for name, info in program.tensors().items() if name in program.saved}
-    return unwrapped(
-        Checkpoint(
-            path, at_key(infos, key, "torch.export program"), program.get, "", status, program=program
-        ),
-        key,
-    )
+    tensors = {name: program.get(name) for name in program.tensors() if name in program.saved}
+    return Content(tensors, [(path, status)], "a torch.export program", program=program)
 
 
-def _from_safetensors(path: str, key: str | None, status: os.stat_result, header: int) -> Checkpoint:
+def _read_npz(path: str, status: os.stat_result, start: bytes, trust: bool) -> Content:
+    """Reads an archive of `numpy.savez` as data: arrays of numbers by name. No object is unpickled."""
+    try:
+        import numpy as np
+    except ImportError:
+        raise RefusedFile(f"is a NumPy archive (.npz), and NumPy is not installed; {SAVE}") from None
+    sizes = (entry.file_size for entry in records_of(path, status.st_size).values())
+    check_expanded(sizes, status.st_size)
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in archive.files:
+                tensor = as_tensor(archive[name])
+                if tensor is None:
+                    raise RefusedFile(
+                        f"{name} is an array of {archive[name].dtype}, which torch does not have"
+                    )
+                tensors[name] = tensor
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+        words = " ".join(str(e).split())[:200]
+        raise RefusedFile(f"cannot be read as a NumPy archive: {words}") from None
+    return Content(tensors, [(path, status)], "a NumPy archive")
+
+
+def _read_safetensors(path: str, status: os.stat_result, header: int) -> Content:
     if header + 8 > status.st_size:
         raise RefusedFile(
             f"is truncated: the safetensors header needs {header + 8} bytes, the file has {status.st_size}"
@@ -159,19 +165,16 @@ def _from_safetensors(path: str, key: str | None, status: os.stat_result, header
     try:
         file: Any = safe_open(path, framework="pt", device="cpu")
         order = list(file.keys())
-        infos = {}
-        for name in order:
-            view = file.get_slice(name)
-            infos[name] = (str(view.get_dtype()), tuple(view.get_shape()))
+        codes = {name: str(file.get_slice(name).get_dtype()) for name in order}
+        if unknown := next((name for name, code in codes.items() if code not in NAMES), None):
+            raise RefusedFile(f"{unknown} has the dtype {codes[unknown]}; known: {', '.join(NAMES)}")
+        tensors = {name: file.get_tensor(name) for name in codes}
     except SafetensorError as error:
         words = " ".join(str(error).split())
-        cut = (
-            "truncated"
-            if "incomplete" in words.lower() or "not fully covered" in words.lower()
-            else "damaged"
-        )
+        cut = any(part in words.lower() for part in ("incomplete", "not fully covered"))
         raise RefusedFile(
-            f"is {cut}: the safetensors reader says {words[:200]!r}; copy or download it again"
+            f"is {'truncated' if cut else 'damaged'}: the safetensors reader says {words[:200]!r}; copy or "
+            "download it again"
         ) from None
     except (OSError, ValueError) as error:
         raise RefusedFile(f"cannot be read as safetensors: {error}") from None
@@ -180,33 +183,6 @@ def _from_safetensors(path: str, key: str | None, status: os.stat_result, header
             f"has {status.st_size:,} bytes, which cannot be mapped into memory:"
             f" {str(error)[-200:] or 'no memory'}"
         ) from None
-    if not infos:
+    if not tensors:
         raise RefusedFile("has no tensors")
-    names = {}
-    for name, (dtype, shape) in infos.items():
-        if dtype not in _SAFETENSORS:
-            raise RefusedFile(f"{name} has the dtype {dtype}; known: {', '.join(_SAFETENSORS)}")
-        names[name] = TensorInfo(_SAFETENSORS[dtype], shape)
-    return unwrapped(
-        Checkpoint(path, at_key(names, key, "safetensors file"), file.get_tensor, "", status), key
-    )
-
-
-# The dtypes' names in the safetensors format, and in torch.
-_SAFETENSORS = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
-_SAFETENSORS |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"}
-_SAFETENSORS |= {
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "BOOL": "bool",
-    "C64": "complex64",
-}
+    return Content(tensors, [(path, status)], "a safetensors file")

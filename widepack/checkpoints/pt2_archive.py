@@ -18,7 +18,7 @@ import math
 import zipfile
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -130,8 +130,7 @@ class Pt2File:
 
     def place(self, name: str) -> object:
         """Returns a key for a tensor's bytes; it is equal for names of one tensor."""
-        m = self._metas[name]
-        return m.record, m.offset, m.sizes, m.strides, m.dtype
+        return self._metas[name]._replace(parameter=False)
 
     def program(self) -> dict[str, Any]:
         """Returns the program's JSON. Raises: RefusedFile for an unsupported schema."""
@@ -174,26 +173,15 @@ def _check_samples(content: bytes) -> None:
             deque(storages_of(text_record(io.BytesIO(content), entry)), maxlen=0)
 
 
-class _Meta:
-    """A tensor of the file: its record, dtype, sizes, strides and offset."""
+class _Meta(NamedTuple):
+    """A tensor of the file. parameter: whether it is one of its module; buffers and constants are not."""
 
-    def __init__(
-        self,
-        record: str,
-        dtype: torch.dtype,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
-        offset: int,
-        parameter: bool,
-    ) -> None:
-        self.record, self.dtype, self.sizes, self.strides, self.offset, self.parameter = (
-            record,
-            dtype,
-            sizes,
-            strides,
-            offset,
-            parameter,
-        )
+    record: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    parameter: bool
 
 
 def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInfo]) -> _Meta:
@@ -224,13 +212,9 @@ def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInf
         for k in ("sizes", "strides")
     )
     offset = _int(meta.get("storage_offset"))
-    if (
-        sizes is None
-        or strides is None
-        or len(sizes) != len(strides)
-        or len(sizes) > 64
-        or min((*sizes, *strides, offset)) < 0
-    ):
+    if sizes is None or strides is None or len(sizes) != len(strides) or len(sizes) > 64:
+        raise bad("has no shape")
+    if min((*sizes, *strides, offset)) < 0:
         raise bad("has no shape")
     entry = records[record]
     if entry.compress_type != zipfile.ZIP_STORED:

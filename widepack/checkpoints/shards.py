@@ -8,17 +8,17 @@ before `.bin`), or the only file of weights.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import Any
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 
-from .checkpoint import Checkpoint
-from .open_file import look, open_file
+from .checkpoint import Content
+from .open_file import look, open_file, read_file
 from .plain_file import read_plain
-from .state_dict import RefusedFile, TensorInfo, info_of, is_extra_state, named_under, without_wrappers
+from .state_dict import RefusedFile
 
 INDEX = ".index.json"
 FIRST = (
@@ -39,18 +39,18 @@ _NO_WEIGHTS = (
 _MAX_INDEX_BYTES = 64 << 20
 
 
-def is_index(path: str, start: bytes) -> bool:
+def _is_index(path: str, start: bytes) -> bool:
     """Returns whether a file is an index of shards, by its content. Other JSON files are not."""
     if not start.lstrip().startswith(b"{") or os.path.getsize(path) > _MAX_INDEX_BYTES:
         return False
     try:
         found = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), path)
     except (ArtifactError, OSError, RefusedFile):
-        return path.endswith(INDEX)  # open_index then reports the mistake
+        return path.endswith(INDEX)  # _read_index then reports the mistake
     return isinstance(found, dict) and "weight_map" in found
 
 
-def check_is_whole(path: str) -> None:
+def _check_is_whole(path: str) -> None:
     """Raises: RefusedFile if a file is a part of a folder of torch.distributed.checkpoint."""
     folder = os.path.dirname(path)
     if path.endswith(_DISTRIBUTED) and os.path.exists(os.path.join(folder, _METADATA)):
@@ -64,8 +64,20 @@ def _converted(folder: str) -> str:
     )
 
 
-def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
-    """Opens the weights in a folder. Raises: RefusedFile."""
+def read_content(path: str, trust: bool = False) -> Content:
+    """Returns what a file, an index of shards, or a folder has. trust: whether to unpickle any object.
+
+    Raises: RefusedFile.
+    """
+    status, start = look(path)
+    _check_is_whole(path)
+    if stat.S_ISDIR(status.st_mode):
+        return _read_folder(path, trust)
+    return _read_index(path, trust) if _is_index(path, start) else read_file(path, trust)
+
+
+def _read_folder(path: str, trust: bool) -> Content:
+    """Reads the weights in a folder. Raises: RefusedFile."""
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -82,9 +94,7 @@ def open_folder(path: str, key: str | None, trust: bool) -> Checkpoint:
             raise RefusedFile(_no_weights(path, [*indexes, *files]))
         (chosen,) = indexes or files
     inner = os.path.join(path, chosen)
-    opened = open_index(inner, key, trust) if chosen.endswith(INDEX) else open_file(inner, key, trust)
-    opened.path = path
-    return opened
+    return _read_index(inner, trust) if chosen.endswith(INDEX) else read_file(inner, trust)
 
 
 _METADATA, _DISTRIBUTED = ".metadata", ".distcp"
@@ -131,8 +141,8 @@ def _has_weights(folder: str) -> bool:
     return any(n.endswith((*_WEIGHTS, INDEX)) and n not in _NO_WEIGHTS for n in names) or ".metadata" in names
 
 
-def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
-    """Opens the shards of an index as one checkpoint. Each tensor is read from the file that the index names.
+def _read_index(path: str, trust: bool) -> Content:
+    """Reads the shards of an index. Each tensor is read from the file that the index names.
 
     Raises: RefusedFile that lists all missing files.
     """
@@ -145,45 +155,24 @@ def open_index(path: str, key: str | None, trust: bool) -> Checkpoint:
             f"is an index of {len(set(files.values()))} files, of which these are missing:"
             f" {', '.join(missing[:6])}{' and more' if len(missing) > 6 else ''}"
         )
-    shards: dict[str, Checkpoint] = {}
+    shards: dict[str, Mapping[str, Any]] = {}
+    opened = [(path, status)]
     for name in dict.fromkeys(files.values()):
         try:
-            shards[name] = open_file(os.path.join(folder, name), None, trust).unstripped()
+            shard = open_file(os.path.join(folder, name), None, trust).unstripped()
         except RefusedFile as refused:
             raise RefusedFile(f"its shard {name} {refused}") from None
-    infos: dict[str, TensorInfo] = {}
+        shards[name] = shard.state_dict()
+        opened += shard.files
     for tensor, name in files.items():
-        shard = {**shards[name].tensors(), **_extra_tensors(shards[name], tensor)}
-        if tensor not in shard:
+        if tensor not in shards[name]:
             raise RefusedFile(
                 f"the index says that {tensor} is in {name}, but it is not; copy or download both again"
             )
-        infos[tensor] = shard[tensor]
-    chosen = {f"{key}.{name}": info for name, info in named_under(infos, key).items()} if key else infos
-    if not chosen:
-        raise RefusedFile(
-            f"is an index of shards, which has no dicts, and no name in it begins with '{key}.',"
-            f" so the key {key!r} names nothing; build without it"
-            if key
-            else "is an index of no tensors"
-        )
-
-    def read(name: str) -> torch.Tensor:
-        shard = shards[files[name]]
-        return shard.extra_state()[name] if is_extra_state(name) else shard.get(name)
-
-    parts = [(path, status), *(part for shard in shards.values() for part in shard.files)]
-    names = {name[len(key) + 1 :] if key else name: name for name in chosen}
-    plain, prefix = without_wrappers(names)
-    return Checkpoint(path, chosen, read, "", status, files=parts).renamed(
-        {name: names[known] for name, known in plain.items()}, prefix
-    )
-
-
-def _extra_tensors(shard: Checkpoint, name: str) -> dict[str, TensorInfo]:
-    """Returns the dtype and shape of an extra state that is a tensor."""
-    value = shard.extra_state().get(name) if is_extra_state(name) else None
-    return {name: info_of(value)} if isinstance(value, torch.Tensor) else {}
+    if not files:
+        raise RefusedFile("is an index of no tensors")
+    value = {tensor: shards[name][tensor] for tensor, name in files.items()}
+    return Content(value, opened, "an index of shards")
 
 
 def _files(path: str) -> Mapping[str, str]:

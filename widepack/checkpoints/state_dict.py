@@ -236,9 +236,7 @@ def _alike(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
     They may if half of the smaller one's names are in the other, with equal shapes.
     """
-    plain = [
-        {name: state[stored].shape for name, stored in without_wrappers(state)[0].items()} for state in (a, b)
-    ]
+    plain = [{name: s[stored].shape for name, stored in without_wrappers(s).items()} for s in (a, b)]
     small, large = sorted(plain, key=len)
     return 2 * sum(large.get(name) == shape for name, shape in small.items()) >= len(small)
 
@@ -425,28 +423,20 @@ def named_under(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
     }
 
 
-def without_wrappers(names: Iterable[str]) -> tuple[dict[str, str], str]:
-    """Returns names without what wrappers left in them, `{name: the name in the file}`, and the common
-    prefix.
-    """
+def without_wrappers(names: Iterable[str]) -> dict[str, str]:
+    """Returns names without what wrappers left in them: `{name: the name in the file}`."""
     stored = list(names)
     counted = [n for n in stored if n != COUNTER]
+
+    def is_prefix(text: str) -> bool:
+        return bool(counted) and all(n.startswith(text) and n != text for n in counted)
+
     prefix = ""
-    while True:
-        found = next(
-            (
-                p
-                for p in PREFIXES
-                if counted and all(n.startswith(prefix + p) and n != prefix + p for n in counted)
-            ),
-            None,
-        )
-        if found is None:
-            break
-        prefix += found
+    while (longer := next((prefix + p for p in PREFIXES if is_prefix(prefix + p)), None)) is not None:
+        prefix = longer
     plain = {name[len(prefix) :]: name for name in (counted if prefix else stored)}
     bare = {_MARKS.sub("", name): name_in_file for name, name_in_file in plain.items()}
-    return (bare if len(bare) == len(plain) and "" not in bare else plain), prefix
+    return bare if len(bare) == len(plain) and "" not in bare else plain
 
 
 def _hint(found: object) -> str:

@@ -13,84 +13,37 @@ import warnings
 from collections import deque
 
 import torch
-from torch import nn
 
-from .checkpoint import Checkpoint, unwrapped
-from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
+from .checkpoint import Content
 from .plain_file import opened_once
-from .state_dict import (
-    OR_TRUST,
-    SAVE,
-    UNQUANTIZED,
-    Foreign,
-    ForeignDict,
-    ForeignList,
-    PickedStateDict,
-    RefusedFile,
-    info_of,
-    pick,
-    settings_of,
-    stands_for,
-)
-from .zip_records import check_expanded, is_compressed, record_start, records_of, storages_of, text_record
+from .state_dict import OR_TRUST, SAVE, Foreign, ForeignDict, ForeignList, RefusedFile, stands_for
+from .zip_records import is_compressed, record_start, records_of, storages_of, text_record
 
 # The first bytes of every file in torch.save's older format, pickled with protocol 2.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 ZIP = b"PK\x03\x04"
-Contents = dict[str, tuple[object, bool]]
-"""The content of each file by its path, and whether its weights are mapped."""
 _MOST_CLASSES = 200  # of a file whose other objects are skipped
 _NEVER = ("torch.jit._pickle.restore_type_tag",)
 _CUT = "is truncated or damaged; copy or download it again"
 
 
-def open_torch_file(
-    path: str,
-    key: str | None,
-    status: os.stat_result,
-    mapped: bool,
-    trust: bool,
-    contents: Contents | None = None,
-) -> Checkpoint:
-    """Opens a file of torch.save.
+def read_torch_file(path: str, status: os.stat_result, start: bytes, trust: bool) -> Content:
+    """Reads a file of torch.save or pickle. The weights of a zip file are mapped unless they are compressed.
 
-    key: where the state dict is. mapped: whether the file is a zip file; its weights are mapped unless they
-    are compressed. trust: whether to run the code that it names. contents: of files that were read already.
-    Raises: RefusedFile.
+    The file is opened by its name once: its records are checked in the file that torch then reads.
+
+    status: of the file that was looked at. start: its first bytes. trust: whether to run the code that it
+    names. Raises: RefusedFile.
     """
-    found, mapped = _content(path, status, mapped, trust, contents)
-    tensors, module, versions, settings, extra = _picked(found, key)
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-            kind = (
-                "quantized"
-                if tensor.is_quantized
-                else f"on the device {tensor.device}"
-                if tensor.layout == torch.strided
-                else str(tensor.layout)
-            )
-            way_out = f". {UNQUANTIZED}" if tensor.is_quantized else ""
-            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data{way_out}")
-    check_expanded((t.numel() * t.element_size() for t in tensors.values()), status.st_size)
-
-    def again() -> nn.Module:
-        fresh = _picked(_load(path, mapped, trust), key).module
-        assert fresh is not None  # the first read found it
-        return fresh
-
-    return unwrapped(
-        Checkpoint(
-            path,
-            {name: info_of(tensor) for name, tensor in tensors.items()},
-            lambda name: tensors[name].resolve_conj().resolve_neg(),
-            "",
-            status,
-            module=again if module is not None else None,
-            versions=versions,
-            settings=settings,
-            extra=extra,
-        )
-    )
+    try:
+        with opened_once(path, status) as same:
+            mapped = start.startswith(ZIP) and can_be_mapped(same, status.st_size)
+            value = _load(same, start, mapped, trust)
+    except OSError as error:
+        raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
+    if isinstance(value, Foreign):
+        raise RefusedFile(_pickled(value.name))
+    return Content(value, [(path, status)], again=lambda: _load(path, start, mapped, trust))
 
 
 def can_be_mapped(path: str, size: int) -> bool:
@@ -125,58 +78,12 @@ def can_be_mapped(path: str, size: int) -> bool:
     return mapped
 
 
-def content(
-    path: str, status: os.stat_result, mapped: bool, trust: bool, contents: Contents | None = None
-) -> object:
-    """Returns the content of a file of torch.save; it is read once if `contents` is given.
-
-    Raises: RefusedFile.
-    """
-    return _content(path, status, mapped, trust, contents)[0]
-
-
-def _content(
-    path: str, status: os.stat_result, mapped: bool, trust: bool, contents: Contents | None
-) -> tuple[object, bool]:
-    """Returns what `content` returns, and whether the weights are mapped.
-
-    The file is opened by its name once: its records are checked in the file that torch then reads.
-    """
-    if contents is not None and path in contents:
-        return contents[path]
-    try:
-        with opened_once(path, status) as same:
-            mapped = mapped and can_be_mapped(same, status.st_size)
-            found = _load(same, mapped, trust)
-    except OSError as error:
-        raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
-    if isinstance(found, Foreign):
-        raise RefusedFile(_pickled(found.name))
-    if contents is not None:
-        contents[path] = found, mapped
-    return found, mapped
-
-
-def _picked(found: object, key: str | None) -> PickedStateDict:
-    if (place := stacked(key)) is not None and place[1] != "*":
-        assert key is not None
-        return slice_of(stacked_state(found, place[0]), int(place[1]), key)
-    if is_pattern(key):
-        assert key is not None
-        keys = keys_in(found, key)
-        raise RefusedFile(
-            f"has {len(keys)} members at the key {key!r}, and one is needed: give one of"
-            f" {', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
-        )
-    return pick(found, key)._replace(settings=settings_of(found))
-
-
-def _load(path: str, mapped: bool, trust: bool) -> object:
+def _load(path: str, start: bytes, mapped: bool, trust: bool) -> object:
     """Returns the content of a file, with `Foreign` in place of objects of other classes; trust: with these
     objects.
     """
-    if trust and not mapped and not _starts_as_torch(path):
-        return _unpickle(path, mapped)
+    if trust and not start.startswith((LEGACY, ZIP)):
+        return _unpickle(path, start, mapped)
     foreign: dict[str, type[Foreign]] = {}
     while True:
         try:
@@ -184,10 +91,10 @@ def _load(path: str, mapped: bool, trust: bool) -> object:
                 return _torch_load(path, mapped, True)
         except pickle.UnpicklingError as error:
             message = str(error)
-            if not mapped and not foreign and _is_cut(path):
+            if start.startswith(LEGACY) and not foreign and _is_cut(path):
                 raise RefusedFile(_CUT) from None
             if trust:
-                return _unpickle(path, mapped)
+                return _unpickle(path, start, mapped)
             if not _add_placeholder(foreign, message):
                 raise RefusedFile(_unsafe(next(iter(foreign), ""), message)) from None
         except Exception as error:  # noqa: BLE001  # torch.load raises any error for a damaged file
@@ -232,7 +139,7 @@ def _torch_load(path: str, mapped: bool, weights_only: bool) -> object:
             return torch.load(file, map_location="cpu", weights_only=weights_only)
 
 
-def _unpickle(path: str, mapped: bool) -> object:
+def _unpickle(path: str, start: bytes, mapped: bool) -> object:
     """Returns the content of a trusted file.
 
     Its code is imported from the working folder too. Raises: RefusedFile.
@@ -242,7 +149,7 @@ def _unpickle(path: str, mapped: bool) -> object:
     if added:
         sys.path.insert(0, here)
     try:
-        if mapped or _starts_as_torch(path):
+        if start.startswith((LEGACY, ZIP)):
             return _torch_load(path, mapped, False)
         with open(path, "rb") as file:
             found: object = pickle.load(file)
@@ -261,20 +168,12 @@ def _unpickle(path: str, mapped: bool) -> object:
             sys.path.remove(here)
 
 
-def _starts_as_torch(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(LEGACY)).startswith((LEGACY, ZIP))
-
-
 def _is_cut(path: str) -> bool:
     """Returns whether the four pickles at the start of a file in the older format end too early.
 
     A pickle that ends inside the name of a class looks like an object of another class.
     """
     with open(path, "rb") as file:
-        if file.read(len(ZIP)) == ZIP:
-            return False  # records_of has read its directory
-        file.seek(0)
         try:
             for _ in range(4):
                 deque(pickletools.genops(file), maxlen=0)
@@ -289,9 +188,8 @@ def _unsafe(name: str, message: str) -> str:
         return f"is a TorchScript archive, which contains code; {SAVE}"
     if "Unsupported operand" in message:
         return (
-            "is written with a pickle protocol that cannot be read as data; save it again with torch.save's"
-            " default"
-            f" protocol{OR_TRUST}"
+            "is written with a pickle protocol that cannot be read as data; save it again with torch.save's "
+            f"default protocol{OR_TRUST}"
         )
     found = re.search(r"GLOBAL ([\w.]+)", message) or re.search(r"class '?([\w.]+)", message)
     if name or found:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+import torch
 
 from widepack_artifacts.program import Kind, Program, Slot, refs
 
@@ -20,8 +21,6 @@ from ..ir.kinds import weights_only
 from ..ir.tensor_type import dtype_in, member_types, parse_slot
 from ..spec.dtypes import dtype_of
 from .expressions import ZERO, World
-from .mask_values import Known
-from .masked_pairs import Masked
 from .recorder import Kernel, KernelRecorder, record
 
 _FLOATING = ("float32", "float64", "float16", "bfloat16")
@@ -50,33 +49,29 @@ def member_amounts(
     slots: Mapping[str, Kind],
     sizes: Mapping[str, int],
     modules: Mapping[str, str],
-    masks: Mapping[str, Known],
 ) -> Amounts:
     """Adds up a member program.
 
-    slots: the kinds of its weights and inputs; they split every amount. masks: what is known of weights that
-    are masks, by their names in the table. Raises: LoweringError for a dim that an op fixes.
+    slots: the kinds of its weights and inputs; they split every amount. Raises: LoweringError for a dim that
+    an op fixes.
     """
-    return _amounts(program, kinds_of(program, slots), sizes, modules, masks, set())
+    return _amounts(program, kinds_of(program, slots), sizes, modules, set())
 
 
 def wide_amounts(
-    programs: Mapping[int, Program],
-    sizes: Mapping[str, int],
-    modules: Mapping[str, str],
-    masks: Mapping[str, Known],
+    programs: Mapping[int, Program], sizes: Mapping[str, int], modules: Mapping[str, str]
 ) -> Amounts:
     """Adds up the wide program of two numbers of members, and splits every amount by the line through both.
 
-    programs: by the number of members, made by one plan. masks: as `member_amounts` takes them. Nodes that
-    depend on weights alone have run before.
+    programs: by the number of members, made by one plan. Nodes that depend on weights alone have
+    run before.
     Raises: LoweringError; WidepackError if the two programs have different nodes.
     """
     found = []
     for program in programs.values():
         shared: dict[str, Kind] = {s.name: "shared" for s in (*program.weights, *program.inputs)}
         shared |= {n.name: "shared" for n in program.nodes}
-        found.append(_amounts(program, shared, sizes, modules, masks, weights_only(program)))
+        found.append(_amounts(program, shared, sizes, modules, weights_only(program)))
     (few, many), (first, second) = programs, found
     if list(first.rows) != list(second.rows) or len(first.states) != len(second.states):
         raise WidepackError(
@@ -114,19 +109,15 @@ def _amounts(
     kinds: Mapping[str, Kind],
     sizes: Mapping[str, int],
     modules: Mapping[str, str],
-    masks: Mapping[str, Known],
     early: set[str],
 ) -> Amounts:
     fakes = Fakes(sizes)
     amounts = Amounts(World(fakes.dims, dtype_of(main_dtype(program))))
     recorder = KernelRecorder(amounts.world)
-    for slot in program.weights:
-        recorder.masks.hold(slot.name, masks.get(slot.source))
     outputs = record(program, fakes, kinds, recorder, early - {s.name for s in program.weights})
     fakes.check()
     placed = _placed(program, modules)
     for kernel in recorder.kernels:
-        _add_masked(kernel, recorder.masks.found.get(kernel.node.name))
         _add_kernel(amounts, kernel, outputs, placed)
     amounts.states = [s for s in recorder.live.states() if amounts.world.is_known(s[0] + s[1])]
     for slot in program.weights:
@@ -149,20 +140,6 @@ def _placed(program: Program, modules: Mapping[str, str]) -> dict[str, str]:
         for name in refs((node.args, node.kwargs)):
             placed.setdefault(name, path)
     return placed
-
-
-def _add_masked(kernel: Kernel, masked: Masked | None) -> None:
-    """Adds the FLOP of the pairs that a mask forbids to the costs of a kernel of attention."""
-    costs = kernel.count.costs
-    if masked is None or "flops" not in costs:
-        return
-    found = []
-    for flop in costs["flops"]:
-        each = sympy.cancel(flop / masked.pairs)  # the FLOP of one pair of query and key
-        if not sympy.denom(each).is_number:
-            return
-        found.append(sympy.expand(each * masked.forbidden))
-    costs["masked_flops"] = found
 
 
 def _add_kernel(amounts: Amounts, kernel: Kernel, outputs: set[int], modules: Mapping[str, str]) -> None:
@@ -197,3 +174,31 @@ def totals_of(rows: Iterable[Mapping[str, Amount]], measure: str) -> Amount:
     """Returns the sum of a measure over rows."""
     kept = [row[measure] for row in rows if measure in row]
     return [sympy.Add(*(pair[i] for pair in kept)) for i in (0, 1)]
+
+
+class _Numbers(World):
+    """Elements have the bytes of their dtypes, so that no count has a symbol."""
+
+    def element(self, dtype: torch.dtype, weight: bool) -> Any:
+        return sympy.Integer(dtype.itemsize)
+
+
+def kernels_at(program: Program, sizes: Mapping[str, int], *, prologue: bool = True) -> list[Kernel]:
+    """Returns the kernels of one call, in order. Their counts and sizes are numbers.
+
+    Args:
+        program: A wide program, or a member program.
+        sizes: The size of each named dim.
+        prologue: Leave out the nodes that depend on weights alone, as a loaded model does.
+
+    Raises:
+        RuntimeError: A size depends on values, or a guard does not hold at these sizes.
+    """
+    fakes = Fakes(sizes, static=True)
+    world = _Numbers({}, dtype_of(main_dtype(program)))
+    kinds: dict[str, Kind] = {s.name: "shared" for s in (*program.weights, *program.inputs)}
+    kinds |= {n.name: "shared" for n in program.nodes}
+    early = weights_only(program) - {s.name for s in program.weights} if prologue else set()
+    recorder = KernelRecorder(world)
+    record(program, fakes, kinds, recorder, early)
+    return recorder.kernels

@@ -20,7 +20,6 @@ from widepack_artifacts.program import Kind, Program
 
 from ..spec.dtypes import dtype_of
 from .amounts import Amounts, main_dtype, member_amounts, totals_of, wide_amounts
-from .mask_values import Known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +28,7 @@ class ModelFacts:
 
     sizes: an example size of each dim, at least 2, at which the guards hold. model: its name. dims: the least
     and largest size of each dim; default any size. guards: conditions on the dims. modules: the path of the
-    module of each node of the member program. classes: the class of each module, by its path. masks: what is
-    known of the weights that are masks of attention, by their names in the table.
+    module of each node of the member program. classes: the class of each module, by its path.
     """
 
     sizes: Mapping[str, int]
@@ -39,7 +37,6 @@ class ModelFacts:
     guards: Iterable[Any] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
-    masks: Mapping[str, Known] = field(default_factory=dict)
 
 
 def derive(program: Program, slots: Mapping[str, Kind], facts: ModelFacts) -> Costs:
@@ -57,7 +54,7 @@ def derive(program: Program, slots: Mapping[str, Kind], facts: ModelFacts) -> Co
         LoweringError: An op fixes a dim to a number.
         WidepackError: A size has no formula.
     """
-    found = member_amounts(program, slots, facts.sizes, facts.modules, facts.masks)
+    found = member_amounts(program, slots, facts.sizes, facts.modules)
     return _document(found, main_dtype(program), facts)
 
 
@@ -75,7 +72,7 @@ def derive_wide(programs: Mapping[int, Program], facts: ModelFacts) -> Costs:
         LoweringError: An op fixes a dim to a number.
         WidepackError: A size has no formula, or the two programs have different nodes.
     """
-    found = wide_amounts(programs, facts.sizes, facts.modules, facts.masks)
+    found = wide_amounts(programs, facts.sizes, facts.modules)
     return _document(found, main_dtype(next(iter(programs.values()))), facts)
 
 

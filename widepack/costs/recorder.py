@@ -20,15 +20,15 @@ from widepack_artifacts.program import Kind, Node, Program, refs, substitute
 from ..ir import ops
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU, Fakes, member_slice, replay, run_node, slot_value
-from ..ir.op_traits import is_recurrent_layer
+from ..ir.limits import tensors
+from ..ir.op_records import is_recurrent_layer
 from ..ir.recurrent_values import recurrent_result
 from ..ir.torch_internals import is_overload
-from ..registry.flop_formulas import FlopFormula, kernel_formula, own_formula, tensors_in
+from ..runtime.flop_formulas import FlopFormula, kernel_formula, own_formula
 from ..runtime.kernel_count import is_view
 from .counts import KernelCount, count_kernel
 from .expressions import World
 from .live_storages import LiveStorages
-from .masked_pairs import MaskedPairs
 
 _NO_KERNEL = frozenset(
     [
@@ -68,16 +68,12 @@ class Kernel:
 
 
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
-    """Records the kernels that torch dispatches in a block.
-
-    `kernels` has them in order. `masks` has what the masks of attention forbid.
-    """
+    """Records the kernels that torch dispatches in a block; `kernels` has them in order."""
 
     def __init__(self, world: World) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
         self.live = LiveStorages(world)
-        self.masks = MaskedPairs(world)
         self._world = world
         self._node = Node("", "")
         self._shared = True
@@ -106,11 +102,11 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any, formula: FlopFormula | None
     ) -> None:
         """Adds a kernel."""
-        if next(tensors_in(result), None) is None:
+        if next(tensors(result), None) is None:
             return
         name = ".".join(ops.name_of(op).split(".")[:2])
         count = count_kernel(op, args, kwargs, result, formula, self._world, self.live, self._shared)
-        given = list(tensors_in([*args, *kwargs.values()]))
+        given = list(tensors([*args, *kwargs.values()]))
         kernel = Kernel(
             self._node,
             name,
@@ -119,13 +115,13 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             self._times,
             tuple(tuple(t.shape) for t in given),
             tuple(given[0].stride()) if given else (),
-            tuple(next(tensors_in(result)).shape),
+            tuple(next(tensors(result)).shape),
         )
         self.kernels.append(kernel)
 
     def note(self, result: Any) -> None:
         """Notes the memory of a result, and what is live now."""
-        for tensor in tensors_in(result):
+        for tensor in tensors(result):
             self.live.made(tensor, shared=self._shared)
         self.live.remember()
 
@@ -157,18 +153,17 @@ def record(
     for slots, weight in ((program.weights, True), (program.inputs, False)):
         for slot in slots:
             values[slot.name] = slot_value(fakes, slot, program.members)
-            for tensor in tensors_in(values[slot.name]):
+            for tensor in tensors(values[slot.name]):
                 recorder.live.hold(tensor, weight=weight, shared=kinds[slot.name] == "shared")
     for node in program.nodes:
         if node.name in early:
             values[node.name] = run_node(node, values, fakes, program.members)
-            recorder.masks.note(node, values, values[node.name])
-            for tensor in tensors_in(values[node.name]):
+            for tensor in tensors(values[node.name]):
                 recorder.live.hold(tensor, weight=True, shared=kinds[node.name] == "shared")
     nodes = [n for n in program.nodes if n.name not in early]
     _run(nodes, program, fakes, kinds, recorder, values)
     outputs = [values[r] for o in program.outputs for r in refs(o.value)]
-    storages = [recorder.live.of(t) for t in tensors_in(outputs)]
+    storages = [recorder.live.of(t) for t in tensors(outputs)]
     return {s.serial for s in storages if s is not None}
 
 
@@ -186,7 +181,6 @@ def _run(
     for node in nodes:
         with recorder.at(node, kinds.get(node.name, "shared") == "shared"):
             values[node.name] = _run_node(node, values, fakes, recorder, program.members)
-        recorder.masks.note(node, values, values[node.name])
         for name in {*refs((node.args, node.kwargs)), node.name} - kept:
             if last.get(name, node.name) == node.name:
                 del values[name]
@@ -229,8 +223,6 @@ def _run_loop(
             for o, k in zip(outs, body.outputs)
         ]
     recorder.note(joined)
-    for slot, argument in zip(body.inputs, node.args, strict=True):
-        recorder.masks.pass_on(slot.name, argument)
     with recorder.at(node, True, members):
         _run(body.nodes, body, fakes, {}, recorder, first)
     return [

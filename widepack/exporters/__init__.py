@@ -7,11 +7,9 @@
 | file | what it does |
 |---|---|
 | `export.py` | Defines `widepack.export`, which writes a program |
-| `onnx_file.py` | Writes a program of an artifact as an ONNX file, and checks it in ONNX Runtime |
-| `onnx_metadata.py` | Writes an ONNX model's metadata: the artifact, the entry, the members |
+| `subject.py` | Defines `ExportSubject`: a program to export, its trial inputs, and the comparison |
+| `onnx_file.py` | Writes a program as an ONNX file with metadata, and checks it in ONNX Runtime |
 | `onnx_names.py` | Names the inputs, outputs and weights of an ONNX model |
-| `onnx_weights.py` | Stores an ONNX model's weights in the model, in a file beside it, or |
+| `onnx_weights.py` | Stores an ONNX model's weights in it, beside it, or in the artifact's files |
 | `pt2_file.py` | Writes a program of an artifact as a `torch.export` program |
-| `subject.py` | Defines `ExportSubject`: a program to export, its trial inputs |
-| `written_onnx.py` | Describes an ONNX model that was written: its inputs and outputs |
 """

@@ -21,7 +21,7 @@ from ..spec.entries import PATTERNS
 from ..system import atomic_file
 from ..system.autocast import plain_modes
 from ..system.progress import Report, Stages
-from .subject import ExportSubject, subject_of
+from .subject import ExportSubject, Written, subject_of
 
 FORMS = {"onnx": ("inside", "beside"), "pt2": ("inside", "none")}
 """The forms that can be written, and for each one where its weights may be."""
@@ -94,35 +94,6 @@ class ExportReport:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What to write and where. open_subject: opens the artifact's program, lowered with `wide` or `loop`."""
-
-    open_subject: Callable[[str], ExportSubject]
-    artifact: Path
-    out: Path
-    weights: str
-    force: bool
-    stages: Stages
-
-    def subject(self, strategies: str) -> ExportSubject:
-        with self.stages.stage("reading the artifact"), guarded(f"{self.artifact}: a member program"):
-            return self.open_subject(strategies)
-
-    def report(self, subject: ExportSubject, to: str) -> ExportReport:
-        """Returns a report without what the written file adds."""
-        return ExportReport(
-            str(self.out),
-            to,
-            subject.name,
-            "" if subject.single else subject.pattern,
-            subject.model.members,
-            self.weights,
-            subject.artifact.manifest.digest,
-            unchecked=subject.unchecked(with_dims=to == "onnx"),
-        )
-
-
 @plain_modes()
 def export(
     path: str | PathLike[str],
@@ -179,17 +150,28 @@ def export(
     for name, value in (("path", path), ("out", out)):
         if not isinstance(value, (str, PathLike)):
             raise UsageError(f"{name} is a {type(value).__name__}; give a path")
-    open_subject = partial(subject_of, Path(path), entry, pattern, member, members)
-    request = _Request(open_subject, Path(path), Path(out), weights, force, Stages(progress))
+    path, out = Path(path), Path(out)
+    stages = Stages(progress)
     try:
-        atomic_file.admit(request.out, force)
-        if to == "pt2":
-            return _export_pt2(request)
-        return _export_onnx(request, opset, ("wide",) if member is not None else ("wide", "loop"))
+        atomic_file.admit(out, force)
+        strategies = ["wide"]
+        if to == "onnx":
+            from . import onnx_file
+
+            opset = onnx_file.checked_opset(opset)
+            onnx_file.require_packages()
+            if weights == "beside":
+                onnx_file.artifact_location(path, out)
+            strategies += ["loop"] if member is None else []
+        return _first_that_runs(
+            strategies,
+            partial(_opened, stages, path, entry, pattern, member, members),
+            lambda subject: _write(subject, to, out, weights, opset or 0, force, stages),
+        )
     except OSError as e:
         raise ArtifactError(
-            f"{request.out}: cannot be written: {e.strerror or e}; no part of the new file is "
-            "left, and an earlier file is unchanged"
+            f"{out}: cannot be written: {e.strerror or e}; no part of the new file is left, and an earlier "
+            "file is unchanged"
         ) from e
 
 
@@ -221,19 +203,25 @@ def _check_options(
         raise UsageError(f"opset={opset!r} is an option of ONNX files; leave it out for to={to!r}")
 
 
-def _export_onnx(request: _Request, opset: int | None, strategies: Sequence[str]) -> ExportReport:
-    """Writes an ONNX file with the first strategies that ONNX and ONNX Runtime can run."""
-    from . import onnx_file
+def _opened(stages: Stages, path: Path, *program: Any) -> ExportSubject:
+    """Opens the artifact's program. program: the other arguments of `subject_of`."""
+    with stages.stage("reading the artifact"), guarded(f"{path}: a member program"):
+        return subject_of(path, *program)
 
-    opset = onnx_file.checked_opset(opset)
-    onnx_file.require_packages()
-    if request.weights == "beside":
-        onnx_file.artifact_location(request.artifact, request.out)
+
+def _first_that_runs(
+    strategies: Sequence[str],
+    opened: Callable[[str], ExportSubject],
+    write: Callable[[ExportSubject], ExportReport],
+) -> ExportReport:
+    """Writes the program with the first strategy that the form can express and that answers rightly.
+
+    Raises: LoweringError, VerificationError of the first strategy if none does.
+    """
     first: WidepackError | None = None
     for strategy in strategies:
-        subject = request.subject(strategy)
         try:
-            report = _write_onnx(request, subject, opset)
+            report = write(opened(strategy))
         except (LoweringError, VerificationError) as e:
             if strategy != strategies[-1]:
                 first = e
@@ -246,48 +234,52 @@ def _export_onnx(request: _Request, opset: int | None, strategies: Sequence[str]
     raise AssertionError("the last of the strategies has returned or raised")
 
 
-def _write_onnx(request: _Request, subject: ExportSubject, opset: int) -> ExportReport:
-    """Writes and checks an ONNX file. Raises: LoweringError, VerificationError; no file is left then."""
-    from . import onnx_file
+def _write(
+    subject: ExportSubject, to: str, out: Path, weights: str, opset: int, force: bool, stages: Stages
+) -> ExportReport:
+    """Writes and checks a file. Raises: LoweringError, VerificationError; no file is left then."""
+    with atomic_file.temporary(out, f".{to}") as temporary:
+        if to == "onnx":
+            from . import onnx_file
 
-    out, stages = request.out, request.stages
-    report = request.report(subject, "onnx")
-    with atomic_file.temporary(out, ".onnx") as temporary:
-        with stages.stage("writing ONNX"):
-            written = onnx_file.write(subject, temporary, out, request.weights, opset)
+            with stages.stage("writing ONNX"):
+                model = onnx_file.write(subject, temporary, out, weights, opset)
+            written: Written = model
+            check = partial(onnx_file.check, subject, temporary, model)
+        else:
+            from . import pt2_file
+
+            with stages.stage("writing the program"):
+                written = pt2_file.write(subject, temporary, weights)
+            check = partial(pt2_file.check, subject, temporary, weights)
         try:
             with stages.stage("comparing with the artifact"):
-                report.checked = onnx_file.check(subject, temporary, written)
+                checked = check()
             data_files = {f.name: f.stat().st_size for f in written.data_files}
-            atomic_file.publish(temporary, out, request.force)
+            atomic_file.publish(temporary, out, force)
         except BaseException:
             written.discard()
             raise
-    _remove_old_data_files(out, list(data_files))
-    report.inputs, report.outputs, report.opset = written.inputs, written.outputs, written.opset
-    report.initializers, report.made = written.initializers, written.derived
-    report.files = {out.name: out.stat().st_size, **data_files}
-    report.seconds = dict(stages.seconds)
-    return report
-
-
-def _export_pt2(request: _Request) -> ExportReport:
-    """Writes and checks a `torch.export` program."""
-    from . import pt2_file
-
-    out, stages = request.out, request.stages
-    subject = request.subject("wide")
-    report = request.report(subject, "pt2")
-    with atomic_file.temporary(out, ".pt2") as temporary:
-        with stages.stage("writing the program"):
-            written = pt2_file.write(subject, temporary, request.weights)
-        with stages.stage("comparing with the artifact"):
-            report.checked = pt2_file.check(subject, temporary, request.weights)
-        atomic_file.publish(temporary, out, request.force)
-    report.inputs, report.outputs, report.initializers = written.inputs, written.outputs, written.weights
-    report.files = {out.name: out.stat().st_size}
-    report.seconds = dict(stages.seconds)
-    return report
+    if to == "onnx":
+        _remove_old_data_files(out, list(data_files))
+    return ExportReport(
+        path=str(out),
+        to=to,
+        entry=subject.name,
+        pattern="" if subject.single else subject.pattern,
+        members=subject.model.members,
+        weights=weights,
+        digest=subject.artifact.manifest.digest,
+        inputs=written.inputs,
+        outputs=written.outputs,
+        files={out.name: out.stat().st_size, **data_files},
+        opset=written.opset,
+        initializers=written.initializers,
+        made=written.derived,
+        checked=checked,
+        unchecked=subject.unchecked(with_dims=to == "onnx"),
+        seconds=dict(stages.seconds),
+    )
 
 
 def _remove_old_data_files(out: Path, keep: Sequence[str]) -> None:

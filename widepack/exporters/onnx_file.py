@@ -1,7 +1,7 @@
 """Writes a program of an artifact as an ONNX file, and checks it in ONNX Runtime. It needs the extra `onnx`.
 
 1. `onnx_names.py` names inputs, outputs and weights as the manifest does.
-2. `onnx_metadata.py` writes what ONNX cannot check (bounds and conditions) into the model's metadata.
+2. The model's metadata have what ONNX cannot check (bounds and conditions).
 3. `onnx_weights.py` stores the weights. With weights `inside`, the weight prologue has run, and derived
    weights are written in place of what they are computed from. With weights `beside`, every initializer
    points into the artifact's weights files; nodes compute derived weights, and ONNX Runtime folds them when
@@ -13,6 +13,7 @@ in the artifact's folder, or in a folder that contains the artifact.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from importlib import metadata
@@ -24,15 +25,14 @@ import torch
 from ..backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
 from ..backends.onnx_model import OnnxModel, in_order, onnx_model, session
 from ..backends.task import first_cause, first_line
-from ..errors import LoweringError, UsageError, WidepackError
+from ..errors import LoweringError, UsageError
 from ..ir.fake_values import CPU
 from ..kernels.decompose import decompose
 from ..runtime.executable import Executable
-from .onnx_metadata import describe
-from .onnx_names import name_values
+from ..version import __version__
+from .onnx_names import WrittenOnnx, name_values, node_outputs
 from .onnx_weights import point_into_artifact, store_weights
-from .subject import ExportSubject, Run
-from .written_onnx import WrittenOnnx
+from .subject import ExportSubject, lowering_error
 
 OPSETS = range(18, 24)
 """The opsets that torch's exporter writes."""
@@ -84,27 +84,29 @@ def write(subject: ExportSubject, path: Path, out: Path, weights: str, opset: in
     flat = _flat_program(subject, prologue=weights == "inside")
     translated = _translate(subject, flat, opset)
     written = name_values(subject, flat, translated)
-    describe(subject, translated.model, weights, written.states)
+    _describe(subject, translated.model, weights, written.states)
     try:
-        if weights == "beside":
-            folder = artifact_location(subject.artifact.reader.root, out)
-            point_into_artifact(subject, flat, translated, folder)
-        else:
-            store_weights(flat, translated, out, written)
-        import onnx
-        import onnx_ir
+        with lowering_error(
+            f"{subject.title}: the ONNX checker refuses the model that was written", _to_report
+        ):
+            if weights == "beside":
+                folder = artifact_location(subject.artifact.reader.root, out)
+                point_into_artifact(subject, flat, translated, folder)
+            else:
+                store_weights(flat, translated, out, written)
+            import onnx
+            import onnx_ir
 
-        onnx_ir.save(translated.model, path)
-        onnx.checker.check_model(str(path))
-    except BaseException as e:
+            onnx_ir.save(translated.model, path)
+            onnx.checker.check_model(str(path))
+    except BaseException:
         written.discard()
-        if isinstance(e, (WidepackError, OSError)) or not isinstance(e, Exception):
-            raise
-        raise LoweringError(
-            f"{subject.title}: the ONNX checker refuses the model that was written: {type(e).__name__}: "
-            f"{first_line(e)}; please report it"
-        ) from e
+        raise
     return written
+
+
+def _to_report(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}; please report it"
 
 
 def _flat_program(subject: ExportSubject, prologue: bool) -> Flat:
@@ -130,14 +132,10 @@ def _flat_program(subject: ExportSubject, prologue: bool) -> Flat:
 
 def _translate(subject: ExportSubject, flat: Flat, opset: int) -> OnnxModel:
     """Translates the program with torch's exporter. Raises: LoweringError."""
-    try:
+    with lowering_error(
+        f"{subject.title} cannot be written as ONNX by torch {torch.__version__}", first_cause
+    ):
         translated = onnx_model(flat, CPU, subject.dims, subject.example, subject.title, opset)
-    except WidepackError:
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{subject.title} cannot be written as ONNX by torch {torch.__version__}: {first_cause(e)}"
-        ) from e
     needed = translated.model.opset_imports.get("")
     if needed != opset:
         raise LoweringError(
@@ -145,6 +143,44 @@ def _translate(subject: ExportSubject, flat: Flat, opset: int) -> OnnxModel:
             f"torch {torch.__version__} cannot convert it"
         )
     return translated
+
+
+def _describe(subject: ExportSubject, model: Any, weights: str, states: dict[str, str]) -> None:
+    """Writes the metadata of a model of onnx_ir: the artifact, the entry, the members, and conditions.
+
+    ONNX cannot check a call. So bounds of dims and conditions on sizes are in the metadata, for readers. The
+    metadata of torch's exporter, which has paths of the machine that runs the export, is removed.
+    """
+    import onnx_ir.passes.common as passes
+
+    passes.ClearMetadataAndDocStringPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    model.graph.metadata_props.clear()
+    graph = model.graph
+    for value in [*graph.inputs, *graph.initializers.values(), *node_outputs(graph)]:
+        value.metadata_props.clear()
+    manifest, unchecked = subject.artifact.manifest, subject.unchecked()
+    graph.name = subject.name
+    model.producer_name, model.producer_version = "widepack", __version__
+    members = (
+        f"member {subject.model.members[0]}"
+        if subject.single
+        else f"{subject.members} members, pattern {subject.pattern}: outputs [N, ...]"
+    )
+    conditions = f"; valid where {', '.join(unchecked)}, which ONNX does not check" if unchecked else ""
+    model.doc_string = f"widepack: entry {subject.name} of {members}{conditions}"
+    model.metadata_props.update(
+        {
+            "widepack.version": __version__,
+            "widepack.artifact": manifest.digest,
+            "widepack.entry": subject.name,
+            "widepack.pattern": "" if subject.single else subject.pattern,
+            "widepack.members": json.dumps(list(subject.model.members), ensure_ascii=False),
+            "widepack.weights": weights,
+            "widepack.states": json.dumps(states, ensure_ascii=False),
+            "widepack.holds_where": "; ".join(unchecked),
+        }
+    )
 
 
 def check(subject: ExportSubject, path: Path, written: WrittenOnnx) -> str:
@@ -159,29 +195,12 @@ def check(subject: ExportSubject, path: Path, written: WrittenOnnx) -> str:
         version = metadata.version("onnxruntime")
     except (ImportError, metadata.PackageNotFoundError):
         return "not checked: onnxruntime is not installed (pip install 'widepack[onnx]')"
-    try:
+    with lowering_error(f"{subject.title}: ONNX Runtime {version} does not run the file that was written"):
         flat_run = session(path, written.input_numbers, written.booleans, {}, onnxruntime)
-        compared = subject.compare(_grouped(flat_run, written), f"{subject.title}, written as ONNX,")
-    except WidepackError:
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{subject.title}: ONNX Runtime {version} does not run the file that was written: "
-            f"{type(e).__name__}: {first_line(e)}"
-        ) from e
-    if not compared:
-        return "not checked: the artifact has no probe, and no other sizes to try"
-    return f"ONNX Runtime {version}: {'; '.join(compared)}"
 
+        def run(inputs: Sequence[torch.Tensor]) -> list[Any]:
+            outputs = iter(flat_run(inputs))
+            lengths = written.list_lengths
+            return [[next(outputs) for _ in range(n)] if n else next(outputs) for n in lengths]
 
-def _grouped(run: Any, written: WrittenOnnx) -> Run:
-    """Returns a function that joins the outputs of the session to the program's outputs."""
-
-    def grouped(inputs: Sequence[torch.Tensor]) -> list[Any]:
-        outputs = iter(run(inputs))
-        return [
-            [next(outputs) for _ in range(length)] if length else next(outputs)
-            for length in written.list_lengths
-        ]
-
-    return grouped
+        return subject.compare(run, "ONNX", f"ONNX Runtime {version}")

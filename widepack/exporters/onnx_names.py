@@ -9,6 +9,7 @@ artifact; a derived weight has the name of the node that computes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,25 @@ from ..backends.flat import Flat
 from ..backends.onnx_model import OnnxModel
 from ..errors import LoweringError
 from ..ir.tensor_type import TensorType
-from .subject import ExportSubject
-from .written_onnx import WrittenOnnx
+from .subject import ExportSubject, Written
 
 Named = tuple[Any, str]
 """A value of onnx_ir, and the name that it gets."""
+
+
+@dataclass(kw_only=True)
+class WrittenOnnx(Written):
+    """An ONNX model that was written.
+
+    input_numbers: for each input of the model, its number in the program. booleans: which outputs are
+    boolean. list_lengths: for each output of the program, how many outputs the model has; 0 for a single
+    tensor. states: the output with the new value, by the input's name.
+    """
+
+    input_numbers: list[int]
+    booleans: list[bool]
+    list_lengths: list[int]
+    states: dict[str, str]
 
 
 def name_values(subject: ExportSubject, flat: Flat, translated: OnnxModel) -> WrittenOnnx:

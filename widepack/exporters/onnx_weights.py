@@ -20,8 +20,7 @@ from ..backends.flat import Flat
 from ..backends.onnx_model import Initializer, OnnxModel, where_mapped
 from ..errors import LoweringError
 from ..system import atomic_file
-from .subject import ExportSubject
-from .written_onnx import WrittenOnnx
+from .subject import ExportSubject, Written
 
 INSIDE_BYTES = 2_000_000_000
 """The most bytes of weights in the model's own file: a protobuf message ends at 2 GiB."""
@@ -54,7 +53,7 @@ def point_into_artifact(subject: ExportSubject, flat: Flat, translated: OnnxMode
         translated.give(initializer, _tensor_outside(initializer, f"{folder}{file}", offset, size))
 
 
-def store_weights(flat: Flat, translated: OnnxModel, out: Path, written: WrittenOnnx) -> None:
+def store_weights(flat: Flat, translated: OnnxModel, out: Path, written: Written) -> None:
     """Stores the weights inside the model. If they are too large for it, they go into one file beside it."""
     weights = {w.number: flat.weights[w.number].detach().contiguous() for w in translated.weights}
     if sum(w.numel() * w.element_size() for w in weights.values()) <= INSIDE_BYTES:
@@ -67,7 +66,7 @@ def store_weights(flat: Flat, translated: OnnxModel, out: Path, written: Written
 
 
 def _write_data_file(
-    weights: Mapping[int, torch.Tensor], out: Path, written: WrittenOnnx
+    weights: Mapping[int, torch.Tensor], out: Path, written: Written
 ) -> tuple[Path, dict[int, tuple[int, int]]]:
     """Writes weights into a file beside the model. Returns it, and each weight's offset and size in bytes."""
     offsets: dict[int, tuple[int, int]] = {}

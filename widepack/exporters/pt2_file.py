@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from widepack_artifacts import tree
 from widepack_artifacts.entry import Entry
 
 from ..backends.flat import nodes_unrolled
-from ..backends.task import first_line, quiet
+from ..backends.task import quiet
 from ..backends.torch_export import (
     exported_program,
     flat_weights,
@@ -30,57 +29,38 @@ from ..backends.torch_export import (
     save_program,
     without_literals,
 )
-from ..errors import LoweringError, WidepackError
+from ..errors import LoweringError
 from ..ir.fake_values import Fakes
 from ..system import atomic_file, deadline
-from .subject import ExportSubject, Run
+from .subject import ExportSubject, Run, Written, lowering_error
 
 _QUOTES = re.compile(r"[\"'\\\x00-\x1f]")
 
 
-@dataclass
-class WrittenPt2:
-    """inputs, outputs: names and types, as the file has them. weights: how many."""
-
-    inputs: list[str]
-    outputs: list[str]
-    weights: int
-
-
-def write(subject: ExportSubject, path: Path, weights: str) -> WrittenPt2:
+def write(subject: ExportSubject, path: Path, weights: str) -> Written:
     """Writes the file. Raises: LoweringError for a program that torch.export cannot express."""
     result, keywords = calling_convention(subject.entry)
     _refuse_names(subject)
     fakes = Fakes(subject.example)
     values = _values(subject)
-    try:
-        with torch.no_grad(), deadline.within(60 + 0.5 * nodes_unrolled(subject.program)):
-            exported = exported_program(
-                subject.program,
-                fakes,
-                subject.dims,
-                result,
-                keywords,
-                values if weights == "inside" else None,
-            )
-            with atomic_file.Sink(path) as file, quiet():
-                save_program(exported, file)
-    except (WidepackError, OSError):
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{subject.title} cannot be written by torch.export of torch {torch.__version__}: "
-            f"{type(e).__name__}: {first_line(e)}"
-        ) from e
+    inside = values if weights == "inside" else None
+    with (
+        lowering_error(f"{subject.title} cannot be written by torch.export of torch {torch.__version__}"),
+        torch.no_grad(),
+        deadline.within(60 + 0.5 * nodes_unrolled(subject.program)),
+    ):
+        exported = exported_program(subject.program, fakes, subject.dims, result, keywords, inside)
+        with atomic_file.Sink(path) as file, quiet():
+            save_program(exported, file)
     entry = subject.entry
     axis = f"{subject.members}," if subject.members else ""
-    return WrittenPt2(
-        [
+    return Written(
+        inputs=[
             f"{placeholder(i.name)}={i.type.replace('[', f'[{axis}' if stacked else '[', 1)}"
             for i, stacked in zip(entry.inputs, subject.stacked_inputs)
         ],
-        [f"{o.name or 'output'}={o.type.replace('[', f'[{axis}', 1)}" for o in entry.outputs],
-        len(values),
+        outputs=[f"{o.name or 'output'}={o.type.replace('[', f'[{axis}', 1)}" for o in entry.outputs],
+        initializers=len(values),
     )
 
 
@@ -90,22 +70,12 @@ def check(subject: ExportSubject, path: Path, weights: str) -> str:
     Returns: what was compared, in words, or `not checked: ` and the reason. Raises: VerificationError,
     LoweringError.
     """
-    try:
+    version = f"torch {torch.__version__}"
+    with lowering_error(f"{subject.title}: torch.export of {version} does not run the file that was written"):
         loaded = torch.export.load(path)
         if weights == "none":
             loaded.state_dict.update(_values(subject))
-        run = _callable(subject, loaded.module())
-        compared = subject.compare(run, f"{subject.title}, written as a torch.export program,")
-    except (WidepackError, OSError):
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{subject.title}: torch.export of torch {torch.__version__} does not run the file that "
-            f"was written: {type(e).__name__}: {first_line(e)}"
-        ) from e
-    if not compared:
-        return "not checked: the artifact has no probe, and no other sizes to try"
-    return f"torch {torch.__version__}: {'; '.join(compared)}"
+        return subject.compare(_callable(subject, loaded.module()), "a torch.export program", version)
 
 
 def calling_convention(entry: Entry) -> tuple[tree.Tree, frozenset[str]]:
@@ -151,18 +121,14 @@ def _values(subject: ExportSubject) -> dict[str, torch.Tensor]:
     """Returns the program's weights by their names in the weights file. Each has separate memory, because
     torch writes all of the memory that a tensor is a part of.
     """
-    tensors: Mapping[str, Any] = {
-        name: part
-        for source, value in subject.values.items()
-        for name, part in (
-            [(f"{source}@{i}", v) for i, v in enumerate(value)]
-            if isinstance(value, (list, tuple))
-            else [(source, value)]
-        )
-    }
-    return {
-        s.source: _with_separate_storage(tensors[s.source]) for s in flat_weights(subject.program).weights
-    }
+    tensors: dict[str, Any] = {}
+    for source, value in subject.values.items():
+        if isinstance(value, (list, tuple)):
+            tensors.update((f"{source}@{i}", v) for i, v in enumerate(value))
+        else:
+            tensors[source] = value
+    names = [s.source for s in flat_weights(subject.program).weights]
+    return {name: _with_separate_storage(tensors[name]) for name in names}
 
 
 def _with_separate_storage(value: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +22,8 @@ from widepack_artifacts.entry import Entry
 from widepack_artifacts.opset import EXTRA
 from widepack_artifacts.reader import Reader
 
-from ..errors import ProbeError, UsageError, VerificationError
+from ..backends.task import first_line
+from ..errors import LoweringError, ProbeError, UsageError, VerificationError, WidepackError
 from ..inference.bound_program import StoredProgram
 from ..inference.load import load
 from ..inference.merged_weights import SPLIT
@@ -33,6 +37,42 @@ from ..verification import probe as probes
 
 Run = Callable[[Sequence[torch.Tensor]], list[Any]]
 """Takes inputs, returns outputs, both in the manifest's order. A Ragged output is a list of N tensors."""
+
+
+@dataclass(kw_only=True)
+class Written:
+    """A file that was written.
+
+    inputs, outputs: names and types, as the file has them. initializers: how many weights. derived: how many
+    of them the weight prologue computed. opset: of an ONNX model, else 0. data_files: files of weights beside
+    it. new_files: those of them that did not exist before.
+    """
+
+    inputs: list[str]
+    outputs: list[str]
+    initializers: int
+    derived: int = 0
+    opset: int = 0
+    data_files: list[Path] = field(default_factory=list)
+    new_files: list[Path] = field(default_factory=list)
+
+    def discard(self) -> None:
+        """Removes the new files beside a file that is not kept."""
+        for path in self.new_files:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def lowering_error(what: str, why: Callable[[BaseException], str] | None = None) -> Iterator[None]:
+    """Turns errors of another package into LoweringError. what: failed, for the message. why: describes the
+    error; default: its type and first line.
+    """
+    try:
+        yield
+    except (WidepackError, OSError):
+        raise
+    except Exception as e:
+        raise LoweringError(f"{what}: {why(e) if why else f'{type(e).__name__}: {first_line(e)}'}") from e
 
 
 class ExportSubject:
@@ -141,12 +181,13 @@ class ExportSubject:
         )
         return in_bounds and all(guard_forms.holds(g.expr, sizes) for g in self.entry.guards)
 
-    def compare(self, run: Run, title: str) -> list[str]:
+    def compare(self, run: Run, form: str, runner: str) -> str:
         """Compares a written program with the probe, and with the artifact's program at other sizes.
 
-        title: the written program, for messages. Returns: what was compared, in words. Raises:
-        VerificationError, and whatever `run` raises.
+        form: of the written program, for messages. runner: what runs it. Returns: what was compared, in
+        words, or `not checked: ` and the reason. Raises: VerificationError, and whatever `run` raises.
         """
+        title = f"{self.title}, written as {form},"
         compared = ["the probe"] if self._compare_probe(run, title) else []
         for sizes in self.trial_sizes():
             words = ", ".join(f"{d} = {s}" for d, s in sizes.items())
@@ -162,7 +203,9 @@ class ExportSubject:
                     f"{title} differs from the artifact's program at {words}: {difference}"
                 )
             compared.append(words)
-        return compared
+        if not compared:
+            return "not checked: the artifact has no probe, and no other sizes to try"
+        return f"{runner}: {'; '.join(compared)}"
 
     def _check_costs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Checks what the program takes on these inputs. Raises: OverBudget."""

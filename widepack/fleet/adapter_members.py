@@ -76,9 +76,7 @@ class AdapterMember:
             adapter.path,
             infos,
             self._read,
-            "",
-            found[0][1],
-            files=found,
+            found,
             versions=base.versions(),
             extra=base.extra_state(),
         )

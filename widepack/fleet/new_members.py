@@ -20,7 +20,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import under_model_names
 from ..checkpoints.discovery import open_checkpoint
 from ..checkpoints.literals import check_literals
-from ..checkpoints.newcomer import Newcomer, NewcomerRequest, newcomer
+from ..checkpoints.new_member import NewMember, NewMemberRequest, new_member
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
@@ -54,21 +54,21 @@ class NewFactors:
 
 
 @dataclass(frozen=True)
-class AdapterNewcomer(Newcomer):
+class NewAdapterMember(NewMember):
     """An adapter that fits an artifact. member: the adapter over the artifact's base."""
 
     member: AdapterMember | None = None
 
 
-def open_newcomer(
+def open_new_member(
     artifact: Reader,
     files: Weights,
     path: str | Path,
-    how: NewcomerRequest,
+    how: NewMemberRequest,
     *,
     base: str | Path | None = None,
     turned: Callable[[], Turned] = dict,
-) -> Newcomer:
+) -> NewMember:
     """Opens a checkpoint, or the folder of a LoRA adapter, for an artifact.
 
     Args:
@@ -87,7 +87,7 @@ def open_newcomer(
     """
     manifest = artifact.manifest
     if not is_adapter(path):
-        found = newcomer(artifact, path, how)
+        found = new_member(artifact, path, how)
         check_literals(manifest, files, found, path)
         return found
     if not manifest.factored.weights and base is None:
@@ -98,9 +98,9 @@ def open_newcomer(
         )
     given = None if base is None else open_base(manifest, base, how.key, how.trust_pickle)
     member = adapter_member(manifest, files, path, given, turned())
-    found = newcomer(artifact, path, how, opened=member.checkpoint)
+    found = new_member(artifact, path, how, opened=member.checkpoint)
     check_literals(manifest, files, found, path)
-    return AdapterNewcomer(found.checkpoint, found.like, found.aligned, found.dtype, member)
+    return NewAdapterMember(found.checkpoint, found.like, found.aligned, found.dtype, member)
 
 
 def open_base(
@@ -154,11 +154,11 @@ def _base_of(manifest: Manifest, files: Weights, path: str | Path) -> Checkpoint
     stored = {w.name: w.base for w in manifest.factored.weights}
     stored |= {w.name: w.name for w in manifest.member_weights if w.kind == "shared" and w.role != "constant"}
     infos = {n: TensorInfo(table[at].dtype, tuple(table[at].shape)) for n, at in stored.items()}
-    return Checkpoint(OF_ARTIFACT, infos, lambda name: files.get(stored[name]), "", os.stat(path))
+    return Checkpoint(OF_ARTIFACT, infos, lambda name: files.get(stored[name]), [(str(path), os.stat(path))])
 
 
 def new_factors(
-    weight: FactoredWeight, files: Weights, new: Newcomer, path: str | Path, room: int | None = None
+    weight: FactoredWeight, files: Weights, new: NewMember, path: str | Path, room: int | None = None
 ) -> NewFactors:
     """Returns the factors of a new member's weight over the artifact's base.
 
@@ -213,11 +213,11 @@ def new_factors(
     return NewFactors(wide_left, wide_right, rank, correction, scale)
 
 
-def _of_adapter(new: Newcomer, name: str, base: Tensor, dtype: torch.dtype) -> LowRankDifference | None:
+def _of_adapter(new: NewMember, name: str, base: Tensor, dtype: torch.dtype) -> LowRankDifference | None:
     """Returns how an adapter changes a weight; None for a checkpoint, for a weight that the adapter replaces,
     and for factors of another dtype.
     """
-    member = new.member if isinstance(new, AdapterNewcomer) else None
+    member = new.member if isinstance(new, NewAdapterMember) else None
     if member is None or member.replaces(name):
         return None
     found = member.difference(name, base)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.differences import bit_equal
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.new_member import NewMember
 from ..errors import MemberMismatch, VerificationError
 from ..fleet.new_members import new_factors
 from ..verification.coarse_eps import coarsest
@@ -43,7 +43,7 @@ class NewWeights:
     unread: dict[str, Tensor]
 
 
-def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path) -> NewWeights:
+def changed_weights(artifact: OpenArtifact, place: int, new: NewMember, path: str | Path) -> NewWeights:
     """Returns the new weights that differ from those of the files.
 
     Raises: MemberMismatch for other shapes, for weights that all members share and that a program reads, and

@@ -237,7 +237,7 @@ class OpenArtifact:
             return copy.deepcopy(dict(replacement.extra))
         if self.extra is None:
             return {}
-        from ..checkpoints.member_state import extra_of_member  # most members have no extra state
+        from ..checkpoints.extra_state import extra_of_member  # most members have no extra state
 
         return extra_of_member(self.reader, self.extra, number)
 

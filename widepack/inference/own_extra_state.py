@@ -13,9 +13,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from ..checkpoints.differences import bit_equal
-from ..checkpoints.member_state import extra_file, extra_of_member
-from ..checkpoints.newcomer import Newcomer, NewcomerRequest
-from ..checkpoints.stored_states import check_extra
+from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
+from ..checkpoints.new_member import NewMember, NewMemberRequest, check_extra, with_extra
 from ..errors import MemberMismatch
 from ..spec.entries import FORWARD, PATTERNS, method_of
 from .open_artifact import OpenArtifact
@@ -26,8 +25,8 @@ def check_own_extra(
     artifact: OpenArtifact,
     entries: Sequence[EntryPrograms],
     place: int,
-    new: Newcomer,
-    how: NewcomerRequest,
+    new: NewMember,
+    how: NewMemberRequest,
 ) -> None:
     """Refuses a new member whose answers depend on extra state that no member of the artifact has.
 
@@ -47,8 +46,6 @@ def check_own_extra(
             ) from refusal
         factory = how.factory(path)
         assert factory is not None  # the caller has a model
-        from ..checkpoints.other_extra_state import differing_names, with_extra  # few swaps need them
-
         extra = extra_of_member(artifact.reader, extra_file(artifact.reader), 0)
         factory.dtype = new.dtype
         modules = [with_extra(factory, new, x) for x in (new.checkpoint.extra_state(), extra)]

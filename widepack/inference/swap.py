@@ -29,11 +29,11 @@ from torch import Tensor
 from widepack_artifacts.manifest import Member
 
 from ..backends.graph_capture import ONE_CAPTURE
-from ..checkpoints.newcomer import Newcomer, NewcomerRequest
-from ..checkpoints.newcomer import opening as opening
+from ..checkpoints.new_member import NewMember, NewMemberRequest
+from ..checkpoints.new_member import opening as opening
 from ..checkpoints.unused_names import unused_names, unused_text
 from ..errors import UsageError, VerificationError
-from ..fleet.new_members import open_newcomer
+from ..fleet.new_members import open_new_member
 from ..fleet.orientation import of_programs
 from ..ir.random_ops import uses_random_ops
 from ..spec.entries import PATTERNS
@@ -99,7 +99,7 @@ def swap(
     entries: Sequence[EntryPrograms],
     member: int | str,
     checkpoint: str | Path,
-    how: NewcomerRequest,
+    how: NewMemberRequest,
 ) -> SwapReport:
     """Replaces a loaded member by a checkpoint.
 
@@ -122,7 +122,7 @@ def swap(
                 " without dtype to swap members"
             )
         stages = StageClock()
-        new = open_newcomer(
+        new = open_new_member(
             artifact.reader,
             artifact.weights.files,
             checkpoint,
@@ -156,7 +156,7 @@ class _Swap:
         # of the old member, if it was swapped too
         self._before: tuple[SwappedAnswers | None, Replacement | None] = None, None
 
-    def run(self, new: Newcomer) -> SwapReport:
+    def run(self, new: NewMember) -> SwapReport:
         """Runs all stages. Raises: as `WideModel.swap`."""
         artifact = self.artifact
         found = changed_weights(artifact, self.place, new, self.checkpoint)

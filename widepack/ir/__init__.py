@@ -13,7 +13,7 @@
 | `guards.py` | Converts conditions over named dims from sympy or Python text to the arithmetic of guards |
 | `kinds.py` | Computes the kind of every value: which values are equal for all members |
 | `limits.py` | Checks the operands of ops of untrusted programs before an op reads them |
-| `op_traits.py` | Lists what is known of ops by name, without running them |
+| `op_records.py` | Holds what is known of each op beside its strategies and samples |
 | `ops.py` | Finds ops by name and answers questions about them from their schemas |
 | `overlapping.py` | Writes into tensors whose elements share memory, which torch refuses |
 | `random_ops.py` | Replaces random ops by fixed ones: dropout returns its input |

@@ -9,7 +9,7 @@ import torch
 
 from . import ops
 from .encoding import iter_arguments
-from .op_traits import RECURRENT_LAYERS, RECURRENT_STEPS
+from .op_records import RECURRENT_LAYERS, RECURRENT_STEPS
 
 OBJECT = 1024
 LARGEST = 2**31

@@ -6,16 +6,13 @@
 
 | file | what it does |
 |---|---|
-| `activation_fusion.py` | Fuses an activation into the layer before it |
-| `chain_fusion.py` | Joins layers of the strategy `chain` with the activations and layers that read their |
 | `differentiable.py` | Makes wide programs that have gradients |
-| `entry_of_part.py` | Shows an entry as lowering sees it if only a part of the members is loaded |
+| `fusion.py` | Fuses layers with the activations after them |
 | `int8_weights.py` | Replaces the weights of linear layers in a wide program by int8 weights |
 | `interpreter.py` | Writes the nodes of a wide program: it runs each node of the member program |
 | `loops.py` | Lowers a loop region to one node |
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
 | `lowering_entry.py` | Defines what lowering and the comparisons need to know of an entry |
-| `packed_loops.py` | Runs convolutions inside loop regions over packed weights |
 | `relower.py` | Lowers programs at load, if the artifact has none for the device, pattern |
 | `sequential_ops.py` | Lists the ops that run once for each member on purpose |
 | `wide_programs.py` | Makes the wide programs of a build: plans by rules of thumb |

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Node, Ref, substitute
+from widepack_artifacts.program import Kind, Node, Ref, substitute
 
 from .. import primitives as primitives  # fills the registry
 from ..errors import LoweringError
@@ -69,6 +69,13 @@ class ProgramWriter(Writer):
 def refs_of(args: Any) -> Any:
     """Returns arguments in which names replace Values."""
     return map_arguments(args, lambda a: a.ref if isinstance(a, Value) else a, as_lists=True)
+
+
+def held(value: WideValue) -> tuple[Kind, Any]:
+    """Returns the kind of a wide value, and the value, or the list of the members' values, that it holds."""
+    if isinstance(value, Ragged):
+        return "ragged", value.members
+    return "shared" if isinstance(value, Shared) else "stacked", value.value
 
 
 def run_node(

@@ -21,11 +21,9 @@ from ..ir.tensor_type import ragged_type
 from ..ir.values import Ragged, Shared, Stacked, Value
 from ..planning.mask_plans import in_loop
 from ..planning.plan import Plan
-from .activation_fusion import fuse_activations
-from .chain_fusion import join_chains
-from .interpreter import ProgramWriter, run_node
-from .loops import lower_loop
-from .packed_loops import pack_region
+from .fusion import fuse_activations, join_chains
+from .interpreter import ProgramWriter, held, run_node
+from .loops import lower_loop, pack_region
 
 
 @dataclass(frozen=True)
@@ -168,13 +166,7 @@ class _Lowering:
 
 def _name(value: Any) -> str:
     """Returns the name of a wide value in the program; empty if it has none."""
-    inner = (
-        value.members
-        if isinstance(value, Ragged)
-        else value.value
-        if isinstance(value, (Shared, Stacked))
-        else None
-    )
+    inner = held(value)[1] if isinstance(value, (Shared, Stacked, Ragged)) else None
     return inner.ref.name if isinstance(inner, Value) and inner.ref else ""
 
 
@@ -186,10 +178,7 @@ def _output(output: Output, values: Mapping[str, Any]) -> Output:
     """Returns an output of the wide program."""
     value = substitute(output.value, values.__getitem__)
     if isinstance(value, (Shared, Stacked, Ragged)):
-        kind: Kind = (
-            "shared" if isinstance(value, Shared) else "stacked" if isinstance(value, Stacked) else "ragged"
-        )
-        inner = value.members if isinstance(value, Ragged) else value.value
+        kind, inner = held(value)
         return Output(inner.ref if isinstance(inner, Value) else inner, kind)
     return Output(value, "shared")
 

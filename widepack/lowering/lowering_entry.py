@@ -16,7 +16,7 @@ from ..spec.state import CarriedState
 
 class LoweringEntry(Protocol):
     """An entry that can be lowered and written: of a build (`building.entry`), of an existing artifact
-    (`revision.artifact_entry`), or of a part of the members (`entry_of_part`).
+    (`revision.artifact_entry`), or of a part of the members (`EntryOfPart`).
 
     entry: the name.
     count: N.
@@ -53,3 +53,74 @@ class LoweringEntry(Protocol):
     def shapes(self) -> Sequence[Shapes]: ...
     def slots(self, pattern: str) -> dict[str, Kind]: ...
     def simple(self, pattern: str) -> list[Program]: ...
+
+
+class EntryOfPart:
+    """An entry for adjacent members only. The kinds of weights are those of all members, as in the artifact.
+
+    Attributes:
+        whole: The entry for all members.
+        members: The numbers of the members.
+        count: The number of members of the part.
+        signatures: For each of them the index of its program in `simple`.
+    """
+
+    def __init__(self, whole: LoweringEntry, members: range) -> None:
+        self.whole, self.members, self.count = whole, members, len(members)
+        signatures = [whole.signatures[i] for i in members]
+        self._used = sorted(set(signatures))
+        self.signatures: Sequence[int] = [self._used.index(s) for s in signatures]
+
+    @property
+    def entry(self) -> str:
+        """The name of the entry."""
+        return self.whole.entry
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The size of each dim in the example."""
+        return self.whole.sizes
+
+    @property
+    def batch(self) -> str:
+        """The dim that batch classes are made of, or ""."""
+        return self.whole.batch
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[int, int | None]]:
+        """The least and the largest size of each dim."""
+        return self.whole.bounds
+
+    @property
+    def signature(self) -> Sequence[Parameter]:
+        """The parameters of the call."""
+        return self.whole.signature
+
+    @property
+    def result(self) -> Tree:
+        """The form of the result."""
+        return self.whole.result
+
+    @property
+    def sources(self) -> Sequence[InputSource]:
+        """The inputs."""
+        return self.whole.sources
+
+    @property
+    def states(self) -> Sequence[CarriedState]:
+        """The values that the caller carries from call to call."""
+        return self.whole.states
+
+    @property
+    def shapes(self) -> Sequence[Shapes]:
+        """The shapes of the values of each member program of the part."""
+        return [self.whole.shapes[s] for s in self._used]
+
+    def slots(self, pattern: str) -> dict[str, Kind]:
+        """Returns the kinds of weights and inputs by value name, for a pattern."""
+        return self.whole.slots(pattern)
+
+    def simple(self, pattern: str) -> list[Program]:
+        """Returns the member programs of the part, simplified for a pattern."""
+        programs = self.whole.simple(pattern)
+        return [programs[s] for s in self._used]

@@ -14,9 +14,8 @@ from ..planning.plan import NodeChoice, Plan
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
 from ..spec.entries import PATTERNS
-from .entry_of_part import EntryOfPart
 from .lower import Lowered, lower
-from .lowering_entry import LoweringEntry
+from .lowering_entry import EntryOfPart, LoweringEntry
 
 
 @dataclass(frozen=True)

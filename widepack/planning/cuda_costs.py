@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from ..ir import ops
-from ..ir.op_traits import cost_class
+from ..ir.limits import tensors as tensors_in
+from ..ir.op_records import record
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.grouped_experts import SORTING_KERNELS
 from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.triton_kernels.launches import steps_fit
 from ..kernels.triton_kernels.predictions import GATES, OWN_START, STEP_OPS, TRITON_START, step_times
-from ..registry.flop_formulas import own_formula, tensors_in
+from ..runtime.flop_formulas import own_formula
 from ..system.devices import DEVICES, LAUNCH_S, Device
 
 VIEW_S = 1e-6
@@ -173,7 +174,7 @@ def call_time(op: str, args: Any, kwargs: Mapping[str, Any], result: Any, model:
         model: The device.
     """
     name = op.rpartition(".")[0]
-    kind = cost_class(name)
+    kind = record(op).cost
     given = ops.bind(op, tuple(args), dict(kwargs))
     moved = _bytes([*given.values()]) + _bytes(result)
     if kind == "product":

@@ -20,10 +20,10 @@ from ..ir import ops
 from ..ir.encoding import decode, iter_arguments, map_arguments
 from ..ir.fake_values import refuse_call
 from ..ir.kinds import weights_only
+from ..ir.limits import tensors as tensors_in
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import memory_id
 from ..ir.values import Ragged, Shared, Stacked, Value
-from ..registry.flop_formulas import tensors_in
 from ..registry.registry import REGISTRY, Strategy
 from ..registry.writer import Writer, unwrap, wide_items
 from ..runtime.meta_values import META, meta_key, run_on_meta

@@ -24,9 +24,9 @@ from widepack_artifacts.program import Kind, Program, Ref
 from ..ir import ops
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import kinds, weights_only
-from ..ir.op_traits import is_recurrent_layer
+from ..ir.op_records import is_recurrent_layer
 from ..kernels.member_products import LEAST, NARROW
-from ..runtime.matrix_costs import multiplications
+from ..runtime.flop_formulas import FORMULAS
 from .batch_growth import Growth, at_two_batches
 from .plan import REQUESTED, NodeChoice, Plan
 from .regions import Regions
@@ -135,7 +135,8 @@ class _Work:
                 continue
             matrix = values[weight.name]
             if ".conv" in node.op:
-                others += multiplications(values[given["input"].name], matrix, y, "transpose" in node.op)
+                operands = {"input": values[given["input"].name], "weight": matrix}
+                others += FORMULAS["convolution"](node.op, operands, y) // 2
             elif found[weight.name] == "stacked" and matrix.dim() == 2:
                 outputs, inputs = matrix.shape
                 layers[node.name] = _LinearLayer(y.numel() // max(1, outputs), inputs, outputs)

@@ -14,7 +14,7 @@ from widepack_artifacts.program import Kind, Node, Program, refs
 from ..ir import ops
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
-from ..ir.op_traits import is_recurrent_layer
+from ..ir.op_records import is_recurrent_layer
 from .batch_growth import growth
 
 CACHE_BYTES = 1 << 20  # the activations that a second-level cache can hold

@@ -1,6 +1,6 @@
-"""Chooses the columns that each input of a model is read from.
+"""Chooses the columns that inputs are read from, that name the member of each row, and that pass through.
 
-In this order:
+The columns of an input are found in this order:
 
 1. the columns that the user names for the input;
 2. the column with the name of the input;
@@ -15,10 +15,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..errors import UsageError
-from .conversion import refusal
-from .input_columns import InputColumns, RowInput, rows_of, some
-from .table import TEXT, Table
+from ..errors import InputError, UsageError
+from ..spec.dtypes import dtype_of
+from ..spec.names import number_in, number_of
+from .formats import ARROW
+from .input_columns import InputColumns, RowInput, column_of, kind_of, refusal, some
+from .table import TEXT, RowBlock, Table, place
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 _LOOKED_AT = 100  # rows
@@ -45,39 +47,36 @@ def chosen_columns(
     known = [i.name for i in inputs]
     if unknown := [n for n in named if n not in known]:
         raise UsageError(f"the model has no input {unknown[0]!r}; its inputs are {some(known, 20)}")
-    found: dict[str, InputColumns] = {}
+    names: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
     for one in inputs:
         if one.name in named:
-            found[one.name] = InputColumns(one, _named(table, one.name, named[one.name]), table.path)
+            names[one.name] = _named(table, one.name, named[one.name])
         elif one.name in table.columns and one.fits(table.columns[one.name].shape):
-            found[one.name] = InputColumns(one, (one.name,), table.path)
-    left = [i for i in inputs if i.name not in found]
+            names[one.name] = (one.name,)
+    left = [i for i in inputs if i.name not in names]
     if len(left) > 1:
         raise UsageError(
             f"{table.path}: the inputs {some([i.name for i in left])} have no column of their name and "
             f"shape; name the columns of each, for example inputs={{{left[0].name!r}: 'f0..f9'}} "
             f"(--input {left[0].name}=f0..f9)"
         )
-    if left:
-        used = {*others, *(n for c in found.values() for n in c.names)}
-        found[left[0].name] = InputColumns(left[0], _automatic(table, left[0], used), table.path)
-        notes.append(f"input {left[0].name} is read from {_counted(found[left[0].name].names)}")
-    for columns in found.values():
-        columns.check(table)
-    return [found[i.name] for i in inputs], notes
-
-
-def _counted(names: tuple[str, ...]) -> str:
-    return f"the column {names[0]}" if len(names) == 1 else f"{len(names)} columns: {some(names)}"
+    for one in left:
+        found = _automatic(table, one, {*others, *(n for of_input in names.values() for n in of_input)})
+        names[one.name] = found
+        shown = f"the column {found[0]}" if len(found) == 1 else f"{len(found)} columns: {some(found)}"
+        notes.append(f"input {one.name} is read from {shown}")
+    columns = [InputColumns(one, names[one.name], table.path) for one in inputs]
+    for each in columns:
+        each.check(table)
+    return columns, notes
 
 
 def _named(table: Table, name: str, words: Any) -> tuple[str, ...]:
     """Returns the columns that the user names. Raises: UsageError."""
     if isinstance(words, str):
-        names = (
-            [words] if words in table.columns else [n for w in words.split(",") for n in _range(w.strip())]
-        )
+        whole = words in table.columns
+        names = [words] if whole else [n for w in words.split(",") for n in _range(w.strip())]
     elif isinstance(words, Sequence) and all(isinstance(w, str) for w in words):
         names = list(words)
     else:
@@ -91,7 +90,7 @@ def _named(table: Table, name: str, words: Any) -> tuple[str, ...]:
         twice = next(n for n in names if names.count(n) > 1)
         raise UsageError(f"input {name}: the column {twice} is named twice")
     for column in names:
-        rows_of(table, column)
+        column_of(table, column)
     return tuple(names)
 
 
@@ -141,7 +140,7 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
     needs = "lists" if one.numbers is None else f"lists of its shape, or {one.numbers} columns of numbers"
     others = [f"{n or '(no name)'} ({t.text})" for n, t in left.items() if n not in numbers]
     why = (
-        f"several choices fit: {'; '.join(some(list(c)) for c in choices)}"
+        f"several choices fit: {'; '.join(some(c) for c in choices)}"
         if choices
         else f"it needs {needs}, and {len(numbers)} columns of numbers are left: {some(numbers)}"
         + (f"; no numbers: {some(others, 4)}" if others else "")
@@ -152,3 +151,87 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
         f"Name them, for example inputs={{{one.name!r}: 'f0..f63'}} (--input {one.name}=f0..f63), or name "
         "the columns that only pass through with ids= (--id)"
     )
+
+
+class MemberColumn:
+    """The column that names the member of each row.
+
+    Args:
+        table: The input file.
+        name: The column.
+        members: The members' names.
+
+    Raises:
+        UsageError: There is no such column, or it holds neither texts nor integers.
+    """
+
+    def __init__(self, table: Table, name: str, members: Sequence[str]) -> None:
+        type_ = column_of(table, name)
+        whole = type_.dtype not in ("", TEXT) and kind_of(dtype_of(type_.dtype)) == "integer"
+        # a column of CSV is read as text, whatever its first rows look like
+        if type_.shape != () or not (whole or type_.dtype == TEXT or not table.typed):
+            raise UsageError(
+                f"{table.path}: the column {name} is {type_.text}; a member is named by its name or its "
+                "number"
+            )
+        self.name, self._members, self._path = name, members, table.path
+
+    def numbers(self, block: RowBlock) -> list[int]:
+        """Returns the number of the member of each row. Raises: InputError for a value that is no member."""
+        values, at = block.values(self.name)
+        numbers = []
+        for k, value in enumerate(values):
+            try:
+                # a text may be a number, since CSV files have texts only; a name goes first
+                find = number_in if isinstance(value, str) else number_of
+                numbers.append(find(self._members, value))
+            except UsageError as e:
+                row = int((at == k).nonzero()[0]) + block.start
+                raise InputError(f"{place(self._path, row, self.name)}: {e}") from None
+        return [numbers[k] for k in at.tolist()]
+
+
+def passed_columns(
+    table: Table, ids: Sequence[str] | None, inputs: Collection[str], suffix: str
+) -> tuple[list[str], list[str]]:
+    """Returns the columns that pass through, and a sentence about those that the output cannot hold.
+
+    Args:
+        table: The input file.
+        ids: The columns that the user names; None for all that are no inputs.
+        inputs: The columns that inputs are read from.
+        suffix: The format of the output.
+
+    Raises:
+        UsageError: A named column does not exist, or the output cannot hold it.
+    """
+    names = checked_ids(table, ids)
+    wanted = [n for n in table.columns if n not in inputs] if names is None else names
+    if suffix in ARROW:
+        return wanted, []
+    holds = [n for n in wanted if suffix != ".npy" and _is_tensor(table, n)]
+    lost = [n for n in wanted if n not in holds]
+    if not lost:
+        return holds, []
+    why = "a .npy file has one array" if suffix == ".npy" else "a .safetensors file has numbers only"
+    if names is not None:
+        raise UsageError(f"the column {lost[0]} cannot pass through: {why}; write .parquet, .arrow or .csv")
+    return holds, [f"not passed on: {some(lost)}, since {why}"]
+
+
+def checked_ids(table: Table, ids: Any) -> list[str] | None:
+    """Returns the named columns without repetitions. Raises: UsageError for one that does not exist."""
+    if ids is None:
+        return None
+    if isinstance(ids, str):
+        raise UsageError(f"ids={ids!r} is one text; give a list of columns, for example ids=[{ids!r}]")
+    names = list(dict.fromkeys(ids))
+    for name in names:
+        column_of(table, name)
+    return names
+
+
+def _is_tensor(table: Table, name: str) -> bool:
+    type_ = table.columns[name]
+    exact = not type_.text.startswith("decimal")  # its digits would be rounded
+    return table.typed and exact and type_.dtype not in ("", TEXT) and None not in type_.shape

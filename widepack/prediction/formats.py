@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UsageError
-from .csv_form import CsvForm
+from ..system.atomic_file import whole
 from .table import Table
 
 ARROW = (".parquet", ".arrow", ".feather", ".csv")
@@ -26,54 +27,80 @@ class FileSink(Protocol):
 
 def suffix_of(path: Path, what: str) -> str:
     """Returns the ending of a path in lower case. what: of the argument. Raises: UsageError."""
-    found = path.suffix.lower()
-    if found not in (*ARROW, *TENSORS):
+    suffix = path.suffix.lower()
+    if suffix not in (*ARROW, *TENSORS):
         raise UsageError(
-            f"{what} {path}: the ending {found or 'is missing, and'} names no known format; known: "
+            f"{what} {path}: the ending {suffix or 'is missing, and'} names no known format; known: "
             f"{', '.join((*ARROW, *TENSORS))}"
         )
-    return found
+    return suffix
 
 
-def open_table(path: Path, form: CsvForm | None = None) -> Table:
+def open_table(path: Path, form: Any = None) -> Table:
     """Opens an input file. form: of a CSV file. Raises: UsageError; InputError; OSError; Unavailable."""
     suffix = suffix_of(path, "input")
     if not path.is_file():
         what = "is a folder; give the files in it one by one" if path.is_dir() else "there is no such file"
         raise UsageError(f"input {path}: {what}")
     if suffix in TENSORS:
-        from .tensor_table import open_npy, open_safetensors
+        from .tensor_files import open_npy, open_safetensors
 
         return open_npy(path) if suffix == ".npy" else open_safetensors(path)
-    from .arrow_table import IpcTable, ParquetTable
-    from .csv_table import CsvTable
-
     if suffix == ".csv":
+        from .csv_files import CsvTable
+
         return CsvTable(path, form)
+    from .arrow_files import IpcTable, ParquetTable
+
     return ParquetTable(path) if suffix == ".parquet" else IpcTable(path)
 
 
-def open_sink(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable[[], int]) -> FileSink:
-    """Opens a file to write.
+@contextlib.contextmanager
+def output_file(
+    path: Path, force: bool, metadata: Mapping[str, str], rows: Callable[[], int]
+) -> Iterator[FileSink]:
+    """Yields an output file, which appears whole at the end, or not at all if the block raises.
 
     Args:
-        suffix: The format.
-        path: The file, whatever its ending is.
+        path: The file.
+        force: Whether to replace an existing one.
         metadata: Texts that the file keeps, where the format has a place for them.
         rows: Returns the number of rows that will be written, for the format that needs it first.
+
+    Raises: as `whole`.
     """
+    with whole(path, force) as made:
+        sink = _opened(suffix_of(path, "output"), made, metadata, rows)
+        try:
+            yield sink
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error counts
+                sink.close()
+            raise
+        sink.close()
+
+
+def _opened(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable[[], int]) -> FileSink:
     if suffix in TENSORS:
-        from .tensor_sink import NpySink, SafetensorsSink
+        from .tensor_files import NpySink, SafetensorsSink
 
         return NpySink(path) if suffix == ".npy" else SafetensorsSink(path, rows(), metadata)
-    from .arrow_sink import CsvSink, IpcSink, ParquetSink
+    if suffix == ".csv":
+        from .csv_files import CsvSink
 
-    return {".parquet": ParquetSink, ".csv": CsvSink}.get(suffix, IpcSink)(path, metadata)
+        return CsvSink(path, metadata)
+    from .arrow_files import IpcSink, ParquetSink
+
+    return ParquetSink(path, metadata) if suffix == ".parquet" else IpcSink(path, metadata)
 
 
 def check_package(suffix: str) -> None:
     """Imports what a format needs. Raises: Unavailable."""
     if suffix in ARROW:
-        from .arrow_package import arrow
+        from .arrow_files import arrow
 
         arrow()
+    elif suffix == ".npy":
+        from .tensor_files import numpy_format
+
+        numpy_format()

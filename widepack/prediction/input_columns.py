@@ -1,8 +1,19 @@
-"""Reads the input of a model from columns of a table."""
+"""Reads the input of a model from columns of a table, and converts the numbers to the dtype of the input.
+
+Only floats are rounded; no other value changes. NaN and infinity are values.
+
+| from \\ to | float | integer | bool |
+|---|---|---|---|
+| float | rounded to the nearest number; refused if a finite number becomes infinite | refused | refused |
+| integer | exact, else refused | exact, else refused | refused |
+| bool | 0 or 1 | 0 or 1 | as it is |
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 
@@ -10,9 +21,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UsageError
+from ..spec.dtypes import dtype_name, dtype_of
 from ..spec.input_spec import DimExpr
-from .conversion import converted, refusal
-from .table import ColumnType, RowBlock, Table, place
+from .table import TEXT, ColumnType, RowBlock, Table, place
+
+_CHANGE = "change the value"
+_CHANGE_OR_ROUND = f"{_CHANGE}, or store the column as float64 to have it rounded"
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class RowInput:
             return all(a is None or not isinstance(b, int) or a == b for a, b in pairs)
         if shape == ():
             return self.numbers == 1
-        # a list in row-major order, as answers with several dims are written
+        # a list in row-major order, as outputs with several dims are written
         return len(shape) == 1 and self.numbers is not None and shape[0] in (None, self.numbers)
 
 
@@ -70,23 +84,21 @@ class InputColumns:
         """Checks the types of the columns. Without types, values are checked as they are read. Raises:
         UsageError.
         """
-        columns = table.columns
+        columns, name = table.columns, self.input.name
         if not table.typed and self.input.dtype.is_complex:
             raise UsageError(
-                f"{self.path}: the input {self.input.name} is {self.input.type}, and CSV files have no "
-                "complex numbers; give a .npy or .safetensors file"
+                f"{self.path}: the input {name} is {self.input.type}, and CSV files have no complex numbers; "
+                "give a .npy or .safetensors file"
             )
-        for name in self.names:
-            if table.typed and (why := refusal(columns[name], self.input.dtype)):
-                raise UsageError(f"{self.path}: the column {name} {why} (input {self.input.name})")
-        shapes = [columns[name].shape for name in self.names]
-        if len(self.names) == 1 and self.input.fits(shapes[0]):
+        for column in self.names:
+            if table.typed and (why := refusal(columns[column], self.input.dtype)):
+                raise UsageError(f"{self.path}: the column {column} {why} (input {name})")
+        if len(self.names) == 1 and self.input.fits(columns[self.names[0]].shape):
             return
-        if listed := [n for n, shape in zip(self.names, shapes) if shape]:
+        if listed := [n for n in self.names if columns[n].shape]:
             raise UsageError(
-                f"{self.path}: the column {listed[0]} is {columns[listed[0]].text}, and the input "
-                f"{self.input.name} is {self.input.type}: give one column with lists of this shape, or a "
-                "column for each number"
+                f"{self.path}: the column {listed[0]} is {columns[listed[0]].text}, and the input {name} is "
+                f"{self.input.type}: give one column with lists of this shape, or a column for each number"
             )
         count = len(self.names)
         if len(self.input.dims) == 1 and self.input.numbers is None:
@@ -94,60 +106,138 @@ class InputColumns:
         if count != self.input.numbers:
             needed = "a list column" if self.input.numbers is None else f"{self.input.numbers} columns"
             raise UsageError(
-                f"input {self.input.name} is {self.input.type}, which takes {needed}; {count} "
+                f"input {name} is {self.input.type}, which takes {needed}; {count} "
                 f"{'column is' if count == 1 else 'columns are'} named: {some(self.names)}"
             )
 
     def read(self, block: RowBlock) -> Tensor:
         """Returns the rows of a block, `[rows, ...]`. Raises: InputError."""
+        numbers = self.input.numbers
         first = block.tensor(self.names[0])
         if len(self.names) == 1 and (first.dim() > 1 or not self.input.dims):
-            found = self._converted(first, block, self.names[0])
+            rows = self._converted(first, block, self.names[0])
         else:
-            found = torch.empty(block.rows, len(self.names), dtype=self.input.dtype)
+            rows = torch.empty(block.rows, len(self.names), dtype=self.input.dtype)
             for k, name in enumerate(self.names):
-                found[:, k] = self._converted(block.tensor(name), block, name)
-        if found.dim() - 1 != len(self.input.dims) or (
-            self.input.numbers is not None and len(self.names) > 1
-        ):
-            found = self._reshaped(found, block)
-        shape = tuple(found.shape[1:])
+                rows[:, k] = self._converted(block.tensor(name), block, name)
+        where = place(self.path, block.start, self.names[0])
+        if rows.dim() - 1 != len(self.input.dims) or (numbers is not None and len(self.names) > 1):
+            if numbers is None or rows[0:1].numel() not in (0, numbers):
+                raise InputError(
+                    f"{where}: a row has {list(rows.shape[1:])} numbers, and the input {self.input.name} is "
+                    f"{self.input.type}"
+                )
+            rows = rows.reshape(len(rows), *(d for d in self.input.dims if isinstance(d, int)))  # row-major
+        shape = tuple(rows.shape[1:])
         if self.shape is None:
             self.shape = shape
         if shape != self.shape:
             raise InputError(
-                f"{place(self.path, block.start, self.names[0])}: a row has the shape {list(shape)}, and the "
-                f"rows before have {list(self.shape)}; give all rows one shape, for example by padding"
+                f"{where}: a row has the shape {list(shape)}, and the rows before have {list(self.shape)}; "
+                "give all rows one shape, for example by padding"
             )
-        return found
-
-    def _reshaped(self, values: Tensor, block: RowBlock) -> Tensor:
-        """Returns lists as rows of several dims, row-major."""
-        numbers = self.input.numbers
-        if numbers is None or values[0:1].numel() not in (0, numbers):
-            raise InputError(
-                f"{place(self.path, block.start, self.names[0])}: a row has {list(values.shape[1:])} "
-                f"numbers, and the input {self.input.name} is {self.input.type}"
-            )
-        return values.reshape(values.shape[0], *(d for d in self.input.dims if isinstance(d, int)))
+        return rows
 
     def _converted(self, values: Tensor, block: RowBlock, column: str) -> Tensor:
         return converted(values, self.input.dtype, lambda row: place(self.path, block.start + row, column))
 
 
-def some(names: tuple[str, ...] | list[str], most: int = 8) -> str:
+def some(names: Sequence[str], most: int = 8) -> str:
     """Returns names in one line; of many the first ones and the last one."""
     if len(names) <= most:
         return ", ".join(names) or "none"
     return f"{', '.join(names[: most - 2])}, ..., {names[-1]}"
 
 
-def rows_of(table: Table, name: str) -> ColumnType:
+def column_of(table: Table, name: str) -> ColumnType:
     """Returns the type of a column. Raises: UsageError with similar names if there is none."""
-    from difflib import get_close_matches
-
     if name in table.columns:
         return table.columns[name]
     near = get_close_matches(name, table.columns, n=1)
     hint = f"did you mean {near[0]}?" if near else f"its columns are {some(list(table.columns))}"
     raise UsageError(f"{table.path}: there is no column {name!r}; {hint}")
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """Returns `complex`, `float`, `bool` or `integer`."""
+    if dtype.is_complex:
+        return "complex"
+    return "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "integer"
+
+
+def refusal(column: ColumnType, dtype: torch.dtype) -> str | None:
+    """Returns why the values of a column cannot become values of a dtype; None if they can."""
+    if column.dtype in ("", TEXT):
+        return f"is {column.text}, and the input takes numbers"
+    source, target = kind_of(dtype_of(column.dtype)), kind_of(dtype)
+    if target in ("float", "complex"):
+        allowed = source != "complex" or target == "complex"
+    else:
+        allowed = source == target or (source, target) == ("bool", "integer")
+    if allowed:
+        return None
+    return f"is {column.text}, and the input takes {dtype_name(dtype)}; convert the column in the file"
+
+
+def converted(values: Tensor, dtype: torch.dtype, where: Callable[[int], str]) -> Tensor:
+    """Returns values in another dtype.
+
+    Args:
+        values: `[rows, ...]`, of a column that `refusal` does not refuse.
+        dtype: The dtype of the input.
+        where: Returns the place of a row in the file, for messages.
+
+    Raises:
+        InputError: A value would change by more than rounding.
+    """
+    if values.dtype == dtype:
+        return values
+    if values.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        values = _signed(values, kind_of(dtype), where)
+    result = values.to(dtype)
+    name, source, target = dtype_name(dtype), kind_of(values.dtype), kind_of(dtype)
+    if source == target == "integer":
+        wrong = result.to(torch.int64) != values.to(torch.int64)
+        _refuse(values, wrong, f"it is outside the range of {name}", where)
+    elif target in ("float", "complex") and source != "bool":
+        above = f"it is above the largest number of {name}, {torch.finfo(dtype).max:.3g}"
+        _refuse(values, torch.isinf(result) & torch.isfinite(values), above, where)
+        if source == "integer":
+            why = f"{name} has no such integer"
+            _refuse(values, _inexact(values, result), why, where, _CHANGE_OR_ROUND)
+    return result
+
+
+def _signed(values: Tensor, target: str, where: Callable[[int], str]) -> Tensor:
+    """Returns unsigned integers as int64. torch compares only the small unsigned ones. Raises: InputError."""
+    signed = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((signed < 0).any()):
+        at = tuple((signed < 0).nonzero()[0].tolist())
+        way_out = _CHANGE_OR_ROUND if target in ("float", "complex") else _CHANGE
+        raise InputError(
+            f"{where(at[0])}: {int(signed[at]) + 2**64}: it is above the largest number of int64; {way_out}"
+        )
+    return signed
+
+
+def _inexact(values: Tensor, result: Tensor) -> Tensor:
+    """Returns where an integer is not exactly the float or complex number that it became."""
+    result = result.real if result.dtype.is_complex else result
+    limit = round(2 / torch.finfo(result.dtype).eps)  # every integer up to here is a float of this dtype
+    wrong = torch.zeros_like(values, dtype=torch.bool)
+    wide = values.to(torch.int64)
+    large = (wide > limit) | (wide < -limit)
+    if bool(large.any()):
+        # Python compares an int with a float without rounding.
+        pairs = zip(wide[large].tolist(), result[large].double().tolist())
+        wrong[large] = torch.tensor([a != b for a, b in pairs])
+    return wrong
+
+
+def _refuse(
+    values: Tensor, wrong: Tensor, why: str, where: Callable[[int], str], way_out: str = _CHANGE
+) -> None:
+    """Raises: InputError that names the first wrong value, what is wrong with it, and the way out."""
+    if bool(wrong.any()):
+        at = wrong.nonzero()[0].tolist()
+        raise InputError(f"{where(at[0])}: {values[tuple(at)].item()}: {why}; {way_out}")

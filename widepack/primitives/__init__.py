@@ -50,16 +50,17 @@ other libraries.
 from importlib import import_module as _import_module
 from typing import Any
 
+from ..ir.op_records import OpRecord as OpRecord
 from ..ir.values import Shared as Shared
 from ..ir.values import Stacked as Stacked
 from ..registry import aliases as aliases
 from ..registry.aliases import find as find
-from ..registry.flop_formulas import formula as formula
 from ..registry.samples import Draw as Draw
 from ..registry.samples import call as call
 from ..registry.user_ops import register as register
 from ..registry.writer import Writer as Writer
 from ..registry.writer import rank as rank
+from ..runtime.flop_formulas import formula as formula
 from . import attention as attention
 from . import conv as conv
 from . import conv_patches as conv_patches

@@ -14,8 +14,8 @@ from torch import nn
 
 from widepack_artifacts.reader import Reader
 
-from ..checkpoints.member_state import extra_file, extra_of_member
-from ..checkpoints.other_extra_state import differing_names, with_extra
+from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
+from ..checkpoints.new_member import with_extra
 from ..errors import MemberMismatch, VerificationError
 from .request import ReviseRequest
 from .slots import MemberSlot

@@ -12,13 +12,13 @@ from torch import nn
 from widepack_artifacts.manifest import Manifest
 
 from ..checkpoints.discovery import MemberPlace
-from ..checkpoints.newcomer import Newcomer, NewcomerRequest
+from ..checkpoints.new_member import NewMember, NewMemberRequest
 from ..system.progress import Report
 from .slots import MemberSlot
 
 PathText = str | PathLike[str]
 Model = str | Callable[..., nn.Module] | None
-SlotsOf = Callable[[Manifest, Callable[[MemberPlace], Newcomer]], list[MemberSlot]]
+SlotsOf = Callable[[Manifest, Callable[[MemberPlace], NewMember]], list[MemberSlot]]
 """Returns the members of the revised artifact, from the manifest and a function that opens a new checkpoint.
 """
 
@@ -37,7 +37,7 @@ class ReviseRequest:
     slots_of: SlotsOf
     out: PathText | None = None
     force: bool = False
-    how: NewcomerRequest = field(default_factory=NewcomerRequest)
+    how: NewMemberRequest = field(default_factory=NewMemberRequest)
     base: str | Path | None = None
     max_shard_size: int | str | None = None
     progress: Report | None = None

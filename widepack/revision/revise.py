@@ -9,7 +9,7 @@ from typing import Any
 from widepack_artifacts import manifest as form
 
 from ..checkpoints.discovery import MemberPlace, listed, member_names, places_of
-from ..checkpoints.newcomer import Newcomer, opening
+from ..checkpoints.new_member import NewMember, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
@@ -79,7 +79,7 @@ def update(
         Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()
     ]
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         numbers = numbers_of([m.name for m in manifest.members], list(members))
         replaced = dict(zip(numbers, paths))
         return [
@@ -163,7 +163,7 @@ def append(
         read_names(names, len(places)) if names is not None else member_names([p.name for p in places])
     )
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         old_names = [m.name for m in manifest.members]
         if taken := [name for name in new_names if name in old_names]:
             raise UsageError(
@@ -230,7 +230,7 @@ def drop(
         >>> report = widepack.drop("ens.wide", [0, "worst"])
     """
 
-    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], Newcomer]) -> list[MemberSlot]:
+    def slots(manifest: form.Manifest, open_new: Callable[[MemberPlace], NewMember]) -> list[MemberSlot]:
         removed = set(numbers_of([m.name for m in manifest.members], members))
         if len(removed) == len(manifest.members):
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.new_member import NewMember
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class MemberSlot:
 
     name: str
     old: int | None
-    new: Newcomer | None = None
+    new: NewMember | None = None
     place: int = 0
 
     @property

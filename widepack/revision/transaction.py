@@ -33,18 +33,18 @@ from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import reads_masks, write_revised_costs
+from ..building.costs_file import write_revised_costs
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.state_dicts import MemberStates, refuse_code, stored_extra
 from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
+from ..checkpoints.extra_state import extra_file, extra_of_member
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import filled
-from ..checkpoints.member_state import extra_file, extra_of_member
-from ..checkpoints.newcomer import Newcomer
+from ..checkpoints.new_member import NewMember
 from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
-from ..fleet.new_members import open_newcomer
+from ..fleet.new_members import open_new_member
 from ..fleet.orientation import of_programs
 from ..inference.unpublished import check_opens
 from ..ir.random_ops import uses_random_ops
@@ -130,7 +130,7 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
             except VerificationError as e:
                 again = partial(_proved_with, checked, wides, context)
                 raise explained(e, request, reader, checked.slots, again) from e
-        new = _exported(reader, checked, proved, context.written, writer, stages)
+        new = _exported(reader, checked, proved, writer, stages)
         with stages.stage("publish"):
             history = _history(request, reader.manifest, checked, proved)
             new = _with_history(replace(new, factored=factored), history, shard_bytes)
@@ -156,7 +156,7 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
         files = _weights_of(reader)
         slots = request.slots_of(
             old,
-            lambda p: open_newcomer(
+            lambda p: open_new_member(
                 reader,
                 files,
                 p.path,
@@ -208,7 +208,6 @@ def _exported(
     reader: Reader,
     checked: CheckedRevision,
     proved: Sequence[ProvedRevision],
-    written: WeightFiles,
     writer: Writer,
     stages: Stages,
 ) -> form.Manifest:
@@ -218,7 +217,7 @@ def _exported(
         entries = {p.name: p.write(writer, reader) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
-        _keep_costs(reader, checked, entries, written, writer)
+        _keep_costs(reader, checked, entries, writer)
         state_dicts = _state_dicts(reader, checked, writer)
     return replace(
         old,
@@ -247,25 +246,18 @@ def _state_dicts(reader: Reader, checked: CheckedRevision, writer: Writer) -> St
 
 
 def _keep_costs(
-    reader: Reader,
-    checked: CheckedRevision,
-    entries: Mapping[str, Entry],
-    written: WeightFiles,
-    writer: Writer,
+    reader: Reader, checked: CheckedRevision, entries: Mapping[str, Entry], writer: Writer
 ) -> None:
-    """Keeps the costs of the artifact, which hold for any number of members.
-
-    They are derived again for new kinds, and if weights may be masks of attention.
-    """
-    old, derived = reader.manifest, [e.entry for e in checked.entries]
+    """Keeps the costs of the artifact, which hold for any number of members. New kinds have other costs."""
+    old = reader.manifest
     name = costs_file(old.files)
     if not name:
         return
     same = all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed
-    if same and not any(map(reads_masks, derived)):
+    if same:
         writer.take(reader, [name])
     else:
-        write_revised_costs(writer, derived, stored_costs(reader), written.weights)
+        write_revised_costs(writer, [e.entry for e in checked.entries], stored_costs(reader))
 
 
 def _with_history(
@@ -372,7 +364,7 @@ def _modules(
     return found
 
 
-def _filled(factory: Factory, new: Newcomer, name: str) -> nn.Module:
+def _filled(factory: Factory, new: NewMember, name: str) -> nn.Module:
     """Returns a new member's own module with its weights. Raises: MemberMismatch."""
     return filled(factory, new.aligned.checkpoints[0], name)
 

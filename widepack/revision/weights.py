@@ -31,7 +31,7 @@ from ..building.provenance import SHARD_SIZE
 from ..building.weight_row import WeightRow
 from ..building.write import SHARD_BYTES, write_weights
 from ..checkpoints.differences import bit_equal
-from ..checkpoints.newcomer import RAGGED, SHARED
+from ..checkpoints.new_member import RAGGED, SHARED
 from ..system.readahead import Extent, extents
 from .factors import RevisedFactors, revised_factors
 from .slots import MemberSlot

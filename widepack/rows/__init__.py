@@ -10,14 +10,13 @@ Requests of different callers may share a batch only then.
 |---|---|
 | `axes.py` | In which dim of an input or an output the rows are |
 | `call.py` | One node of a walk, with the layouts of its arguments |
-| `dims.py` | Rules: reductions, and ops along a dim |
+| `families.py` | Rules by family: ops on each number alone, along dims, on the last dims |
 | `indices.py` | Rules: ops that read or write at indices |
 | `layout.py` | Where the rows are in a value |
 | `networks.py` | Rules: convolutions, norms, pools, recurrent layers, matrix functions |
 | `per_row.py` | Makes a function that reads the weights of each row's own member |
-| `pointwise.py` | Rules: ops on each number alone, and sizes |
 | `products.py` | Rules: matrix products, attention, distances |
-| `shapes.py` | Rules: views, joins, parts |
+| `shapes.py` | Rules: other shapes, joins, parts, copies, values made of sizes |
 | `trials.py` | Tries other values, NaN and other batches |
 | `trunk.py` | Splits a member program into the part that all members share, and the rest |
 | `verdict.py` | Decides: first the walk, then the trials |

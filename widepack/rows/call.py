@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -97,6 +97,11 @@ class Call:
 
     # ---------------------------------------------------------------- arguments
 
+    @property
+    def first(self) -> str:
+        """The name of the first argument."""
+        return next(iter(self.given))
+
     def get(self, name: str) -> Any:
         """Returns an argument. A reference becomes the fake value or number at the first size."""
         return self._value(self.given.get(name))
@@ -127,18 +132,18 @@ class Call:
         """Returns the sizes of an argument at the first size of the batch."""
         return [int(s) for s in self.get(name).shape]
 
-    def dim(self, name: str, of: str = "self") -> int:
-        """Returns an argument that is the number of a dim, counted from 0."""
+    def dim(self, name: str) -> int:
+        """Returns an argument that is the number of a dim of the first one, counted from 0."""
         dim = int(self.get(name))
-        return dim + self.rank(of) if dim < 0 else dim
+        return dim + self.rank(self.first) if dim < 0 else dim
 
-    def dims(self, name: str, of: str = "self") -> list[int] | None:
-        """Returns an argument that is a dim or a list of dims, counted from 0; None for all dims."""
+    def dims(self, name: str) -> list[int] | None:
+        """Returns an argument that is a dim of the first one, or a list of dims, from 0; None for all."""
         given = self.get(name)
         if given is None or (isinstance(given, (list, tuple)) and not given):
             return None
         listed = given if isinstance(given, (list, tuple)) else [given]
-        rank = max(1, self.rank(of))
+        rank = max(1, self.rank(self.first))
         return [int(d) % rank for d in listed]
 
     def tensors(self) -> list[tuple[torch.Tensor, Layout]]:
@@ -216,47 +221,62 @@ class Call:
         """The fake result, with numbers as sizes."""
         return self.batch.values[self.node.name]
 
+    def _part(self, values: Mapping[str, Any], number: int) -> Any:
+        """Returns the result, or one of several, among the values of the program."""
+        found = values[self.node.name]
+        return found if isinstance(found, torch.Tensor) else found[number]
+
     @property
     def first_result(self) -> torch.Tensor:
         """The result, or the first of several."""
-        found: torch.Tensor = self.result if isinstance(self.result, torch.Tensor) else self.result[0]
+        found: torch.Tensor = self._part(self.batch.values, 0)
         return found
 
     def result_dims(self, number: int = 0) -> list[int]:
         """Returns the dims of the result, or of one of several, whose size depends on the number of rows."""
-        found = self.batch.symbolic[self.node.name]
-        return self.batch.dims(found if isinstance(found, torch.Tensor) else found[number])
+        return self.batch.dims(self._part(self.batch.symbolic, number))
 
     def has_shape(self, number: int = 0) -> bool:
         """Returns whether the result, or one of several, is a tensor."""
-        found = self.result
-        return isinstance(found if isinstance(found, torch.Tensor) else found[number], torch.Tensor)
+        return isinstance(self._part(self.batch.values, number), torch.Tensor)
 
     def dtype(self, number: int = 0) -> torch.dtype:
         """Returns the dtype of the result, or of one of several."""
-        found: torch.Tensor = self.result if isinstance(self.result, torch.Tensor) else self.result[number]
-        return found.dtype
+        found: torch.dtype = self._part(self.batch.values, number).dtype
+        return found
 
     def is_size(self, number: int, axis: RowAxis) -> bool:
         """Returns whether a dim of the result has the size of an axis, for every number of rows."""
-        symbolic, sized = self.batch.symbolic[self.node.name], self.result
-        if not isinstance(sized, torch.Tensor):
-            symbolic, sized = symbolic[number], sized[number]
-        size = int(sized.shape[axis.dim])
-        return size == axis.before * self.rows * axis.after and self.batch.is_multiple(
-            symbolic.shape[axis.dim]
-        )
+        size = int(self._part(self.batch.values, number).shape[axis.dim])
+        symbolic = self._part(self.batch.symbolic, number).shape[axis.dim]
+        return size == axis.before * self.rows * axis.after and self.batch.is_multiple(symbolic)
 
     def even(self, number: int = 0) -> Layout:
         """Returns the layout of a result that does not change along its dims of the batch."""
         return EVEN if self.result_dims(number) else None
 
-    def several(self, layout: Layout) -> Layout:
-        """Returns a layout of the result, or one for each of several results."""
-        if isinstance(self.result, torch.Tensor):
+    def placed(self, layout: Layout, number: int = 0) -> Layout:
+        """Returns the layout of an argument in the result, or in one of several, whose dims are others.
+
+        The rows are in the only dim of the result that depends on the batch, in the same order. Raises:
+        NoRule if there are other such dims.
+        """
+        axis = layout.axis if isinstance(layout, RowNumbers) else layout
+        if not isinstance(axis, RowAxis):
             return layout
+        dims = self.result_dims(number) if self.has_shape(number) else []
+        if len(dims) != 1:
+            self.unknown("has another size that depends on the number of rows")
+        axis = replace(axis, dim=dims[0])
+        return RowNumbers(axis) if isinstance(layout, RowNumbers) else axis
+
+    def several(self, layout: Layout) -> Layout:
+        """Returns a layout of the result, or one for each of several results. The rows are as in `placed`."""
+        if isinstance(self.result, torch.Tensor):
+            return self.placed(layout)
         return [
-            self.even(i) if layout is EVEN and self.has_shape(i) else layout for i in range(len(self.result))
+            self.even(i) if layout is EVEN and self.has_shape(i) else self.placed(layout, i)
+            for i in range(len(self.result))
         ]
 
     # ---------------------------------------------------------------- refusals
@@ -299,8 +319,3 @@ class Call:
 
 Rule = Callable[[Call], Layout]
 """Returns the layout of a node's result. Raises: MixesRows; NoRule."""
-
-
-def named(names: str, rule: Rule) -> dict[str, Rule]:
-    """Returns a rule under each of the names of ops that a text lists."""
-    return dict.fromkeys(names.split(), rule)

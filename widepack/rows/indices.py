@@ -6,7 +6,7 @@ import torch
 
 from widepack_artifacts.program import Ref
 
-from .call import Call, Rule, named
+from .call import Call
 from .layout import EVEN, Layout, RowAxis, RowNumbers
 from .shapes import axis_of_even
 
@@ -182,17 +182,3 @@ def membership(call: Call) -> Layout:
         call.unknown("compares the rows where two values of them are equal")
     call.fixed(*[n for n in ("test_elements", "sorted_sequence", "boundaries", "sorter") if n in call.given])
     return _no_numbers(call, call.layout(names[0]))
-
-
-RULES: dict[str, Rule] = {
-    "embedding": embedding,
-    "one_hot": one_hot,
-    **named("gather take_along_dim", gather),
-    **named("scatter scatter_add scatter_reduce", scatter),
-    "index_select": index_select,
-    **named("index_add index_copy index_fill index_reduce", index_write),
-    **named("slice_scatter select_scatter", part_write),
-    "index": index,
-    "index_put": index_put,
-    **named("isin searchsorted bucketize", membership),
-}

@@ -25,7 +25,6 @@ from ..ir.encoding import decode
 from ..ir.tensor_type import tensor_type
 from ..kernels.per_row import linear_of_rows, row_places
 from .layout import Layout, RowAxis
-from .pointwise import is_pointwise
 
 _LINEAR = "aten.linear.default"
 _PRODUCTS = frozenset({"aten.matmul.default", "aten.mm.default"})
@@ -157,7 +156,8 @@ class _PerRowGraph:
             return self._linear(given["self"], given["other" if "other" in given else "mat2"], None, TABLE)
         if node.op == _NORM:
             return self._norm(node, given)
-        if is_pointwise(node.op) and self._layouts[node.name] == RowAxis(0):
+        pointwise = torch.Tag.pointwise in getattr(ops.resolve(node.op), "tags", ())
+        if pointwise and self._layouts[node.name] == RowAxis(0):
             rank = self._rank(node.name)
             others = [n for n in refs((node.args, node.kwargs)) if n not in self._own]
             if any(self._layouts[n] is not None and self._rank(n) != rank for n in others):

@@ -1,16 +1,14 @@
-"""Rules of row layouts: views, joins, parts and copies of parts."""
+"""Rules of row layouts: other shapes, joins, parts, copies, and values that are made of sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..ir import ops
-from .call import Call, Rule, named
+from .call import Call
 from .layout import EVEN, Layout, RowAxis, RowNumbers, axis_of, places_of_a_row
 
 _LARGE_BATCH = 2**40
@@ -28,11 +26,7 @@ def axis_of_even(call: Call, name: str) -> RowAxis:
 
     Raises: NoRule if it has several such dims.
     """
-    return axis_of_even_value(call, call.given[name].name)
-
-
-def axis_of_even_value(call: Call, name: str) -> RowAxis:
-    """As `axis_of_even`, of a value by its name."""
+    name = call.given[name].name
     symbolic, value = call.batch.symbolic[name], call.batch.values[name]
     dims = call.batch.dims(symbolic)
     if len(dims) != 1:
@@ -70,51 +64,18 @@ def _as_dtype(call: Call, layout: Layout) -> Layout:
     return layout
 
 
-def reordered(call: Call) -> Layout:
-    """Another order of the dims: where each goes is read from a run on a tensor of distinct sizes."""
-    layout = call.layout("self")
-    if layout is None or layout is EVEN:
-        return layout
-    sizes = list(range(2, 2 + call.rank("self")))
-    given = {**{k: call.get(k) for k in call.given}, "self": torch.empty(sizes, device="meta")}
-    moved = list(ops.resolve(call.node.op)(**{k: v for k, v in given.items() if v is not None}).shape)
-    return kept(layout, lambda axis: replace(axis, dim=moved.index(sizes[axis.dim])))
-
-
-def unsqueeze(call: Call) -> Layout:
-    """One more dim."""
-    at = int(call.get("dim"))
-    at = at + call.rank("self") + 1 if at < 0 else at
-    return kept(call.layout("self"), lambda axis: axis.shifted(1 if at <= axis.dim else 0))
-
-
 def squeeze(call: Call) -> Layout:
     """Without dims of size 1."""
-    shape, dims = call.shape("self"), call.dims("dim")
-    gone = [d for d, size in enumerate(shape) if size == 1 and (dims is None or d in dims)]
+    dims = call.dims("dim")
     if call.batch.least < 2 and any(dims is None or d in dims for d in call.batch_dims("self")):
         call.unknown("has no dim of the rows in a batch of 1")
-    return kept(call.layout("self"), lambda axis: axis.shifted(-sum(d < axis.dim for d in gone)))
-
-
-def expand(call: Call) -> Layout:
-    """More dims in front, and copies along dims of size 1."""
-    layout = call.layout("self")
-    more = len(call.result.shape) - call.rank("self")
-    return call.even() if layout is None else kept(layout, lambda axis: axis.shifted(more))
-
-
-def _shifted(axis: RowAxis, by: int) -> RowAxis:
-    return axis.shifted(by)
+    return call.placed(call.layout("self"))
 
 
 def broadcast(call: Call) -> Layout:
     """Several values with copies of each along dims, so that all have one shape."""
-    found: list[Layout] = []
-    for number, ((tensor, layout), result) in enumerate(zip(call.tensors(), call.result)):
-        own = call.even(number) if layout is None else layout
-        found.append(kept(own, partial(_shifted, by=result.dim() - tensor.dim())))
-    return found
+    layouts = [layout for _, layout in call.tensors()]
+    return [call.even(i) if x is None else call.placed(x, i) for i, x in enumerate(layouts)]
 
 
 def repeat(call: Call) -> Layout:
@@ -176,21 +137,12 @@ def _repeat_by_numbers(call: Call, layout: Layout) -> Layout:
 
 def select(call: Call) -> Layout:
     """One place of a dim."""
-    dim, layout = call.dim("dim"), call.layout("self")
+    layout = call.layout("self")
     if call.counts_rows("index"):
         call.unknown("takes a place that depends on the number of rows")
-    return without(call, layout, [dim], "takes one of the rows for all")
-
-
-def without(call: Call, layout: Layout, dims: list[int], why: str) -> Layout:
-    """Returns the layout of a result that has lost dims. Raises: MixesRows if one has the rows."""
-    if isinstance(layout, RowAxis) and layout.dim in dims:
-        call.mixes(why)
-    if isinstance(layout, RowNumbers) and layout.axis.dim in dims:
-        call.unknown("takes the number of a row")
-    if layout is EVEN:
-        return call.even()
-    return kept(layout, lambda axis: axis.shifted(-sum(d < axis.dim for d in dims)))
+    if isinstance(layout, RowAxis) and layout.dim == call.dim("dim"):
+        call.mixes("takes one of the rows for all")
+    return call.even() if layout is EVEN else call.placed(layout)
 
 
 def part(call: Call) -> Layout:
@@ -245,14 +197,6 @@ def parts(call: Call) -> Layout:
     return [RowAxis(dim, int(r.shape[dim]) // step, layout.after) for r in call.result]
 
 
-def unbind(call: Call) -> Layout:
-    """A list of all places of a dim."""
-    layout, dim = call.layout("self"), call.dim("dim")
-    _whole_batch(call, dim)
-    without(call, layout, [dim], "splits the rows")
-    return call.several(kept(layout, lambda axis: axis.shifted(-(dim < axis.dim))))
-
-
 def cat(call: Call) -> Layout:
     """One value after the other along a dim."""
     tensors = [(t, layout) for t, layout in call.tensors() if tuple(t.shape) != (0,)]
@@ -275,14 +219,13 @@ def cat(call: Call) -> Layout:
 
 def stack(call: Call) -> Layout:
     """Values along a new dim."""
-    dim = int(call.get("dim")) % call.result.dim()
     layouts = [layout for _, layout in call.tensors()]
     axes = [x for x in layouts if isinstance(x, RowAxis)]
     if any(isinstance(x, RowNumbers) for x in layouts):
         call.unknown("joins numbers of rows")
     if any(a != axes[0] for a in axes):
         call.mixes("joins rows that are in different dims")
-    return axes[0].shifted(1 if dim <= axes[0].dim else 0) if axes else call.even()
+    return call.placed(axes[0]) if axes else call.even()
 
 
 def pad(call: Call) -> Layout:
@@ -297,45 +240,6 @@ def pad(call: Call) -> Layout:
     return layout
 
 
-def matrix_part(call: Call) -> Layout:
-    """Part of a matrix, by the places of its last two dims."""
-    layout = call.layout("self")
-    if layout is None or (isinstance(layout, RowAxis) and layout.dim < call.rank("self") - 2):
-        return layout
-    return call.unknown("takes places by their numbers")
-
-
-def diagonal(call: Call) -> Layout:
-    """The diagonal of two dims, as the last dim."""
-    dims = [call.dim("dim1"), call.dim("dim2")]
-    call.apart("self", dims=[d for d in range(call.rank("self")) if d not in dims])
-    return without(call, call.layout("self"), dims, "takes the diagonal of the rows")
-
-
-def diag_embed(call: Call) -> Layout:
-    """The last dim as the diagonal of two new dims."""
-    layout, last = call.layout("self"), call.rank("self") - 1
-    call.apart("self", dims=range(last))
-    in_last = isinstance(layout, RowAxis) and layout.dim == last
-    if in_last or {int(call.get("dim1")), int(call.get("dim2"))} != {-2, -1}:
-        call.unknown("makes diagonals of the rows")
-    return layout
-
-
-def unfold(call: Call) -> Layout:
-    """Windows of a dim, as a new last dim."""
-    layout = call.layout("self")
-    if isinstance(layout, RowAxis) and layout.dim == call.dim("dimension"):
-        call.mixes("makes windows of the rows")
-    _whole_batch(call, call.dim("dimension"))
-    return layout
-
-
-def as_complex(call: Call) -> Layout:
-    """Pairs of numbers as complex numbers, or the reverse: the last dim changes."""
-    return call.layout("self")
-
-
 def getitem(call: Call) -> Layout:
     """A part of a list."""
     found: Any = call.layouts[call.node.args[0].name]
@@ -346,38 +250,22 @@ def getitem(call: Call) -> Layout:
     return call.unknown("takes a part that depends on the rows")
 
 
-RULES: dict[str, Rule] = {
-    **named("reshape view view_copy _unsafe_view view_as reshape_as flatten ravel unflatten", reshape),
-    **named(
-        "permute permute_copy transpose transpose_copy t t_copy mT mH numpy_T adjoint movedim swapaxes"
-        " swapdims",
-        reordered,
-    ),
-    **named("unsqueeze unsqueeze_copy", unsqueeze),
-    **named("squeeze squeeze_copy", squeeze),
-    **named("expand expand_copy expand_as", expand),
-    "broadcast_tensors": broadcast,
-    **named("repeat tile", repeat),
-    "repeat_interleave": repeat_interleave,
-    **named("select select_copy", select),
-    **named("slice slice_copy narrow narrow_copy", part),
-    **named(
-        "chunk split split_copy split_with_sizes split_with_sizes_copy unsafe_chunk unsafe_split"
-        " unsafe_split_with_sizes",
-        parts,
-    ),
-    **named("unbind unbind_copy", unbind),
-    "cat": cat,
-    **named("stack _stack", stack),
-    **named(
-        "constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
-        " replication_pad2d replication_pad3d",
-        pad,
-    ),
-    **named("tril triu", matrix_part),
-    "diagonal": diagonal,
-    "diag_embed": diag_embed,
-    "unfold": unfold,
-    **named("view_as_real view_as_real_copy view_as_complex view_as_complex_copy", as_complex),
-    "operator.getitem": getitem,
-}
+def same_content(call: Call) -> Layout:
+    """One number at all places."""
+    if call.counts_rows("fill_value", "s"):
+        call.unknown("computes with the number of rows")
+    return call.even()
+
+
+def arange(call: Call) -> Layout:
+    if not call.counts_rows():
+        return None
+    start, step = call.given.get("start") or 0, call.given.get("step")
+    if start != 0 or step not in (None, 1):
+        call.unknown("counts to a number that depends on the number of rows")
+    return RowNumbers(RowAxis(0))
+
+
+def cast(call: Call) -> Layout:
+    """A copy, which keeps row numbers."""
+    return call.layout("self") if "self" in call.given else call.layout("input")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot, refs
 
 from ..ir import ops
+from ..runtime.prologue import needed
 from .layout import Layout, RowAxis
 
 
@@ -50,7 +51,7 @@ def split_trunk(program: Program, own: Collection[str], layouts: Layouts) -> Spl
     rest, read = _rest(program, per_member, layouts)
     shared = [n for n in program.nodes if n.name not in per_member]
     made = [n.name for n in shared if n.name in read]
-    trunk_nodes = _needed(shared, made)
+    trunk_nodes = needed(replace(program, nodes=tuple(shared)), made)
     inputs = [i for i, s in enumerate(program.inputs) if s.name in read]
     if not any(map(_works, trunk_nodes)):
         every = list(range(len(program.inputs)))
@@ -102,16 +103,6 @@ def _divides(found: Sequence[Layout]) -> bool:
     if len(axes) < len(found) or len({a.dim for a in axes}) > 1:
         return False
     return len(set(axes)) == 1 or all(a.before == 1 for a in axes) or all(a.after == 1 for a in axes)
-
-
-def _needed(nodes: Sequence[Node], names: Collection[str]) -> list[Node]:
-    """Returns the nodes that values depend on, in order."""
-    wanted, found = set(names), []
-    for node in reversed(nodes):
-        if node.name in wanted:
-            found.append(node)
-            wanted.update(refs((node.args, node.kwargs)))
-    return found[::-1]
 
 
 def _works(node: Node) -> bool:

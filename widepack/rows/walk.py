@@ -11,6 +11,7 @@ A rule that cannot tell raises `NoRule`: such a program is not shown to be indep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,49 +20,55 @@ from widepack_artifacts.program import Node, Program
 
 from ..errors import LoweringError
 from ..ir.fake_values import Fakes, replay
-from . import dims, indices, networks, pointwise, products, shapes
+from ..ir.op_records import record
+from . import families, indices, networks, products, shapes
 from .axes import row_axis_of
 from .call import Batch, Call, NoRule, Rule, expression
 from .layout import EVEN, UNKNOWN, Layout, RowAxis, RowNumbers
 
 RULES: dict[str, Rule] = {
-    **pointwise.RULES,
-    **shapes.RULES,
-    **dims.RULES,
-    **products.RULES,
-    **networks.RULES,
-    **indices.RULES,
+    rule.__name__: rule
+    for rule in (
+        *(families.pointwise, families.moved, families.along, families.reduction, families.over_dim),
+        *(families.of_all, families.renorm, families.loss),
+        *(shapes.reshape, shapes.squeeze, shapes.broadcast, shapes.repeat, shapes.repeat_interleave),
+        *(shapes.select, shapes.part, shapes.parts, shapes.getitem, shapes.cat, shapes.stack, shapes.pad),
+        *(shapes.same_content, shapes.arange, shapes.cast),
+        *(indices.embedding, indices.one_hot, indices.gather, indices.scatter, indices.index_select),
+        *(indices.index_write, indices.part_write, indices.index, indices.index_put, indices.membership),
+        *(products.matmul, products.linear, products.bilinear, products.einsum, products.tensordot),
+        *(products.attention, products.cdist),
+        *(networks.convolution, networks.norm_of_last, networks.norm_of_groups, networks.norm_of_batch),
+        *(networks.spatial, networks.prelu, networks.in_front, networks.recurrent, networks.cell),
+        *(networks.spectrogram, networks.matrices),
+    )
 }
-_SIZED = frozenset(
-    """
-    _unsafe_view arange empty expand expand_copy full narrow narrow_copy new_empty new_full new_ones new_zeros
-    ones operator.getitem repeat repeat_interleave reshape select select_copy slice slice_copy split
-    split_copy split_with_sizes split_with_sizes_copy tile unflatten unsafe_split unsafe_split_with_sizes
-    view view_copy zeros
-    """.split()  # noqa: SIM905  a list has one line for each
+"""What ops do with rows, by the names that the records of ops have (`ir/op_records.py`)."""
+RULES |= {
+    "expand": families.moved,
+    "slice_write": indices.part_write,
+    "diagonal": partial(families.along, why="takes the diagonal of the rows"),
+    "unfold": partial(families.along, why="makes windows of the rows"),
+    "unbind": partial(families.along, why="splits the rows"),
+    "matrix_part": partial(families.before_last, many=2, why="takes places by their numbers"),
+    "diag_embed": partial(families.before_last, many=1, why="makes diagonals of the rows"),
+}
+_TAKES_SIZES = frozenset(
+    {"arange", "expand", "getitem", "part", "parts", "repeat", "repeat_interleave", "reshape", "same_content"}
+) | {"select"}
+"""The rules that say what a number of rows among the arguments may be. All others refuse one."""
+_KEEPS_NUMBERS = frozenset(
+    {"arange", "broadcast", "cast", "expand", "getitem", "index", "moved", "part", "repeat", "reshape"}
+) | {"squeeze"}
+"""The rules that may read the number of each row: they keep it as it is, or look up the row."""
+_READS_SIZES = frozenset(
+    {"cast", "expand", "getitem", "index", "part", "reshape", "same_content", "select", "slice_write"}
 )
-"""Ops that take sizes. Their rules say what the number of rows may be; all others refuse it."""
-_NUMBERED = frozenset(
-    """
-    _to_copy _unsafe_view alias alias_copy arange broadcast_tensors clone contiguous detach expand expand_as
-    expand_copy flatten index lift lift_fresh lift_fresh_copy movedim mT numpy_T operator.getitem permute
-    permute_copy ravel repeat reshape reshape_as slice slice_copy squeeze squeeze_copy swapaxes swapdims t
-    t_copy tile transpose transpose_copy unflatten unsqueeze unsqueeze_copy view view_as view_copy
-    """.split()  # noqa: SIM905  a list has one line for each
-)
-"""Ops that may read the number of each row. Their rules keep it as it is, or look up the row."""
-_COMPARISONS = frozenset(f"operator.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-_READ_SIZES = frozenset(
-    """
-    empty_like expand_as full_like index new_empty new_full new_ones new_zeros ones_like operator.getitem
-    reshape_as select select_copy slice slice_copy slice_scatter type_as view_as zeros_like
-    """.split()  # noqa: SIM905  a list has one line for each
-)
-"""Ops whose result may have no rows where an argument has some, and no dim of the batch: most read its sizes.
-
-`select`, `slice` and `index` read places of a value that is the same for all rows, and `slice_scatter` may
-write over all of its first argument.
+"""Rules of ops whose result may have no rows where an argument has some, and no dim of the batch: most read
+its sizes. `select`, `part` and `index` read places of a value that is the same for all rows, and
+`slice_write` may write over all of its first argument.
 """
+_COMPARISONS = frozenset(f"operator.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _WHOLE = frozenset({torch.int32, torch.int64})
 """The dtypes that have the number of every row."""
 
@@ -131,28 +138,32 @@ def layout_of_node(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> L
     call = Call.of(node, layouts, batch)
     if not isinstance(call.result, (torch.Tensor, list, tuple)):
         return _number(call)
-    base = _base(node.op)
     if call.reads_unknown_numbers():
         call.unknown("computes with a comparison of the number of rows")
-    rule = RULES.get(base)
-    if rule is None and pointwise.is_pointwise(node.op):
-        rule = pointwise.pointwise
+    rows = record(node.op).rows
     if any(layout is UNKNOWN for _, layout in call.tensors()):
-        dims.refuse_all(call)
+        _refuse_all(call, rows)
         call.unknown("reads a value whose rows are not known")
-    if rule is None:
+    if not rows:
         if call.reads_rows() or call.counts_rows():
             call.unknown()
         return call.several(None)
-    if base not in _NUMBERED and any(isinstance(layout, RowNumbers) for _, layout in call.tensors()):
+    if rows not in _KEEPS_NUMBERS and any(isinstance(layout, RowNumbers) for _, layout in call.tensors()):
         call.unknown("computes with the number of the row")
-    if base not in _SIZED and call.counts_rows():
+    if rows not in _TAKES_SIZES and call.counts_rows():
         call.unknown("computes with the number of rows")
-    found = rule(call)
+    found = RULES[rows](call)
     _check(call, found)
-    if base not in _READ_SIZES:
+    if rows not in _READS_SIZES:
         _keeps_rows(call, found)
     return found
+
+
+def _refuse_all(call: Call, rows: str) -> None:
+    """Refuses an op that reads all places of a value whose rows are not known. Raises: MixesRows."""
+    whole = rows == "reduction" and "other" not in call.given and families.named_dims(call) is None
+    if whole or rows == "of_all":
+        call.mixes("computes with all places of a value whose rows are not known")
 
 
 def _keeps_rows(call: Call, found: Layout) -> None:
@@ -173,12 +184,6 @@ def _kinds(layouts: Iterable[Layout]) -> set[type]:
         elif layout is not None:
             found.add(RowAxis if isinstance(layout, RowNumbers) else type(layout))
     return found
-
-
-def _base(op: str) -> str:
-    """Returns the name of an op without its library and its overload."""
-    library, _, rest = op.partition(".")
-    return rest.partition(".")[0] if library == "aten" else op
 
 
 def _number(call: Call) -> Layout:

@@ -8,6 +8,7 @@ op's schema.
 from __future__ import annotations
 
 import linecache
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +17,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from widepack_artifacts.program import Node, Program, substitute
+from widepack_artifacts.program import Node, Program, Ref, Tag, refs, substitute
 
+from ..errors import ArtifactError
 from ..ir import ops
-from ..ir.encoding import decode
+from ..ir.encoding import decode, iter_arguments
 from ..ir.torch_internals import forget_source
 from ..system.threads import spread
-from .in_place_writes import in_place_writes
-from .node_arguments import check_arguments
-from .part_write import write_part
+from .in_place_writes import in_place_writes, write_part
 
 Function = Callable[..., Any]
 
@@ -206,3 +206,53 @@ def evaluate_node(node: Node, values: Mapping[str, Any], members: int, device: t
     if node.body is not None:
         return Loop(node.body, members, device)(*args)
     return ops.function(node.op)(*args, **decode(substitute(node.kwargs, values.__getitem__), device))
+
+
+_TEXT = re.compile(r"[A-Za-z0-9_ .,:>-]{0,1000}")
+"""Texts of ops of torch: modes, equations of einsum. A compiler writes them into source code."""
+
+
+def check_arguments(node: Node) -> None:
+    """Checks the keywords of a node, and that a literal determines the type of its result.
+
+    torch accepts any number as a dtype, and reads outside its tables. A dtype that a value determines could
+    be a number at a call although it was a dtype at the load.
+
+    Raises: ArtifactError.
+    """
+    unknown = set(node.kwargs) - {a for a, _, _ in ops.arguments(node.op)}
+    if unknown:
+        raise ArtifactError(
+            f"program: node {node.name} passes the keyword {sorted(unknown)[0]!r} to {node.op}, which "
+            "does not have it"
+        )
+    if node.op == "operator.getitem":
+        _check_part(node)
+    if node.op in ops.PYTHON:
+        return
+    for value in iter_arguments((node.args, node.kwargs)):
+        text = value.name if isinstance(value, Tag) else value
+        if isinstance(text, str) and not _TEXT.fullmatch(text):
+            raise ArtifactError(
+                f"program: node {node.name} ({node.op}) has the text {text!r:.60} as an argument; only "
+                "letters, digits, spaces and _ . , : - > are allowed"
+            )
+    given = ops.bind(node.op, node.args, node.kwargs)
+    for name in ops.enumerations(node.op) | ops.devices(node.op):
+        value = given.get(name)
+        if isinstance(value, Ref):
+            raise ArtifactError(
+                f"program: node {node.name} ({node.op}) has a value as {name}; only a literal is allowed"
+            )
+        if value is not None and not isinstance(value, Tag):
+            raise ArtifactError(f"program: node {node.name} ({node.op}) has {value!r:.60} as {name}")
+
+
+def _check_part(node: Node) -> None:
+    """Checks that a part is one of a value, at a literal place: another part could have another type."""
+    if len(node.args) != 2 or not isinstance(node.args[0], Ref):
+        raise ArtifactError(f"program: node {node.name} ({node.op}) does not read a part of one value")
+    if any(True for _ in refs(node.args[1])):
+        raise ArtifactError(
+            f"program: node {node.name} ({node.op}) has a value as index; only a literal is allowed"
+        )

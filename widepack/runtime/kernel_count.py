@@ -5,14 +5,17 @@ Views and arithmetic on sizes do not count. A composite op counts as the ops tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from widepack_artifacts.program import Program
+
 from ..ir.torch_internals import base_name, schema_of
+from .graph_module import graph_module
+from .prologue import split
 
 
 class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
@@ -45,33 +48,16 @@ def is_view(op: Any) -> bool:
     )
 
 
-class _Counted(fx.Interpreter):
-    """Runs a graph, frees each value after its last use, and counts the kernels of some nodes."""
+def kernels(program: Program, weights: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
+    """The number of kernels that one call on the CPU starts, without the prologue, which runs once.
 
-    def __init__(self, graph: fx.GraphModule, counted: Sequence[bool]) -> None:
-        super().__init__(graph)
-        made = [n for n in graph.graph.nodes if n.op in ("call_function", "call_module")]
-        self.counted = {n for n, wanted in zip(made, counted, strict=True) if wanted}
-        self.count = 0
-
-    def run_node(self, n: fx.Node) -> Any:
-        if n not in self.counted:
-            return super().run_node(n)
-        with KernelCounter() as counter:
-            found = super().run_node(n)
-        self.count += counter.count
-        return found
-
-
-def kernels(graph: fx.GraphModule, args: Sequence[Any], counted: Sequence[bool]) -> int:
-    """The number of kernels that one call starts.
-
-    counted: for each node whether it counts; a prologue runs once and does not.
+    weights: by source.
     """
-    run = _Counted(graph, counted)
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # inference mode would hide the ops behind composite ops
-        run.run(*args)
-    return run.count
+    parts, device = split(program), torch.device("cpu")
+    # inference mode would hide the ops behind composite ops
+    with torch.inference_mode(False), torch.no_grad():
+        given = graph_module(parts.prologue, device).forward(*(weights[s.source] for s in program.weights))
+        counter = KernelCounter()
+        with counter:
+            graph_module(parts.main, device).forward(*given, *inputs)
+    return counter.count

@@ -8,7 +8,7 @@ import torch
 
 from ..ir import ops
 from ..ir.encoding import decode, map_arguments
-from ..ir.op_traits import is_recurrent_layer
+from ..ir.op_records import is_recurrent_layer
 from ..ir.recurrent_values import recurrent_result
 
 META = torch.device("meta")

@@ -9,24 +9,26 @@ each node runs after its check. The walk knows no strategies and changes no prog
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Node, Program, substitute
+from widepack_artifacts.program import Kind, Node, Program, refs, substitute
 
 from ..errors import ArtifactError
 from ..ir import limits, ops
 from ..ir.encoding import decode
-from ..ir.limits import LimitExceeded
-from . import op_costs, value_sizes
+from ..ir.limits import LimitExceeded, integers, tensors
+from ..ir.op_records import UNKNOWN_SIZE
+from ..ir.torch_internals import memory_id
+from . import op_costs
 from .budget import Budget, OverBudget
-from .cost_terms import Cost
-from .live_memory import LiveMemory, WalkedValue, last_uses
-from .loop_values import describe, join_members, members_of
-from .meta_values import meta_key, metas, run_on_meta
+from .meta_values import META, meta_key, metas, run_on_meta
+from .op_costs import Cost, broadcast_count
 
 # Views whose result is never larger than their argument, whatever the strides are.
 _SIZES_KEPT = frozenset(
@@ -121,7 +123,7 @@ class Walk:
         key = meta_key((node.op, args, kwargs))
         if key not in self._known:
             limits.refuse_numbers(node.op, args, kwargs)
-            if value_sizes.needs_values(node.op, args):
+            if needs_values(node.op, args):
                 raise NeedsValues(node.op)
             try:
                 result = self._sized(node, args, kwargs)
@@ -151,14 +153,14 @@ class Walk:
         """
         sizes, named = metas(args), metas(kwargs)
         try:
-            if value_sizes.needs_values(node.op, args):
+            if needs_values(node.op, args):
                 raise NeedsValues(node.op)
             result = self._sized(node, sizes, named)
             return op_costs.cost(node.op, sizes, named, result), float(limits.size(result))
         except (ArtifactError, LimitExceeded):
             raise
         except Exception as e:
-            bound = value_sizes.result_bytes(node.op, args, kwargs)
+            bound = result_bytes(node.op, args, kwargs)
             if bound is None and node.op in _SIZES_KEPT:
                 bound = float(limits.size(args))
             if bound is not None:
@@ -242,3 +244,227 @@ class Walk:
 def _first_line(e: Exception) -> str:
     lines = str(e).strip().splitlines()
     return lines[0][:300] if lines else ""
+
+
+_GIVES_PARTS = frozenset({"operator.getitem"})
+
+
+@dataclass(frozen=True)
+class WalkedValue:
+    """The value of a node on a walk.
+
+    bytes: the memory that the node makes. room: bytes that it takes beside that while it runs. views: whether
+    the value may share the memory of an argument.
+    """
+
+    value: Any
+    bytes: float
+    room: float = 0.0
+    views: bool = False
+
+    @classmethod
+    def of(cls, op: str, value: Any, room: float, args: Any) -> WalkedValue:
+        """The value of an op. args: all its arguments."""
+        tensors = sum(1 for _ in limits.tensors(value))
+        if op in _GIVES_PARTS or ops.only_views(op):
+            return cls(value, tensors * limits.OBJECT, room, True)
+        shares = ops.may_view(op) or bool(_memories(value) & _memories(args))
+        return cls(value, limits.size(value), room, shares)
+
+
+class LiveMemory:
+    """The bytes that are live. The memory of a node is live until the last value that may view it ends.
+
+    outside: bytes that are live outside the program. total: all live bytes, with these.
+    """
+
+    def __init__(self, outside: float) -> None:
+        self.total = outside
+        self._bytes: dict[str, float] = {}
+        self._bases: dict[str, set[str]] = {}  # for each node the values that its value may view
+        # For each node 1 while its value is live, and 1 for each node in memory that may view it.
+        self._holders: dict[str, int] = {}
+
+    def add(self, node: Node, value: WalkedValue) -> None:
+        """Adds the value of a node. It takes as long as the node has arguments, however long a chain of views
+        is.
+        """
+        read = refs((node.args, node.kwargs)) if value.views else ()
+        bases = {r for r in read if r in self._holders}
+        for base in bases:
+            self._holders[base] += 1
+        self._bases[node.name], self._holders[node.name] = bases, 1
+        self._bytes[node.name] = value.bytes
+        self.total += value.bytes
+
+    def end(self, name: str) -> None:
+        """Removes a value that no later node reads."""
+        ended = [name] if name in self._holders else []
+        while ended:
+            node = ended.pop()
+            self._holders[node] -= 1
+            if not self._holders[node]:
+                del self._holders[node]
+                self.total -= self._bytes.pop(node)
+                ended.extend(self._bases.pop(node))
+
+
+def last_uses(program: Program) -> Iterator[list[str]]:
+    """Yields for each node the values that no later node and no output reads."""
+    last: dict[str, int] = {}
+    for i, node in enumerate(program.nodes):
+        last[node.name] = i
+        for name in refs((node.args, node.kwargs)):
+            last[name] = i
+    for output in program.outputs:
+        for name in refs(output.value):
+            last.pop(name, None)
+    ends: list[list[str]] = [[] for _ in program.nodes]
+    for name, i in last.items():
+        ends[i].append(name)
+    return iter(ends)
+
+
+def _memories(value: Any) -> set[int]:
+    """The memories of the tensors of a value, as numbers."""
+    return {memory_id(t) for t in limits.tensors(value) if t.layout is torch.strided}
+
+
+class _LazyMembers(Sequence[Any]):
+    """The members of a stacked tensor, each made on access."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def __len__(self) -> int:
+        return int(self.value.shape[0])
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.value[i]
+
+
+def members_of(value: Any) -> Sequence[Any] | None:
+    """The members' parts of a loop's argument: a list as it is, a tensor along axis 0.
+
+    None for a value without parts.
+    """
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return None
+    return _LazyMembers(value)
+
+
+def join_members(values: list[Any], kind: Kind, members: int, real: bool) -> Any:
+    """One output of a loop from the members' results.
+
+    real: whether these have data. Raises: ArtifactError.
+    """
+    if kind == "ragged":
+        return values
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        raise ArtifactError(f"a loop has the result {describe(first)}, which cannot be stacked")
+    if real:
+        return torch.stack(values)
+    return torch.empty((members, *first.shape), dtype=first.dtype, device=META)
+
+
+def describe(value: Any) -> str:
+    """A value in words: `float32[3, 4]`, `a list of 2`."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple)) else "")
+
+
+_MASKS = (torch.bool, torch.uint8)
+_SELECTIONS = frozenset(
+    f"aten.{n}"
+    for n in (
+        "masked_select",
+        "_unique",
+        "_unique2",
+        "unique_consecutive",
+        "unique_dim",
+        "unique_dim_consecutive",
+    )
+)
+
+
+def needs_values(op: str, args: Sequence[Any]) -> bool:
+    """Whether only values determine the size of this call's result. Among indices only masks do."""
+    if op == "aten.index.Tensor" and len(args) == 2:
+        return any(t.dtype in _MASKS for t in tensors(args[1]))
+    return ops.of_values(op)
+
+
+def result_bytes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The most bytes that a result may have whose size only values determine.
+
+    Reads the values. None for any other op.
+    """
+    given = ops.bind(op, tuple(args), dict(kwargs))
+    x = next(tensors(dict(given)), None)
+    if x is None:
+        return None
+    name = op.rpartition(".")[0]
+    if op == "aten.repeat_interleave.Tensor":
+        return 8.0 * _total(x)
+    if op == "aten.repeat_interleave.self_Tensor":
+        return _repeated(x, given)
+    if name in ("aten.nonzero", "aten.argwhere"):
+        return 8.0 * x.numel() * max(1, x.dim())
+    if name in _SELECTIONS:
+        return 3.0 * 16 * broadcast_count(given)
+    if name in ("aten.index", "aten.index_put"):
+        return _indexed(x, given)
+    if name in UNKNOWN_SIZE:
+        return 16.0 * broadcast_count(given)
+    if name == "aten._local_scalar_dense":
+        return 0.0
+    return _by_numbers(name, x, given)
+
+
+def _by_numbers(name: str, x: torch.Tensor, given: Mapping[str, Any]) -> float | None:
+    """The bound for ops whose result is as large as a number among their arguments or in their tensor."""
+    if name == "aten.bincount":
+        return 8.0 * max(_largest(x) + 1, int(given.get("minlength", 0)))
+    if name == "aten.one_hot":
+        classes = given.get("num_classes", -1)
+        return 8.0 * x.numel() * (classes if isinstance(classes, int) and classes >= 0 else _largest(x) + 1)
+    if name == "aten.istft":
+        lengths = [0, *integers(given.get("length")), *integers(given.get("n_fft"))]
+        return 16.0 * x.numel() + 8.0 * max(lengths)
+    if name == "aten.histogram":
+        return 16.0 * (x.numel() + max([0, *integers(given.get("bins"))]))
+    return None
+
+
+def _repeated(x: torch.Tensor, given: Mapping[str, Any]) -> float | None:
+    repeats, dim = given.get("repeats"), given.get("dim")
+    if not isinstance(repeats, torch.Tensor):
+        return None
+    rows = x.numel() if not isinstance(dim, int) else int(x.shape[dim]) if -x.dim() <= dim < x.dim() else 1
+    total = _total(repeats) * (rows if repeats.numel() == 1 else 1)
+    return float(x.element_size() * total * (x.numel() // max(1, rows) if rows else 0)) + 8.0 * total
+
+
+def _indexed(x: torch.Tensor, given: Mapping[str, Any]) -> float:
+    indices = list(tensors(given.get("indices")))
+    masks = [t for t in indices if t.dtype in _MASKS]
+    others = [t for t in indices if t.dtype not in _MASKS]
+    rows = max([int(t.count_nonzero()) for t in masks] + [t.numel() for t in others] + [1])
+    if masks and len(indices) > 1:  # several indices may read one place more than once
+        joint = math.prod(max(1, t.numel()) for t in others) if len(others) > 1 else rows
+        return float(x.element_size() * max(rows, joint) * max(1, x.numel()))
+    return float(x.element_size() * x.numel()) + 64.0 * rows
+
+
+def _largest(x: torch.Tensor) -> int:
+    return int(x.max()) if x.numel() and not x.dtype.is_floating_point and not x.dtype.is_complex else 0
+
+
+def _total(x: torch.Tensor) -> int:
+    if x.dtype.is_floating_point or x.dtype.is_complex or not x.numel():
+        return 0
+    return int(x.to(torch.float64).clamp_min(0).sum().clamp_max(2.0**62))

@@ -6,11 +6,9 @@
 
 | file | what it does |
 |---|---|
-| `cascade_fit.py` | Fits the threshold of a cascade, and measures what it costs and saves |
+| `select.py` | Defines `widepack.select`, its report, and the record that it writes into the artifact |
+| `validation.py` | Runs the members on a validation file, and reads and checks the targets |
 | `greedy.py` | Selects members greedily, with replacement |
+| `cascade_fit.py` | Fits the threshold of a cascade, and measures what it costs and saves |
 | `losses.py` | Computes the loss of an ensemble's predictions: error of classes, log loss, squared error |
-| `record.py` | Writes what was selected into the artifact |
-| `report.py` | Defines the report of a selection |
-| `select.py` | Defines `widepack.select` |
-| `validation.py` | Runs the members on a validation file, and reads the targets |
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,62 @@ from torch import Tensor
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
 from ..inference.cascade import OF, CascadeSettings
 from ..inference.load import load
-from ..inference.selection_record import record_of
-from ..prediction.csv_form import CsvForm
+from ..inference.selection_record import KEY, record_of
+from ..prediction.csv_files import CsvForm
 from ..revision.revise import drop
 from ..spec.names import path_of
 from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
 from .greedy import Selected, select_members
 from .losses import METRICS, OF_CLASSES, means, score
-from .record import publish_record
-from .report import SelectReport
-from .targets import checked_classes, checked_targets
-from .validation import predictions_of, run_members
+from .validation import checked_classes, checked_targets, predictions_of, run_members
 
 ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class SelectReport:
+    """The result of `widepack.select`.
+
+    Attributes:
+        path: The artifact that has the record; "" for a dry run.
+        metric: The metric: `accuracy`, `log_loss` or `squared_error`.
+        rows: The number of validation rows.
+        members: The number of members of the artifact.
+        weights: The weight of each selected member, by name.
+        scores: The metric of `all` members with equal weights, of the `best_member`, and of the `selected`
+            ones.
+        best_member: The name of the best single member.
+        cascade: The cascade: `order`, `stages`, `until`, `score`, `calls` (the mean number of members that
+            run for a row); and `held_out`: the same figures over rows that it was not fitted on. None if
+            there is none.
+        digest: The digest of the artifact; "" for a dry run.
+
+    Example:
+        >>> report = widepack.select("ens.wide", "val.safetensors", target="y", of="softmax")
+        >>> report.weights, report.scores
+    """
+
+    __module__ = "widepack"  # pickles name the public place
+
+    path: str
+    metric: str
+    rows: int
+    members: int
+    weights: dict[str, float]
+    scores: dict[str, float]
+    best_member: str
+    cascade: dict[str, Any] | None
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as a dict that `json.dumps` takes."""
+        return asdict(self)
 
 
 def select(
@@ -112,21 +150,13 @@ def select(
     source = Path(path_of(on, "on", "the path of the validation data"))
     form = CsvForm.of(source, header, delimiter, decimal)
     ens = load(path)
-    found = run_members(
-        ens,
-        source,
-        target,
-        inputs=inputs,
-        classes=names,
-        form=form,
-        entry=entry,
-        answer=answer,
-        batch=batch,
+    validation = run_members(
+        ens, source, target, inputs=inputs, classes=names, form=form, entry=entry, answer=answer, batch=batch,
         progress=progress,
-    )
-    predictions = predictions_of(found.answers, of, dim)
+    )  # fmt: skip  # its options in two lines
+    predictions = predictions_of(validation.outputs, of, dim)
     _check_class_names(names, predictions)
-    targets = checked_targets(found.targets, predictions, metric in OF_CLASSES)
+    targets = checked_targets(validation.targets, predictions, metric in OF_CLASSES)
     selected = select_members(predictions, targets, METRICS[metric], rounds, most)
     scores, best = _scores(metric, predictions, targets, selected)
     settings, figures = None, None
@@ -138,7 +168,13 @@ def select(
             ),
             selected, metric, allowed, first, of, dim, answer,
         )  # fmt: skip  # one line for the rest
-    text = {"metric": metric, "rows": len(targets), "scores": scores, "on": found.sha256, "figures": figures}
+    text = {
+        "metric": metric,
+        "rows": len(targets),
+        "scores": scores,
+        "on": validation.sha256,
+        "figures": figures,
+    }
     digest, place = "", "" if dry_run else fspath(path)
     if not dry_run:
         weights, chosen = selected.weights, settings
@@ -147,7 +183,7 @@ def select(
             place = fspath(out)
             manifest, digest = _selected_alone(path, place, selected, force, progress)
             weights, chosen = _renumbered(selected, settings)
-        digest = publish_record(place, record_of(manifest, found.entry, weights, chosen, text), digest)
+        digest = _publish(place, record_of(manifest, validation.entry, weights, chosen, text), digest)
     return SelectReport(
         path=place,
         metric=metric,
@@ -259,3 +295,23 @@ def _renumbered(
     if settings is None:
         return weights, None
     return weights, replace(settings, order=tuple(kept.index(i) for i in settings.order))
+
+
+def _publish(path: str | PathLike[str], record: dict[str, Any], digest: str) -> str:
+    """Publishes the record of a selection in an artifact. Weights and programs stay.
+
+    Args:
+        path: The artifact.
+        record: The record.
+        digest: The digest that the artifact must have.
+
+    Returns: the new digest.
+
+    Raises:
+        ArtifactError: Another artifact was published in the meantime.
+    """
+    with Writer(path, force=True) as writer:
+        reader = Reader(path, digest)  # the writer has the lock, so the artifact cannot change now
+        writer.keep(reader.manifest.files)
+        provenance = {**reader.manifest.provenance, KEY: record}
+        return writer.publish(replace(reader.manifest, provenance=provenance)).digest

@@ -1,39 +1,39 @@
-"""Runs the members on a validation file."""
+"""Runs the members on a validation file, reads the targets, and checks that they fit the outputs."""
 
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import InputError, UsageError
 from ..inference.model import WideModel
-from ..prediction.csv_form import CsvForm
+from ..prediction.csv_files import CsvForm
 from ..prediction.formats import open_table, suffix_of
-from ..prediction.predict import Prediction
-from ..prediction.request import Files, check_batch
+from ..prediction.input_columns import column_of, some
+from ..prediction.outputs import default_output
+from ..prediction.predict import check_batch
+from ..prediction.run import Prediction
+from ..prediction.table import TEXT, Table, place
 from ..system.progress import Report
-from .targets import read_targets
 
-_ANSWER = "widepack.answer"
+_NAME = "widepack.answer"  # of the column of outputs
+_ROWS = 2**12  # that are read at a time
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The members' answers on validation data.
+    """The members' outputs on validation data.
 
-    answers: [N, R, ...], as the members give them. targets: [R, ...]. entry: that answered. sha256: of the
-    file.
+    outputs: [N, R, ...], as the members give them. targets: [R, ...]. entry: that ran. sha256: of the file.
     """
 
-    answers: Tensor
+    outputs: Tensor
     targets: Tensor
     entry: str
     sha256: str
@@ -70,52 +70,44 @@ def run_members(
     check_batch(batch)
     suffix_of(source, "input")
     table = open_table(source, form)
-    name = entry or ("forward" if "forward" in ens.entries else ens.entries[0])
+    chosen = ens.entry(entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
     targets = read_targets(table, target, classes)
-    with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
-        files = Files(source, Path(folder, "answers.safetensors"), ".safetensors")
-        run = Prediction(
-            ens, ens.entry(name), f"the model: entry {name}", table, None, batch, False, None,
-            _leaf(ens, name, answer), _ANSWER,
-        )  # fmt: skip  # in the order of its arguments
-        run.choose(inputs or {}, [], files, lambda sentence: None, unread=[target])
-        report = run.run(files, False, progress)
-        found = load_file(files.output)
-    if not report.rows:
+    if answer is None:
+        answer = default_output(chosen.entry.outputs)
+    title = f"the model: entry {chosen.name}"
+    run = Prediction(ens, chosen, title, table, ".safetensors", batch=batch, answer=answer, name=_NAME)
+    run.choose(inputs or {}, [], lambda sentence: None, unread=[target])
+    parts: list[Tensor] = []
+    rows = 0
+    for block, outputs, _ in run.blocks():
+        rows += block.rows
+        if progress is not None:
+            progress("predict", *table.position(rows))
+        part = outputs.get(_NAME)
+        if part is None or part.ndim < 2 or part.shape[1] != len(ens.members):
+            raise UsageError("the members' answers differ in shape, so they have no mean")
+        parts.append(part)
+    if not rows:
         raise InputError(f"{source} has no rows")
-    if _ANSWER not in found:
-        raise UsageError("the members' answers differ in shape, so they have no mean")
-    answers = found[_ANSWER]
-    if len(targets) != report.rows:
+    if len(targets) != rows:
         raise InputError(f"{source}: the file changed while it was read")
-    if answers.ndim < 2 or answers.shape[1] != len(ens.members):
-        raise UsageError("the members' answers differ in shape, so they have no mean")
-    return Validation(answers.movedim(1, 0), targets, report.entry, _sha256(source))
+    return Validation(torch.cat(parts).movedim(1, 0), targets, chosen.name, _sha256(source))
 
 
-def _leaf(ens: WideModel, entry: str, answer: str | int | None) -> str | int:
-    """Returns the output that predictions are read from: `logits`, else the first."""
-    if answer is not None:
-        return answer
-    outputs: list[Any] = list(ens.entry(entry).entry.outputs)
-    names = [o.name for o in outputs]
-    return "logits" if "logits" in names else 0
-
-
-def predictions_of(answers: Tensor, of: str | None, dim: int) -> Tensor:
+def predictions_of(outputs: Tensor, of: str | None, dim: int) -> Tensor:
     """Returns the predictions of all members.
 
     Args:
-        answers: [N, R, ...].
-        of: `softmax` for scores of classes, `probabilities`, or None for the answers themselves.
+        outputs: [N, R, ...].
+        of: `softmax` for scores of classes, `probabilities`, or None for the outputs themselves.
         dim: The dim of the classes in a member's answer.
 
-    Returns: [N, R, C, ...] in float32 at least; without `of` as the answers are.
+    Returns: [N, R, C, ...] in float32 at least; without `of` as the outputs are.
 
     Raises:
-        UsageError: The answers have no such dim.
+        UsageError: The outputs have no such dim.
     """
-    wide = answers if answers.dtype == torch.float64 else answers.float()
+    wide = outputs if outputs.dtype == torch.float64 else outputs.float()
     if of is None:
         return wide
     axes = wide.ndim - 1
@@ -131,3 +123,122 @@ def _sha256(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def checked_classes(classes: Any, of: str | None) -> list[str] | None:
+    """Returns the names of the classes; None if targets are numbers. Raises: UsageError."""
+    if classes is None:
+        return None
+    if of is None:
+        raise UsageError("classes= is for targets that are classes; give of='softmax' or of='probabilities'")
+    if isinstance(classes, str):
+        classes = [name.strip() for name in classes.split(",")]
+    if not isinstance(classes, Sequence):
+        raise UsageError(f"classes={classes!r:.40} is no list of names, in the order of the answers")
+    names = [str(name) for name in classes]
+    if not names or len(set(names)) != len(names):
+        raise UsageError(
+            f"classes={some(names, 20)} does not name each class once, in the order of the answers"
+        )
+    return names
+
+
+def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Tensor:
+    """Reads the targets.
+
+    Args:
+        table: The file.
+        column: Its column.
+        classes: The name of each class, in the order of the answers: targets are read as names. None: they
+            are numbers.
+
+    Returns: [R, ...], in a dtype of torch that the file has; float64 for a CSV file. With `classes` int64.
+
+    Raises:
+        UsageError: There is no such column, or it holds neither numbers nor names of classes.
+        InputError: A row has no target, or no valid one.
+    """
+    type_ = column_of(table, column)
+    if classes is not None and (
+        type_.shape or not (type_.dtype == TEXT or not table.typed or _whole(type_.dtype))
+    ):
+        raise UsageError(
+            f"{table.path}: the column {column} is {type_.text}, and classes= names the classes of texts or "
+            "whole numbers; leave classes= out"
+        )
+    if classes is None and type_.dtype in ("", TEXT):
+        raise UsageError(
+            f"{table.path}: the targets in column {column} are {type_.text}; targets must be numbers: for "
+            "classes 0 to C-1.\nFor names of classes give classes= (--classes), in the order of the members' "
+            "answers: classes='cat,dog'"
+        )
+    parts = []
+    for block in table.blocks([column], {} if classes is not None else {column: torch.float64}, _ROWS):
+        if classes is None:
+            parts.append(block.tensor(column))
+            continue
+        values, at = block.values(column)
+        numbers = [_class_of(table, column, classes, v, at == k, block.start) for k, v in enumerate(values)]
+        parts.append(torch.tensor(numbers, dtype=torch.int64)[at])
+    for part in parts:
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise InputError(f"{table.path}: the targets in column {column} are lists of several lengths")
+    found = torch.cat(parts)
+    return found.long() if found.dtype in (torch.uint16, torch.uint32, torch.uint64) else found
+
+
+def _whole(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def _class_of(table: Table, column: str, classes: Sequence[str], value: Any, rows: Tensor, start: int) -> int:
+    """Returns the number of a class. rows: where the value is. Raises: InputError for an unknown name."""
+    name = str(value)
+    if name in classes:
+        return classes.index(name)
+    raise InputError(
+        f"{place(table.path, start + int(rows.nonzero()[0]), column)}: {name[:60]!r} is none of the classes "
+        f"{some(list(classes))}"
+    )
+
+
+def checked_targets(targets: Tensor, predictions: Tensor, classes: bool) -> Tensor:
+    """Returns the targets in the dtype that a loss takes.
+
+    Args:
+        targets: [R, ...].
+        predictions: [N, R, ...].
+        classes: Whether they are classes.
+
+    Raises:
+        UsageError: Their shape or their numbers do not fit the predictions.
+    """
+    expected = list(predictions.shape[1:])
+    if targets.is_complex():
+        raise UsageError("the targets are complex numbers, which no metric takes")
+    if targets.is_floating_point() and not bool((finite := targets.isfinite()).all()):
+        row = int((~finite).nonzero()[0, 0])
+        raise UsageError(
+            f"the target of row {row} (the first row is 0) is {targets[~finite][0].item()}; give a number in "
+            "every row, or leave the row out"
+        )
+    if not classes:
+        if list(targets.shape) != expected and targets.numel() == predictions[0].numel():
+            targets = targets.reshape(expected)
+        if list(targets.shape) != expected:
+            raise UsageError(f"the targets have the shape {list(targets.shape)}, the answers {expected}")
+        return targets
+    count = expected.pop(1)
+    if list(targets.shape) != expected:
+        raise UsageError(
+            f"the targets have the shape {list(targets.shape)}; classes of these answers have {expected}"
+        )
+    whole = targets.long()
+    wrong = (whole != targets) | (whole < 0) | (whole >= count)
+    if bool(wrong.any()):
+        raise UsageError(
+            f"the targets are not all whole numbers from 0 to {count - 1}: row {int(wrong.nonzero()[0, 0])} "
+            f"(the first row is 0) has {targets[wrong][0].item()}.\nIf other numbers name the classes, give "
+            "classes= (--classes), in the order of the members' answers: classes='3,5,7'"
+        )
+    return whole

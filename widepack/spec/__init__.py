@@ -14,5 +14,6 @@
 | `input_spec.py` | Parses input specs and bounds of dims, as a user writes them |
 | `member_parts.py` | Divides the members into adjacent parts of about equal bytes of weights |
 | `names.py` | Checks the names that callers give: paths of artifacts and checkpoints, numbers |
+| `output_names.py` | Names the outputs of an entry, for clients of a server and columns of files |
 | `state.py` | Parses state requests |
 """

@@ -37,9 +37,8 @@ def entry_names(entries: str | Sequence[str] | None, taken: Collection[str]) -> 
             raise UsageError(f"entry {name} is given twice")
         if name in taken:
             raise UsageError(
-                f"entry {name}: a loaded model itself has {name!r}, so ens.{name}(...) would not call the"
-                " member's;"
-                " give the module a method of another name that calls it"
+                f"entry {name}: a loaded model itself has {name!r}, so ens.{name}(...) would not call the "
+                "member's; give the module a method of another name that calls it"
             )
     return names
 

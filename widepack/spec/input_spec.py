@@ -23,44 +23,29 @@ from ..errors import UsageError
 
 # The bounds of the values of integer dtypes; None: values of this dtype cannot have bounds.
 DTYPES: dict[str, tuple[int, int] | None] = {
-    "float16": None,
-    "bfloat16": None,
-    "float32": None,
-    "float64": None,
-    "complex64": None,
-    "complex128": None,
-    "bool": None,
+    **dict.fromkeys(("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")),
     "uint8": (0, 2**8 - 1),
-    "int8": (-(2**7), 2**7 - 1),
-    "int16": (-(2**15), 2**15 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
 }
 # Weights may have these dtypes too. Few ops take them, so inputs may not.
 STORED_DTYPES = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 EXAMPLE = "The right form: x=float32[B,3,32,32], or ids=int64[B,T]:0..30521, and T=2..512 for a dim's bounds."
 
-# Names of dtypes in other libraries.
-_SHORT = {
-    "float": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "half": "float16",
-    "double": "float64",
+_OTHER_NAMES = {
+    "float16": "f16 fp16 half",
+    "bfloat16": "bf16",
+    "float32": "f32 fp32 float",
+    "float64": "f64 fp64 double",
+    "int8": "i8",
+    "int16": "short",
+    "int32": "i32",
+    "int64": "i64 int long",
+    "uint8": "u8 byte",
+    "bool": "boolean",
+    "complex64": "complex",
 }
-_SHORT |= {
-    "int": "int64",
-    "long": "int64",
-    "i8": "int8",
-    "u8": "uint8",
-    "i32": "int32",
-    "i64": "int64",
-    "short": "int16",
-    "byte": "uint8",
-}
-_SHORT |= {"boolean": "bool", "complex": "complex64"}
+LONG_NAMES = {short: name for name, texts in _OTHER_NAMES.items() for short in texts.split()}
+"""The names of dtypes by those of other libraries."""
 NAME = re.compile(
     r"(?!z?uf?\d+\Z)[A-Za-z_][A-Za-z0-9_]*\Z"
 )  # u0, u1, ... are sizes that are data, in the types of programs
@@ -279,8 +264,8 @@ def _type(part: _TextRange, known: Collection[str]) -> tuple[str, Dims]:
     at = part.text.find("[")
     dtype = part.strip() if at < 0 else part.cut(at)[0]
     if dtype.text not in known:
-        short = _SHORT.get(dtype.text)
-        hint = f", did you mean {short}?" if short else did_you_mean(dtype.text, known)
+        name = LONG_NAMES.get(dtype.text)
+        hint = f", did you mean {name}?" if name else did_you_mean(dtype.text, known)
         dtype.refuse(f"unknown dtype {dtype.text!r}{hint or '; known: ' + ', '.join(known)}")
     if at < 0:
         part.refuse(f"the shape is missing; write {dtype.text}[B,3], or {dtype.text}[] for a single number")

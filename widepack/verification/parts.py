@@ -21,9 +21,8 @@ from widepack_artifacts.weight_table import member_tensor
 from ..ir import ops
 from ..ir.encoding import iter_arguments
 from ..ir.fake_values import Fakes, replay
-from ..lowering.entry_of_part import EntryOfPart
 from ..lowering.lower import Lowered, lower
-from ..lowering.lowering_entry import LoweringEntry
+from ..lowering.lowering_entry import EntryOfPart, LoweringEntry
 from ..planning.plan import Plan
 from ..runtime.kernel_count import is_view
 from ..runtime.prologue import split

@@ -25,7 +25,7 @@ import torch
 
 from widepack_artifacts.program import Program
 
-from ..ir.op_traits import cost_class
+from ..ir.op_records import record
 from ..kernels.triton_kernels.available import TF32_SWITCH
 from .record import OutputBounds
 
@@ -84,7 +84,7 @@ def runs_in_tf32(program: Program, kinds: Set[str]) -> bool:
         node = nodes.pop()
         if node.body is not None:
             nodes += node.body.nodes
-        elif cost_class(node.op.rpartition(".")[0]) in some:
+        elif record(node.op).cost in some:
             return True
     return False
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from widepack.costs.at_sizes import kernels_at
+from widepack.costs.amounts import kernels_at
 from widepack.ir import ops
 from widepack.system.timing import without_gc
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from widepack.costs.at_sizes import kernels_at
+from widepack.costs.amounts import kernels_at
 from widepack.ir import ops
 from widepack.ir.kinds import weights_only
 from widepack.runtime.kernel_count import is_view

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from widepack.costs.recorder import Kernel
 from widepack.ir import ops
-from widepack.ir.op_traits import RECURRENT_LAYERS, RECURRENT_STEPS
+from widepack.ir.op_records import RECURRENT_LAYERS, RECURRENT_STEPS
 
 _PRODUCTS: Mapping[str, str] = {
     "aten.addmm": "product",

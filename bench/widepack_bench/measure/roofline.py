@@ -28,9 +28,10 @@ from widepack.ir import ops
 from widepack.ir.encoding import decode
 from widepack.ir.fake_values import CPU, Fakes, member_slice, replay
 from widepack.ir.kinds import weights_only
+from widepack.ir.limits import tensors as tensors_in
 from widepack.ir.tensor_type import dtype_in
 from widepack.ir.torch_internals import memory_id
-from widepack.registry.flop_formulas import kernel_formula, own_formula, tensors_in
+from widepack.runtime.flop_formulas import kernel_formula, own_formula
 from widepack.runtime.kernel_count import is_view
 from widepack.runtime.prologue import split
 from widepack_artifacts.program import Node, Program, refs, substitute

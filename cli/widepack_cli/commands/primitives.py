@@ -22,7 +22,7 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     """
     import widepack.primitives  # noqa: F401  # fills the registry
     from widepack.ir.ops import full_name
-    from widepack.lowering.sequential_ops import ONCE_A_MEMBER
+    from widepack.lowering.sequential_ops import once_a_member
     from widepack.primitives import find
     from widepack.registry.registry import families
 
@@ -36,7 +36,9 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
         for family, ops in families()
         if (kept := [p for p in ops if not names or family in names or p.op in requested])
     ]
-    once = {why: listed for why, ops in ONCE_A_MEMBER.items() if (listed := [op for op in ops if alone(op)])}
+    once = {
+        why: listed for why, ops in once_a_member().items() if (listed := [op for op in ops if alone(op)])
+    }
     if not found and not once:
         raise Refusal(
             f"there is no primitive or op called {' or '.join(map(repr, names))}; primitives: "

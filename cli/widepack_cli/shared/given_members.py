@@ -89,8 +89,7 @@ def _loaded(ens: Any, checkpoints: Sequence[Checkpoint], factory: Any) -> list[C
 
     Raises: VerificationError.
     """
-    from widepack.checkpoints.loading import MemberLoader, without_ignored
-    from widepack.checkpoints.stored_states import with_counters
+    from widepack.checkpoints.loading import MemberLoader, with_counters, without_ignored
     from widepack.errors import MemberMismatch, VerificationError
 
     ignore = ens.manifest.state_dicts.ignored

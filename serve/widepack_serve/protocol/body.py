@@ -92,7 +92,7 @@ def _too_large(size: int, limit: int, most: int) -> TooLarge:
     )
 
 
-def packed(body: bytes, accepted: str) -> tuple[bytes, str]:
+def packed(body: Body, accepted: str) -> tuple[Body, str]:
     """Returns an answer in an encoding that the client accepts, and the encoding's name; "" for none.
 
     accepted: the header Accept-Encoding.

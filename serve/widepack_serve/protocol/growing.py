@@ -1,4 +1,4 @@
-"""Joins pieces of a body, in memory of its own.
+"""Joins pieces of a body, of a request or of an answer, in memory of its own.
 
 A `bytearray` that grows is copied again and again, which keeps the interpreter lock, and leaves as many bytes
 in the memory of the allocator. Pages of the system's memory are moved, not copied, and the system gets them
@@ -31,14 +31,13 @@ class Growing:
     def __init__(self) -> None:
         self.size = 0
         self._memory: bytearray | mmap.mmap = bytearray()
-        if _MOVES_PAGES:
-            self._memory = mmap.mmap(-1, _FIRST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._memory.madvise(mmap.MADV_NOHUGEPAGE)  # else a body of a few bytes may take 2 MB
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes | bytearray) -> None:
         """Adds bytes."""
         end = self.size + len(piece)
-        if not isinstance(self._memory, bytearray) and end > len(self._memory):
+        if isinstance(self._memory, bytearray) and _MOVES_PAGES and end > SMALL:
+            self._memory = _mapping(max(end, _FIRST), self._memory)
+        elif not isinstance(self._memory, bytearray) and end > len(self._memory):
             self._memory.resize(max(end, 2 * len(self._memory)))
         self._memory[self.size : end] = piece
         self.size = end
@@ -50,6 +49,14 @@ class Growing:
         if not isinstance(self._memory, bytearray):
             self._memory.resize(self.size)
         return self._memory
+
+
+def _mapping(size: int, start: bytearray) -> mmap.mmap:
+    """Returns memory of its own that begins with some bytes."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # else a body of a few bytes may take 2 MB
+    memory[: len(start)] = start
+    return memory
 
 
 def place_of(byte: bytes, body: Body, start: int, end: int, work: Work) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from ..errors import RequestError, TooLarge
 from .datatypes import Datatype
+from .growing import Growing
 from .json_data import JsonList
 from .shown import shown
 from .work import Work
@@ -132,27 +133,27 @@ def _brackets(sizes: Sequence[int]) -> bytes:
     return found
 
 
-def written_numbers(value: torch.Tensor, most: int, work: Work) -> bytes:
-    """Returns the numbers of a tensor as a flat list in JSON.
+def write_numbers(value: torch.Tensor, most: int, body: Growing, work: Work) -> None:
+    """Writes the numbers of a tensor as a flat list in JSON. Half precision is written as floats.
 
     Args:
         value: The tensor.
         most: The most bytes of the list.
+        body: Gets the list.
         work: Is told of each step.
 
     Raises:
         TooLarge: The list has more bytes.
     """
-    flat = value.reshape(-1)
-    parts: list[bytes] = []
-    size = 0
+    flat, first = value.reshape(-1), body.size
+    body.append(b"[")
     for start in range(0, flat.numel(), PIECE):
-        parts.append(orjson.dumps(flat[start : start + PIECE].tolist())[1:-1])
-        size += len(parts[-1]) + 1
-        if size > most:
+        numbers = orjson.dumps(flat[start : start + PIECE].tolist())[1:-1]
+        if body.size + len(numbers) - first > most:
             raise TooLarge(
                 f"the answer has over {most} bytes in JSON, the limit (--max-answer); request it as binary "
                 "data, or send fewer rows in a request"
             )
+        body.append(b"," + numbers if start else numbers)
         work.step()
-    return b"[%b]" % b",".join(parts)
+    body.append(b"]")

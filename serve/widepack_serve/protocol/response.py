@@ -11,7 +11,9 @@ import torch
 
 from ..errors import RequestError
 from .datatypes import BY_DTYPE
-from .tensors import count_of_no_numbers, to_bytes, to_json
+from .growing import Body, Growing
+from .json_numbers import write_numbers
+from .tensors import count_of_no_numbers, write_bytes
 from .work import NoSteps, Work
 
 _ANY = 1 << 62
@@ -34,7 +36,7 @@ def answer_body(
     outputs: Sequence[AnsweredOutput],
     most: int = _ANY,
     work: Work = _NO_STEPS,
-) -> tuple[bytes, int | None]:
+) -> tuple[Body, int | None]:
     """Returns the body of an answer.
 
     Args:
@@ -52,24 +54,26 @@ def answer_body(
         RequestError: JSON cannot carry a number of an output, since it has no NaN and no infinity.
         TooLarge: An output in JSON is too large.
     """
-    rows: list[dict[str, Any]] = []
-    parts: list[bytes | bytearray] = []
+    body = Growing()  # neither the text nor the bytes are in memory twice
+    body.append(orjson.dumps({"model_name": model, "model_version": version})[:-1] + b',"outputs":[')
+    comma = b""
     for one in outputs:
         datatype = BY_DTYPE[one.value.dtype]
         row: dict[str, Any] = {"name": one.name, "datatype": datatype.name, "shape": list(one.value.shape)}
         if one.binary:
-            data = to_bytes(one.value)
-            row["parameters"] = {"binary_data_size": len(data)}
-            parts.append(data)
+            row["parameters"] = {"binary_data_size": one.value.nbytes}
+            body.append(comma + orjson.dumps(row))
         else:
             _check_json(one)
-            row["data"] = to_json(one.value, most, work)
-        rows.append(row)
-    document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": rows}
-    if id is not None:
-        document["id"] = id
-    text = orjson.dumps(document)
-    return (text, None) if not parts else (b"".join((text, *parts)), len(text))
+            body.append(comma + orjson.dumps(row)[:-1] + b',"data":')
+            write_numbers(one.value, most, body, work)
+            body.append(b"}")
+        comma = b","
+    body.append(b"]}" if id is None else b'],"id":' + orjson.dumps(id) + b"}")
+    length, binary = body.size, [one.value for one in outputs if one.binary]
+    for value in binary:
+        write_bytes(value, body, work)
+    return body.whole(), length if binary else None
 
 
 def _check_json(one: AnsweredOutput) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from ..errors import RequestError
 from .datatypes import BY_DTYPE, DATATYPES, Datatype
+from .growing import Growing
 from .json_data import JsonList
-from .json_numbers import PIECE, read_numbers, written_numbers
+from .json_numbers import PIECE, read_numbers
 from .shown import shown
 from .work import NoSteps, Work
 
@@ -252,22 +253,18 @@ def to_bytes(value: torch.Tensor) -> bytearray:
     return found
 
 
-def to_json(value: torch.Tensor, most: int, work: Work) -> Any:
-    """Returns the numbers of a tensor as a flat list, or as the JSON text of one.
-
-    Half precision is carried as floats: every such number is a float.
+def write_bytes(value: torch.Tensor, body: Growing, work: Work) -> None:
+    """Writes the numbers of a tensor as `to_bytes` returns them, in pieces.
 
     Args:
         value: The tensor.
-        most: The most bytes of its text.
+        body: Gets the bytes.
         work: Is told of each step.
-
-    Raises:
-        TooLarge: The text has more bytes.
     """
-    if value.numel() <= PIECE // 4:
-        return value.reshape(-1).tolist()
-    return orjson.Fragment(written_numbers(value, most, work))
+    flat = value.reshape(-1)
+    for start in range(0, flat.numel(), PIECE):
+        body.append(to_bytes(flat[start : start + PIECE]))
+        work.step()
 
 
 def count_of_no_numbers(value: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from ..errors import RequestError
 from ..lifecycle.receiving import Sizes
 from ..lifecycle.service import Service
 from ..protocol.body import header_length, packed, unpacked
-from ..protocol.growing import SMALL
+from ..protocol.growing import SMALL, Body
 from ..protocol.request import InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
 from ..protocol.work import Abandoned, NoSteps, Work
@@ -97,7 +97,7 @@ async def _written(
     outputs: Outputs,
     scope: Scope,
     watch: _Watch,
-) -> tuple[bytes, bytes, Headers]:
+) -> tuple[Body, bytes, Headers]:
     """Writes an answer: a small one here, a large one on a thread. Returns: its body, media type and headers.
 
     Raises: RequestError; Abandoned.
@@ -106,7 +106,7 @@ async def _written(
     answered = [AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)]
     accepted = header(scope, b"accept-encoding")
 
-    def write(work: Work) -> tuple[bytes, bytes, Headers]:
+    def write(work: Work) -> tuple[Body, bytes, Headers]:
         most = service.settings.max_answer
         body, length = answer_body(name, model.artifact.version, request.id, answered, most, work)
         headers: Headers = ()

@@ -11,6 +11,7 @@ from starlette.types import Scope, Send
 
 from ..errors import RequestError
 from ..lifecycle.sending import Sending
+from ..protocol.growing import Body
 from ..protocol.response import document_body
 from .receive import Disconnected
 
@@ -60,7 +61,7 @@ def _cancel(task: asyncio.Task[Any]) -> None:
 
 async def send_body(
     send: Send,
-    body: bytes,
+    body: Body,
     kind: bytes = JSON,
     status: int = 200,
     headers: Headers = (),
@@ -87,14 +88,14 @@ async def send_body(
     try:
         await send(start)
         if large is None or len(body) <= PIECE:
-            await send({"type": "http.response.body", "body": body})
+            await send({"type": "http.response.body", "body": body[: len(body)]})
         else:
             await _send_pieces(send, body, large)
     except (RuntimeError, OSError) as e:  # the server closes a connection on which something else came
         raise Disconnected from e
 
 
-async def _send_pieces(send: Send, body: bytes, large: Large) -> None:
+async def _send_pieces(send: Send, body: Body, large: Large) -> None:
     """Sends a large body. Raises: Disconnected if it is dropped."""
     with large.sending.answer(large.client, len(body), large.close) as answer:
         for at in range(0, len(body), PIECE):

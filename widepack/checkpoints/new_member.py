@@ -12,30 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
 from .alignment import Alignment, align
+from .checkpoint import Checkpoint
 from .differences import mismatch
-from .discovery import Checkpoint, open_checkpoint
+from .discovery import open_checkpoint
+from .extra_state import NotData, differing_names, equal, extra_file, extra_of_member
 from .factory import Factory
-from .loading import MemberLoader, in_dtypes_of, patterns_of, without_ignored
-from .member_state import extra_file, extra_of_member
+from .loading import COUNTER, MemberLoader, in_dtypes_of, load, patterns_of, with_counters, without_ignored
 from .named_factory import find_factory
-from .stored_states import check_extra, check_versions, extra_names, with_counters
 
 SHARED, RAGGED, CONSTANT = "shared", "ragged", "constant"
+_NORM_VERSION = 2  # of the norms of torch, which have the counter since then
+_CODE = "name the model, whose code does it: --model in a command, model= in Python"
+_COMPARE = "With the model's code its answers are compared: model= in Python, --model in a command"
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class NewMember:
     """A checkpoint that fits an artifact.
 
     checkpoint: in the artifact's dtype. like: the number of an artifact's member with its shapes. aligned:
@@ -53,7 +55,7 @@ class Newcomer:
 
 
 @dataclass(frozen=True)
-class NewcomerRequest:
+class NewMemberRequest:
     """How checkpoints of new members are opened.
 
     key, trust_pickle, ignore, model, model_args: as `widepack.build` takes them. Without a model, only
@@ -89,14 +91,14 @@ def opening(
     ignore: str | Sequence[str],
     model: str | Callable[..., object] | None,
     model_args: Mapping[str, Any] | None,
-) -> NewcomerRequest:
+) -> NewMemberRequest:
     """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""
-    return NewcomerRequest(key, trust_pickle, patterns_of(ignore), "", model, model_args)
+    return NewMemberRequest(key, trust_pickle, patterns_of(ignore), "", model, model_args)
 
 
-def newcomer(
-    artifact: Reader, path: str | Path, how: NewcomerRequest, opened: Checkpoint | None = None
-) -> Newcomer:
+def new_member(
+    artifact: Reader, path: str | Path, how: NewMemberRequest, opened: Checkpoint | None = None
+) -> NewMember:
     """Opens a checkpoint and checks its names, shapes, dtypes, versions and extra state against the
     artifact's.
 
@@ -125,7 +127,6 @@ def newcomer(
     if factory is not None:
         factory.dtype = dtype
     named = _named(artifact, path, opened, how, factory)
-    ragged = any(w.kind == RAGGED for w in manifest.weights)
     firsts = _one_of_each_shape(manifest)
     whys = []
     for like in firsts:
@@ -135,19 +136,14 @@ def newcomer(
             if factory is None and not merged:
                 check_versions(artifact, path, one)
                 check_extra(artifact, path, one)
-            return Newcomer(one, like, align([one], [str(path)], "none", expected), dtype)
+            return NewMember(one, like, align([one], [str(path)], "none", expected), dtype)
         whys.append(why)
-    which = (
-        f" (compared with member {manifest.members[firsts[0]].name};"
-        f" the members have {len(firsts)} different sets of shapes)"
-        if ragged
-        else ""
-    )
-    code = (
-        ""
-        if factory is not None
-        else "; if the model's code renames or changes what it loads, name it: --model"
-    )
+    which = code = ""
+    if any(w.kind == RAGGED for w in manifest.weights):
+        name = manifest.members[firsts[0]].name
+        which = f" (compared with member {name}; the members have {len(firsts)} different sets of shapes)"
+    if factory is None:
+        code = "; if the model's code renames or changes what it loads, name it: --model"
     raise MemberMismatch(
         f"checkpoint {path} does not fit the artifact's members{which}: {whys[0]} New members must have the"
         f" names, shapes and dtypes of a member; build the artifact again for those of another model{code}"
@@ -155,7 +151,7 @@ def newcomer(
 
 
 def _named(
-    artifact: Reader, path: str | Path, opened: Checkpoint, how: NewcomerRequest, factory: Factory | None
+    artifact: Reader, path: str | Path, opened: Checkpoint, how: NewMemberRequest, factory: Factory | None
 ) -> Checkpoint:
     """Returns a checkpoint under the names of the artifact's members; with a factory, after it was loaded."""
     ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
@@ -164,8 +160,9 @@ def _named(
             return MemberLoader(factory, ignore).load(opened)
         except MemberMismatch as e:
             raise MemberMismatch(f"checkpoint {path}: {e}") from None
+    extra = extra_of_member(artifact, extra_file(artifact), 0)
     left_out = artifact.manifest.state_dicts.left_out
-    names = dict.fromkeys((*_expected(artifact.manifest, 0), *extra_names(artifact), *left_out))
+    names = dict.fromkeys((*_expected(artifact.manifest, 0), *extra, *left_out))
     return without_ignored(opened, names, ignore)
 
 
@@ -193,10 +190,68 @@ def _expected(manifest: Manifest, member: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for w in manifest.member_weights:
         if w.role != CONSTANT:
-            one = torch.empty(_shape(w, member), dtype=dtype_of(w.dtype), device="meta")
+            one = torch.empty(w.of(member), dtype=dtype_of(w.dtype), device="meta")
             found.update(dict.fromkeys((w.name, *w.aliases), one))
     return found
 
 
-def _shape(w: Weight, member: int) -> list[int]:
-    return list(w.shape[member] if w.kind == RAGGED else w.shape)
+def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> None:
+    """Refuses a state dict that the model may change when it loads it. Raises: MemberMismatch."""
+    record, versions, names = artifact.manifest.state_dicts, checkpoint.versions(), checkpoint.tensors()
+    if not record.needed:
+        return
+    for module, row in record.versions.items():
+        have = versions.get(module, {}).get("version", 1) if versions else None
+        norm = f"{module}.{COUNTER}" if module else COUNTER
+        of_torch = norm in names and row.get("version") == _NORM_VERSION
+        if have is None or have == row.get("version", 1) or of_torch:
+            continue  # of torch's norms, an older version has no counter, and is the same otherwise
+        raise MemberMismatch(
+            f"checkpoint {path} has version {have} of {module or 'the model'}, and the artifact's members "
+            f"have version {row.get('version', 1)}: the model may convert it when it loads it; {_CODE}"
+        )
+    if not (record.verbatim if versions else record.verbatim_bare):
+        form = "with versions" if versions else "without versions (_metadata)"
+        raise MemberMismatch(
+            f"checkpoint {path} is a state dict {form}, which the model changes when it loads it; {_CODE}"
+        )
+    if not record.copies:
+        raise MemberMismatch(
+            f"checkpoint {path}: the model has code of its own that runs when it loads a state dict (a hook"
+            f" or _load_from_state_dict), and may change these weights; {_CODE}"
+        )
+
+
+def check_extra(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> None:
+    """Refuses extra state that no member of the artifact has: the programs may depend on it.
+
+    Raises: MemberMismatch.
+    """
+    own, file = checkpoint.extra_state(), extra_file(artifact)
+    if left_out := artifact.manifest.state_dicts.left_out:
+        raise MemberMismatch(
+            f"checkpoint {path}: the artifact does not store the extra state {', '.join(left_out[:5])} "
+            f"(--ignore), so it cannot be compared, and the model may use it in forward. {_COMPARE}"
+        )
+    members = artifact.manifest.members
+    states = [extra_of_member(artifact, file, i) for i in range(len(members) if file is not None else 1)]
+    try:
+        if any(equal(own, state) for state in states):
+            return
+    except NotData as e:
+        raise MemberMismatch(f"checkpoint {path}: its extra state contains {e}, which is no data") from None
+    names = differing_names(own, states[0]) or sorted({*own, *states[0]})
+    raise MemberMismatch(
+        f"checkpoint {path} has other extra state than the members ({', '.join(names[:5])}), and the"
+        f" model may use it in forward. {_COMPARE}"
+    )
+
+
+def with_extra(factory: Factory, new: NewMember, extra: Mapping[str, Any]) -> nn.Module:
+    """Returns a new member's module in eval mode, with its own weights and other extra state."""
+    checkpoint = new.aligned.checkpoints[0]
+    given = checkpoint.given or checkpoint
+    module, state = factory.fresh(checkpoint), given.state_dict()
+    state.update(extra)
+    load(module, given, state)
+    return module.eval()
