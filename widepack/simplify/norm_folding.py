@@ -63,7 +63,7 @@ class _Facts:
         self.types = {s.name: s.type for s in program.weights}
         self.outputs = {r for o in program.outputs for r in refs(o.value)}
 
-    def may_fold(self, layer: _Layer, parameters: Sequence[Any]) -> bool:
+    def may_fold(self, layer: _BoundLayer, parameters: Sequence[Any]) -> bool:
         """Whether these parameters of a norm may be folded into the weight and the bias of a layer.
 
         All must be weights of the program, none Ragged, and the kind of the weight must not rise.
@@ -75,7 +75,7 @@ class _Facts:
         return max(rest, default=0) <= weight < _RANK["ragged"]
 
 
-class _Layer(NamedTuple):
+class _BoundLayer(NamedTuple):
     """What a linear layer or a convolution reads, and its arguments by name."""
 
     input: Any
@@ -84,11 +84,11 @@ class _Layer(NamedTuple):
     bound: dict[str, Any]
 
 
-def _layer(node: Node) -> _Layer:
+def _layer(node: Node) -> _BoundLayer:
     bound = ops.bind(node.op, node.args, node.kwargs)
     names = ("mat1", "mat2", "self") if node.op == _ADDMM else ("input", "weight", "bias")
     given, weight, bias = map(bound.get, names)
-    return _Layer(given, weight, bias, bound)
+    return _BoundLayer(given, weight, bias, bound)
 
 
 def fold_batch_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
