@@ -90,9 +90,7 @@ docs-serve: $(VENV)/.docs
 # After bench/results changed: the tables and the pictures of the pages.
 docs-figures: $(VENV)/.docs
 	$(BIN)/python scripts/docs/result_pages.py
-	$(BIN)/python scripts/docs/data_flow.py
-	$(BIN)/python scripts/docs/speed_plot.py
-	$(BIN)/python scripts/docs/fleet_plot.py
+	$(BIN)/python scripts/docs/plots.py
 
 # Without ONNX Runtime its baseline is skipped, and says so.
 $(VENV)/.onnx: $(STAMP)

@@ -31,37 +31,26 @@ from widepack.ir.tensor_type import parse_slot
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = (
-            nn.Conv2d(2, 4, 3, padding=1),
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.Linear(16, 3),
-        )
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(16, 3)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Any:
         x = self.first(image).relu()
         x = nn.functional.max_pool2d(x + self.second(x), 2)
-        y: Tensor = self.head(x.flatten(1))
-        return y
+        return self.head(x.flatten(1))
 
 
 class Mlp(nn.Module):
-    def __init__(self, classes: int = 3) -> None:
+    def __init__(self, classes: int = 3, width: int = 6, inner: int = 8) -> None:
         super().__init__()
-        self.inner, self.head = nn.Linear(6, 8), nn.Linear(8, classes)
+        self.inner, self.head = nn.Linear(width, inner), nn.Linear(inner, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.inner(x).relu())
-        return y
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.inner(x).relu())
 
 
-class Tall(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = nn.Linear(24, 32), nn.Linear(32, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.inner(x).relu())
-        return y
+def tall() -> nn.Module:
+    return Mlp(24, 24, 32)
 
 
 class Sum(nn.Module):
@@ -74,10 +63,9 @@ class Sum(nn.Module):
         self.inner = nn.Linear(4, 4)
         self.register_buffer("total", torch.zeros(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.total = self.total + x.sum(0)
-        y: Tensor = self.inner(x) + self.total
-        return y
+        return self.inner(x) + self.total
 
 
 class Two(nn.Module):
@@ -85,9 +73,8 @@ class Two(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
 
-    def encode(self, x: Tensor) -> Tensor:
-        y: Tensor = self.up(x).relu()
-        return y
+    def encode(self, x: Tensor) -> Any:
+        return self.up(x).relu()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         code = self.encode(x)
@@ -117,9 +104,8 @@ class Recorded(nn.Module):
         super().__init__()
         self.layer = Versioned()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x).relu()
-        return y
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).relu()
 
 
 class Steps(nn.Module):
@@ -181,15 +167,18 @@ class Golden(NamedTuple):
     numbers: tuple[str, ...] = ()
 
 
+def factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Returns two factors of whole numbers, whose product has the shape of a weight."""
+    generator = torch.Generator().manual_seed(rank)
+    left = torch.randint(-1, 2, (len(weight), rank), generator=generator).float()
+    return left, torch.randint(-1, 2, (rank, weight.shape[1]), generator=generator).float()
+
+
 def fine_tuned(rank: int) -> nn.Module:
     """Returns a module that a difference of low rank, of whole numbers, was merged into."""
-    module = whole_numbers(Tall(), 0)
+    module = whole_numbers(tall(), 0)
     for weight in (p for p in module.parameters() if p.dim() == 2):
-        generator = torch.Generator().manual_seed(rank)
-        left, right = (
-            torch.randint(-1, 2, shape, generator=generator).float()
-            for shape in ((len(weight), rank), (rank, weight.shape[1]))
-        )
+        left, right = factors(weight, rank)
         weight.data += left @ right
     return module
 
@@ -199,11 +188,7 @@ def write_adapter(folder: str, base: nn.Module, rank: int) -> None:
     tensors, scale = {}, 1 if rank == 1 else 2
     for name, weight in base.named_parameters():
         if weight.dim() == 2:
-            generator = torch.Generator().manual_seed(rank)
-            left, right = (
-                torch.randint(-1, 2, shape, generator=generator).float()
-                for shape in ((len(weight), rank), (rank, weight.shape[1]))
-            )
+            left, right = factors(weight, rank)
             layer = f"base_model.model.{name.removesuffix('.weight')}"
             norms = (weight.detach().double() + (left @ right).double()).norm(dim=1)
             tensors[f"{layer}.lora_B.weight"], tensors[f"{layer}.lora_A.weight"] = left, right
@@ -229,11 +214,11 @@ GOLDEN = {
     "fleet": Golden(
         [lambda: fine_tuned(2), lambda: fine_tuned(1), lambda: fine_tuned(3)],
         ["x=float32[B,24]"],
-        Tall,
+        tall,
         {"race": False},
-        Tall,
+        tall,
     ),
-    "scales": Golden([], ["x=float32[B,24]"], Tall, {"race": False}, Tall, (2, 1, 3)),
+    "scales": Golden([], ["x=float32[B,24]"], tall, {"race": False}, tall, (2, 1, 3)),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
     "extra": Golden([Recorded] * 2, ["x=float32[B,4]"], Recorded, {"race": False}),
     "literals": Golden([Steps] * 2, ["x=float32[B,4]"], Steps, {"race": False}, numbers=("steps",)),
@@ -303,45 +288,42 @@ def of_members(ens: widepack.WideModel) -> dict[str, Tensor]:
     return {**tensors, "input": x, "answer": torch.stack([ens.member(i)(x) for i in range(len(ens))])}
 
 
+def write(name: str, golden: Golden, out: Path) -> None:
+    """Builds an artifact from checkpoints in the current folder."""
+    paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
+    options = {"pt2": False, "targets": ("cpu",), **golden.options}
+    for i, (path, make) in enumerate(zip(paths, golden.members)):
+        module = make() if golden.base else whole_numbers(make(), i, golden.numbers)
+        torch.save(module.state_dict(), path)
+    if golden.base:
+        base = whole_numbers(golden.base(), 0)
+        torch.save(base.state_dict(), "base.pt")
+        options |= {"base": "base.pt", "unmerge": not golden.ranks}
+        for rank in golden.ranks:
+            paths.append(f"{name}-{len(paths)}")
+            write_adapter(paths[-1], base, rank)
+    if golden.inputs:
+        options["inputs"] = golden.inputs
+    widepack.build(paths, out, model=golden.model, **options)
+
+
 def main(folder: Path) -> None:
-    there = {
-        p.name.partition("-")[2].removesuffix(".wide").partition("-")[2].partition("-")[2]
-        for p in folder.glob("*.wide")
-    }
+    there = {path.stem.split("-", 3)[3] for path in folder.glob("*.wide")}
     for name, golden in GOLDEN.items():
         if name in there:
             continue
-        stem = f"{date.today()}-{name}"
-        back = Path.cwd()
+        stem, back = f"{date.today()}-{name}", Path.cwd()
+        path = back / folder / f"{stem}.wide"
         with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             os.chdir(work)  # so that the names of checkpoints contain no path of this machine
             try:
-                paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
-                options = {"pt2": False, "targets": ("cpu",), **golden.options}
-                for i, (path, make) in enumerate(zip(paths, golden.members)):
-                    torch.save(
-                        (make() if golden.base else whole_numbers(make(), i, golden.numbers)).state_dict(),
-                        path,
-                    )
-                if golden.base:
-                    base = whole_numbers(golden.base(), 0)
-                    torch.save(base.state_dict(), "base.pt")
-                    options |= {"base": "base.pt", "unmerge": not golden.ranks}
-                    for rank in golden.ranks:
-                        paths.append(f"{name}-{len(paths)}")
-                        write_adapter(paths[-1], base, rank)
-                if golden.inputs:
-                    options["inputs"] = golden.inputs
-                widepack.build(paths, back / folder / f"{stem}.wide", model=golden.model, **options)
+                write(name, golden, path)
             finally:
                 os.chdir(back)
-        ens = widepack.load(folder / f"{stem}.wide", backend="eager")
+        ens = widepack.load(path, backend="eager")
         save_file(of_members(ens) if golden.base else calls(ens), folder / f"{stem}.answers.safetensors")
-        print(
-            f"{stem}: "
-            f"{sum(f.stat().st_size for f in (folder / f'{stem}.wide').rglob('*') if f.is_file()):,} bytes"
-        )
+        print(f"{stem}: {sum(f.stat().st_size for f in path.rglob('*') if f.is_file()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -55,16 +55,13 @@ def machine(device: str, commit: str) -> dict[str, Any]:
     from widepack_bench.report.environment import environment
 
     found = environment(device, 1)
-    pinned = [
-        line.partition("==")[2].strip()
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        if line.startswith("torch==")
-    ]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = "".join(line.partition("==")[2].strip() for line in lines if line.startswith("torch=="))
     return {
         **found,
         "commit": commit or found["commit"],
-        "torch_of_the_tests": pinned[0] if pinned else "",
-        "other_torch": bool(pinned) and torch.__version__.partition("+")[0] != pinned[0].partition("+")[0],
+        "torch_of_the_tests": pinned,
+        "other_torch": bool(pinned) and torch.__version__.partition("+")[0] != pinned.partition("+")[0],
     }
 
 

@@ -2,7 +2,7 @@
 
 | module | content |
 |---|---|
-| `manifest` | `manifest.json`, in `entry`, `wide_program`, `dims`, `rows`, `weight_table`, `file_list` |
+| `manifest` | `manifest.json`, in `entry`, `wide_program`, `dims`, `rows`, `manifest_weights`, `file_list` |
 | `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `state_dicts` | what the members' state dicts have beside tensors: versions, the file of extra state |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |

@@ -31,8 +31,8 @@ from .fields import (
 from .file_list import File, read_file_name
 from .format_version import VERSION
 from .literals import Literal, read_literal
+from .manifest_weights import ITEM_BYTES, KINDS
 from .rows import Rows
-from .weight_table import ITEM_BYTES, KINDS
 from .wide_program import PATTERNS, WideProgram
 
 _KEYS = (

@@ -23,7 +23,7 @@ from .fields import (
     read_object,
 )
 from .file_list import File, read_file_name
-from .weight_table import FACTOR, Weight, check_ragged_names
+from .manifest_weights import FACTOR, Weight, check_ragged_names
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 ROLES = ("parameter", "buffer")

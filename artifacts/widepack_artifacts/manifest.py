@@ -4,7 +4,7 @@
 |---|---|---|
 | `Manifest` | versions, members, weights, entries, probe, records, list of files | this |
 | `Member` | a checkpoint: its name, its source and its hash | this |
-| `Weight` | a row of the weights table: kind, dtype, shape in one member, role | `weight_table` |
+| `Weight` | a row of the weights table: kind, dtype, shape in one member, role | `manifest_weights` |
 | `FactoredWeight` | a weight that is stored as a base and low-rank factors | `factored` |
 | `Entry` | a named program: inputs, calling convention, outputs, dims, guards, programs | `entry` |
 | `StateDicts` | what the members' state dicts have beside tensors | `state_dicts` |
@@ -40,8 +40,8 @@ from .fields import (
 )
 from .file_list import File, check_file_name, read_file_name
 from .format_version import FORMAT, check_version
+from .manifest_weights import FACTOR, Weight, check_ragged_names
 from .state_dicts import StateDicts
-from .weight_table import FACTOR, Weight, check_ragged_names
 
 MAX_BYTES = 256 * 2**20
 MAX_MEMBERS = 2**16

@@ -33,7 +33,7 @@ from .errors import ArtifactError
 from .factored import Factored, FactoredWeight
 from .file_identity import FileIdentity
 from .file_sizes import check_on_disk
-from .weight_table import ITEM_BYTES, Weight, member_of, member_tensor
+from .manifest_weights import ITEM_BYTES, Weight, member_of, member_tensor
 
 _PAIRS = "complex128"
 ALIGNMENT = 64  # a cache line, and the widest vector load

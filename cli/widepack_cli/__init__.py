@@ -2,7 +2,7 @@
 
 | module | what is in it |
 |---|---|
-| `main` | the group: the commands by purpose, former spellings, errors as one paragraph |
+| `main` | the group: the commands by purpose, errors as one paragraph |
 | `commands/` | one command a file; each file has a function `command` |
 | `shared/` | options, progress bars, tables and reports of several commands |
 

@@ -55,35 +55,6 @@ SECTIONS = {
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 MOST_LINES = 5  # of an error
-# Options of `bench` that are commands of their own since 0.2. They are removed in 0.3.
-FORMER_OPTIONS = {"--suite": "bench-suite", "--primitive": "bench-layers"}
-
-
-def current_spelling(args: list[str]) -> list[str]:
-    """Returns the arguments of a former spelling (`bench --suite cpu`) in the current one (`bench-suite
-    cpu`).
-    """
-    if not args or args[0] != "bench":
-        return args
-    for i, word in enumerate(args):
-        option, equals, value = word.partition("=")
-        if option not in FORMER_OPTIONS:
-            continue
-        rest = args[1:i] + args[i + 1 :]
-        if not equals and len(args) > i + 1 and not args[i + 1].startswith("-"):
-            value = args[i + 1]
-            rest = args[1:i] + args[i + 2 :]
-        command = FORMER_OPTIONS[option]
-        words = value.split(",") if command == "bench-layers" else [value]
-        new = [command, *filter(None, words)]
-        click.echo(
-            f"`widepack bench {option}` is now `widepack {command}`; the former spelling "
-            "works until version 0.3. "
-            f"Write: widepack {' '.join(new)} ...",
-            err=True,
-        )
-        return [*new, *rest]
-    return args
 
 
 class Lazy(click.Group):
@@ -102,7 +73,7 @@ class Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, current_spelling(args))
+            return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = get_close_matches(args[0], COMMANDS, n=1)
             if not near or "mean" in error.message:

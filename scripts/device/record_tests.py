@@ -33,12 +33,7 @@ class TestRecord:
         self.document: dict[str, Any] = {"format": FORMAT, "selected": 0, "tests": {}}
         if path.exists():
             self.document = json.loads(path.read_text(encoding="utf-8"))
-
-    @property
-    def tests(self) -> dict[str, Any]:
-        """The rows by the name of the test."""
-        tests: dict[str, Any] = self.document["tests"]
-        return tests
+        self.tests: dict[str, Any] = self.document["tests"]
 
     def passed(self, name: str) -> bool:
         """Returns whether a test passed before."""

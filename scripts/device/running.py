@@ -139,7 +139,13 @@ class DeviceRun:
         document = read_document(self._path, FORMAT, "scripts/on_device.py")
         self.document: dict[str, Any] = document or {"format": FORMAT, "calls": [], "steps": {}}
         if document is not None:
-            _check_machine(plan.out, document["environment"], machine)
+            from runner import differences  # it imports torch
+
+            if other := differences(document["environment"], machine):
+                raise OtherMachine(
+                    f"{plan.out} has results that were measured elsewhere: {other}. Give another folder, or "
+                    "remove it"
+                )
         self.document |= {"environment": dict(machine), "rehearsal": plan.rehearsal}
         self.write()
 
@@ -199,13 +205,3 @@ class DeviceRun:
     def write(self) -> None:
         """Writes `device.json`."""
         write_whole(self._path, self.document)
-
-
-def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    pairs = {key: (before.get(key), now.get(key)) for key in ("device", "tf32")}
-    pairs["torch"] = before["versions"]["torch"], now["versions"]["torch"]
-    if different := [f"{key} {old}, and now {new}" for key, (old, new) in pairs.items() if old != new]:
-        raise OtherMachine(
-            f"{folder} has results that were measured elsewhere: {'; '.join(different)}. "
-            "Give another folder, or remove it"
-        )

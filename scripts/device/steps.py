@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MEASURE = ROOT / "scripts" / "measure"
 CPU = "cpu"
+ROW_ERRORS = 3  # the exit code of a measurement that tried all rows, some of which ended with an error
 NO_TESTS = 5  # the exit code of pytest where no test is left: all passed in an earlier call
 
 Command = list[str]
@@ -59,7 +60,7 @@ class Step:
     decides: str
     share: float
     commands: Callable[[Plan], list[Command]]
-    finished: tuple[int, ...] = (0,)
+    finished: tuple[int, ...] = (0, ROW_ERRORS)
     tf32: bool = False
     timed: bool = True
 
@@ -80,15 +81,14 @@ def _tests(plan: Plan) -> list[Command]:
     return [[*command, *plan.sized([*files, graph], small)]]
 
 
-def _script(plan: Plan, script: str, document: str, full: Sequence[str], small: Sequence[str]) -> Command:
-    start = [sys.executable, str(MEASURE / script), "-o", plan.file(document), "--device", plan.device]
-    return [*start, *plan.sized(full, small)]
+def _measures(script: str, document: str, full: str = "", small: str = "") -> Callable[[Plan], list[Command]]:
+    """Returns the command of a script. full, small: its options on a device, and on a CPU."""
 
+    def commands(plan: Plan) -> list[Command]:
+        start = [sys.executable, str(MEASURE / script), "-o", plan.file(document), "--device", plan.device]
+        return [[*start, *plan.sized(full.split(), small.split())]]
 
-def _claims(plan: Plan) -> list[Command]:
-    small = ["--size", "cpu", "--names", "mlp-20", "--members", "3", "--seconds", "0.2"]
-    small += ["--baseline", "loop", "--baseline", "compiled-member"]
-    return [_script(plan, "peer_networks.py", "claims", ["--seconds", "2"], small)]
+    return commands
 
 
 def _backends(plan: Plan) -> list[Command]:
@@ -98,40 +98,6 @@ def _backends(plan: Plan) -> list[Command]:
     small = ["--sample", "1", "--backends", "eager,graph"]
     script = [sys.executable, str(MEASURE / "backends.py"), str(plan.collection), "--device", plan.device]
     return [[*script, "-o", str(plan.out / "backends.jsonl"), *plan.sized(full, small)]]
-
-
-def _prepare(plan: Plan) -> list[Command]:
-    small = ["--size", "cpu", "--names", "mlp-20", "--members", "3", "--baseline", "compiled-member"]
-    return [_script(plan, "peer_networks.py", "claims", ["--prepare"], ["--prepare", *small])]
-
-
-def _kernels(plan: Plan) -> list[Command]:
-    return [_script(plan, "device_kernels.py", "kernels", [], ["--scale", "64"])]
-
-
-def _swaps(plan: Plan) -> list[Command]:
-    return [_script(plan, "device_swaps.py", "swaps", [], ["--answers", "400", "--forms", "eager"])]
-
-
-def _layers(plan: Plan) -> list[Command]:
-    small = ["--preset", "ci", "--members", "2", "--names", "linear,dropout", "--seconds", "0.1"]
-    small += ["--jobs", "2"]  # rows are prepared as on a device
-    return [_script(plan, "peer_layers.py", "layers", ["--seconds", "0.4"], small)]
-
-
-def _fleets(plan: Plan) -> list[Command]:
-    small = ["--fleet", "32,1,2,4", "--rows", "1x1", "--seconds", "0.1"]
-    return [_script(plan, "device_fleets.py", "fleets", ["--seconds", "1"], small)]
-
-
-def _load(plan: Plan) -> list[Command]:
-    small = ["--gb", "0.01", "--copy-gb", "0.01", "--runs", "2"]
-    return [_script(plan, "device_load.py", "load", ["--gb", "2,10"], small)]
-
-
-def _route(plan: Plan) -> list[Command]:
-    small = ["--network", "convolutional", "--batches", "8", "--seconds", "0.1"]
-    return [_script(plan, "device_route.py", "route", ["--seconds", "0.5"], small)]
 
 
 def _command_line(plan: Plan, *words: str) -> Command:
@@ -161,50 +127,47 @@ def _suite(plan: Plan) -> list[Command]:
     ]
 
 
-def _bench_layers(plan: Plan, names: str, small_names: str, document: str) -> list[Command]:
-    full = [names, "-p", "full", "--budget", "1", "-n", "32,8"]
-    small = [small_names, "-p", "ci"]
-    command = _command_line(plan, "bench-layers", *plan.sized(full, small))
-    return [[*command, "-q", "--resume", plan.file(document)]]
+def _bench_layers(names: str, small_names: str, document: str) -> Callable[[Plan], list[Command]]:
+    full, small = [names, "-p", "full", "--budget", "1", "-n", "32,8"], [small_names, "-p", "ci"]
 
+    def commands(plan: Plan) -> list[Command]:
+        command = _command_line(plan, "bench-layers", *plan.sized(full, small))
+        return [[*command, "-q", "--resume", plan.file(document)]]
+
+    return commands
+
+
+_CLAIM = "--size cpu --names mlp-20 --members 3 --baseline compiled-member"  # of a rehearsal
+_SWAPS = _measures("swaps.py", "swaps", "--threads 4", "--threads 4 --calls 400")
+_PREPARE = _measures("peer_networks.py", "claims", "--prepare", f"--prepare {_CLAIM}")
+_CLAIMS = _measures("peer_networks.py", "claims", "--seconds 2", f"{_CLAIM} --baseline loop --seconds 0.2")
+_KERNELS = _measures("device_kernels.py", "kernels", "", "--scale 64")
+_SMALL_LAYERS = "--preset ci --members 2 --names linear,dropout --seconds 0.1"
+_LAYERS = _measures("peer_layers.py", "layers", "--seconds 0.4", f"{_SMALL_LAYERS} --jobs 2")
+_FLEETS = _measures("device_fleets.py", "fleets", "", "--fleet 32,1,2,4 --rows 1x1 --seconds 0.1")
+_LOAD = _measures("load.py", "load", "--gb 2,10", "--gb 0.01 --copy-gb 0.01 --runs 2")
+_SMALL_ROUTE = "--only convolutional --batches 8 --seconds 0.1"
+_ROUTE = _measures("route.py", "route", "--batches 32,8,128 --seconds 0.5", _SMALL_ROUTE)
+_BLOCKS = _bench_layers("block", "block:mlp", "blocks")
+_PRIMITIVES = _bench_layers("all", "linear", "primitives")
+_PUBLISHED = "published ratios of networks, against the eager loop and compiled; peak memory of the device"
+_COUNTED = "published ratios of layers and blocks, in the published way and against one program for N"
 
 STEPS: tuple[Step, ...] = (
     Step("tests", "tests/gpu passes", 0.0, _tests, finished=(0, 1, NO_TESTS), tf32=True, timed=False),
     Step("backends", "drawn architectures on every backend of the device", 0.0, _backends, timed=False),
-    Step("swaps", "no answer mixes two versions of a member", 0.0, _swaps, timed=False),
-    Step("prepare", "nothing: it compiles what the claims compare", 0.0, _prepare, timed=False),
-    Step("kernels", "the times of kernels that the cost model predicts", 0.06, _kernels),
-    Step(
-        "claims",
-        "published ratios of networks, against the eager loop and compiled; peak memory of the device",
-        0.22,
-        _claims,
-    ),
-    Step(
-        "layers",
-        "published ratios of layers and blocks, in the published way and against one program for N",
-        0.3,
-        _layers,
-    ),
-    Step(
-        "fleets", "32 fine-tunes of width 768 at one token, over the merged artifact and PEFT", 0.07, _fleets
-    ),
-    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.14, _load),
+    Step("swaps", "no answer mixes two versions of a member", 0.0, _SWAPS, timed=False),
+    Step("prepare", "nothing: it compiles what the claims compare", 0.0, _PREPARE, timed=False),
+    Step("kernels", "the times of kernels that the cost model predicts", 0.06, _KERNELS),
+    Step("claims", _PUBLISHED, 0.22, _CLAIMS),
+    Step("layers", _COUNTED, 0.3, _LAYERS),
+    Step("fleets", "32 fine-tunes at one token, over the merged artifact and PEFT", 0.07, _FLEETS),
+    Step("load", "load of 10 GB as a part of the bandwidth from pinned memory", 0.14, _LOAD),
     Step("suite", "other networks against all baselines; the time-weighted floor", 0.1, _suite),
-    Step("route", "rows of several members against what a service would write itself", 0.03, _route),
+    Step("route", "rows of several members against what a service would write itself", 0.03, _ROUTE),
+    Step("blocks", "blocks against the fastest baseline", 0.04, _BLOCKS, finished=(0, 1)),
     Step(
-        "blocks",
-        "blocks against the fastest baseline",
-        0.04,
-        lambda plan: _bench_layers(plan, "block", "block:mlp", "blocks"),
-        finished=(0, 1),
-    ),
-    Step(
-        "primitives",
-        "all layers against the fastest baseline, strategy by strategy",
-        0.04,
-        lambda plan: _bench_layers(plan, "all", "linear", "primitives"),
-        finished=(0, 1),
+        "primitives", "layers against the fastest baseline, by strategy", 0.04, _PRIMITIVES, finished=(0, 1)
     ),
 )
 """The steps in order of worth."""

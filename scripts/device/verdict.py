@@ -206,27 +206,33 @@ def _noise(row: Row) -> str:
     return "" if row.get("quiet", True) else NOISY
 
 
+def _counted(rows: Mapping[str, Row], name: str, way: str) -> Iterator[tuple[Row, dict[str, float]]]:
+    """Yields the quiet races of a layer in one way of counting, and the ratios that they have."""
+    for row in rows.values():
+        found = row.get(way, {}) if row["name"] == name else {}
+        if not _noise(found):
+            ratios = {b: r["value"] for b, r in found.get("ratios", {}).items() if r["value"] is not None}
+            yield {"members": row["members"], **found}, ratios
+
+
 def best_ratio(rows: Mapping[str, Row], name: str) -> tuple[float, str] | None:
     """Returns the best ratio of a layer to one compiled module called N times, over N."""
-    found = []
-    for row in rows.values():
-        way = row.get("published", {}) if row["name"] == name else {}
-        value = way.get("ratios", {}).get(ONE_MODULE, {}).get("value")
-        if value is not None and not _noise(way):
-            found.append((value, f"N={row['members']}, {way['form']}"))
+    found = [
+        (ratios[ONE_MODULE], f"N={row['members']}, {row['form']}")
+        for row, ratios in _counted(rows, name, "published")
+        if ONE_MODULE in ratios
+    ]
     return max(found, default=None)
 
 
 def lowest_ratio(rows: Mapping[str, Row], name: str) -> tuple[float, str] | None:
     """Returns the lowest ratio of a layer to one compiled or graphed program over its numbers of members."""
-    found = []
-    for row in rows.values():
-        way = row.get("inference", {}) if row["name"] == name else {}
-        ratios = way.get("ratios", {})
-        values = {b: ratios[b]["value"] for b in PROGRAMS if ratios.get(b, {}).get("value") is not None}
-        if values and not _noise(way):
-            fastest = min(values, key=lambda b: values[b])
-            found.append((values[fastest], f"N={row['members']}, {way['form']} against {fastest}"))
+    found = [
+        (ratios[program], f"N={row['members']}, {row['form']} against {program}")
+        for row, ratios in _counted(rows, name, "inference")
+        for program in PROGRAMS
+        if program in ratios
+    ]
     return min(found, default=None)
 
 

@@ -23,8 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import widepack
+from widepack.backends.graph_recorders import RECORDERS
 from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,8 +75,8 @@ class Collection:
         have = [n for n in names if importlib.util.find_spec(self.zoo.ENTRIES[n].package.split(".")[0])]
         return have[:count]
 
-    def build(self, name: str, members: list[Any], folder: Path, device: str) -> Path:
-        """Builds the artifact for a device."""
+    def build(self, name: str, members: list[Any], folder: Path, device: str) -> None:
+        """Builds the artifact `e.wide` for a device."""
         paths = [folder / f"{i}.pt" for i in range(MEMBERS)]
         for path, module in zip(paths, members):
             torch.save(module.state_dict(), path)
@@ -92,7 +95,6 @@ class Collection:
             targets=(torch.device(device).type,),
             race=False,
         )
-        return folder / "e.wide"
 
 
 def moved(value: Any, device: str) -> Any:
@@ -140,24 +142,18 @@ class Truth:
 @contextlib.contextmanager
 def opened(path: Path, backend: str, device: str) -> Iterator[Any]:
     """Loads an artifact on a backend."""
+    options: dict[str, Any] = {"verify": "off", "warmup": False, "device": device}
     if backend != "graph":
         when = None if backend == "eager" else "now"
-        cache = path.parent / "cache"
-        yield widepack.load(
-            path, backend=backend, cache=cache, verify="off", compile=when, device=device, warmup=False
-        )
+        yield widepack.load(path, backend=backend, cache=path.parent / "cache", compile=when, **options)
         return
-    if device != "cpu":
-        yield widepack.load(path, graph=True, warmup=False, verify="off", device=device)
-        return
-    sys.path[:0] = [str(ROOT / "tests" / "helpers")]
-    from graph_stand_in import StandInRecorder
+    if device == "cpu":
+        sys.path[:0] = [str(ROOT / "tests" / "helpers")]
+        from graph_stand_in import StandInRecorder
 
-    from widepack.backends.graph_recorders import RECORDERS
-
-    RECORDERS["cpu"] = lambda device: StandInRecorder()
+        RECORDERS["cpu"] = lambda device: StandInRecorder()
     try:
-        yield widepack.load(path, graph=True, warmup=False, verify="off")
+        yield widepack.load(path, graph=True, **options)
     finally:
         RECORDERS.pop("cpu", None)
 
@@ -175,9 +171,33 @@ def outcome(run: Callable[[], str]) -> dict[str, Any]:
     return {**found, "seconds": round(time.perf_counter() - began, 1)}
 
 
+def rows_of(
+    collection: Collection, name: str, backends: Sequence[str], device: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields how an architecture ends on each backend; if it cannot be built, how its build ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        members, path = collection.members(name), Path(folder) / "e.wide"
+
+        def build() -> str:
+            collection.build(name, members, Path(folder), device)
+            return ""
+
+        def call(backend: str) -> str:
+            with opened(path, backend, device) as ens:
+                return truth.wrong(ens)
+
+        built = outcome(build)
+        if built["outcome"] != "ok":
+            yield "build", built
+            return
+        truth = Truth(collection, name, members, device)
+        for backend in backends:
+            yield backend, outcome(partial(call, backend))
+
+
 def measure(collection: Collection, names: list[str], backends: list[str], out: Path, device: str) -> None:
     """Runs the pairs that the file of rows lacks, and adds a row for each."""
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    rows = read_rows(out) if out.exists() else []
     done = {(r["name"], r["backend"]) for r in rows}
     where = environment(device, 1)
     torch.backends.mha.set_fastpath_enabled(False)  # it gives padded positions other numbers
@@ -185,51 +205,24 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
         todo = [b for b in backends if (name, b) not in done]
         if not todo or (name, "build") in done:
             continue
-        with tempfile.TemporaryDirectory() as folder, out.open("a") as file:
-
-            def write(backend: str, row: dict[str, Any], name: str = name, file: Any = file) -> None:
-                family = collection.zoo.ENTRIES[name].family
-                whole = {"name": name, "family": family, "backend": backend, **row, "environment": where}
+        family = collection.zoo.ENTRIES[name].family
+        for backend, row in rows_of(collection, name, todo, device):
+            whole = {"name": name, "family": family, "backend": backend, **row, "environment": where}
+            with out.open("a") as file:  # one line at once: several processes add to the file
                 file.write(json.dumps(whole) + "\n")
-                file.flush()
 
-            members = collection.members(name)
-            made: list[Path] = []
 
-            def build(
-                name: str = name,
-                members: list[Any] = members,
-                at: Path = Path(folder),
-                made: list[Path] = made,
-            ) -> str:
-                made.append(collection.build(name, members, at, device))
-                return ""
-
-            built = outcome(build)
-            if not made:
-                write("build", built)
-                continue
-            truth = Truth(collection, name, members, device)
-            for backend in todo:
-
-                def run(backend: str = backend, path: Path = made[0], truth: Truth = truth) -> str:
-                    with opened(path, backend, device) as ens:
-                        return truth.wrong(ens)
-
-                write(backend, outcome(run))
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns counts for each backend, and every pair that did not run."""
     eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
     pairs = [r for r in rows if r["backend"] in BACKENDS]
-    counts = {
-        b: {
-            o: sum(r["backend"] == b and r["outcome"] == o for r in pairs)
-            for o in ("ok", "wrong", "refused", "crashed")
-        }
-        for b in BACKENDS
-    }
+    ends = Counter((r["backend"], r["outcome"]) for r in pairs)
+    counts = {b: {o: ends[b, o] for o in ("ok", "wrong", "refused", "crashed")} for b in BACKENDS}
     others = [r for r in pairs if r["backend"] != "eager" and r["name"] in eager]
     return {
         "environment": rows[-1]["environment"],
@@ -254,15 +247,13 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--names", help="architectures, separated by commas (default: a sample)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="processes, each with a part of the architectures"
-    )
+    words = "processes, each with a part of the architectures"
+    parser.add_argument("--jobs", type=int, default=1, help=words)
     parser.add_argument("--summary", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("backends.jsonl"))
     given = parser.parse_args()
     if given.summary:
-        rows = [json.loads(line) for line in given.summary.read_text().splitlines()]
-        given.out.write_text(json.dumps(summary(rows), indent=1) + "\n")
+        given.out.write_text(json.dumps(summary(read_rows(given.summary)), indent=1) + "\n")
         return
     torch.set_num_threads(1)
     collection = Collection(given.collection)

@@ -2,17 +2,13 @@
 """Measures the cost of a call beyond its graph: binding, checks, the choice of the program, and building the
 answer.
 
-    taskset -c 1 python scripts/measure/call_overhead.py [-o bench/results/call-overhead-cpu.json] [--seconds
-    10]
+    taskset -c 1 python scripts/measure/call_overhead.py [--seconds 10]
 
 N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The bare graph is the flat function
 over the bound weights, under inference mode. For each way of calling, it is the graph that this call runs,
 with the same tensors. Both sides of every row are interleaved in one process, in blocks of a millisecond and
 in changing order. `over_us` is the median over rounds of the difference within a round, with its 95%
 interval. `again_us` is the same for the bare graph against itself: the noise of the measurement.
-
-The goal of at most 20 us applies to `ens(x)`. The other rows show the cost of other calls, each with a
-separate `holds`.
 
 | row | the call |
 |---|---|
@@ -25,15 +21,16 @@ separate `holds`.
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from runner import built, parser, run
 from torch import Tensor, nn
 
 import widepack
@@ -42,9 +39,7 @@ from widepack_bench.measure.answers import difference, leaves
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.programs import entry_of
 from widepack_bench.measure.race import median_interval, order
-from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMBERS, GOAL_US, BLOCK_S = 4, 20, 1e-3
 Call = Callable[[], Any]
 
@@ -76,14 +71,11 @@ class Structured(nn.Module):
         return {"logits": y + state[0], "state": state[1] * 2}
 
 
-def built(folder: Path, make: Callable[[], nn.Module], *args: Any) -> widepack.WideModel:
+def loaded(folder: Path, make: Callable[[], nn.Module], *sample: Any) -> widepack.WideModel:
+    """Builds members that are called like `sample`, and loads them."""
     folder.mkdir()
-    for i in range(MEMBERS):
-        torch.manual_seed(i)
-        torch.save(make().state_dict(), folder / f"{i}.pt")
-    paths = [folder / f"{i}.pt" for i in range(MEMBERS)]
-    widepack.build(paths, folder / "e.wide", model=make, sample=args, targets=("cpu",), pt2=False)
-    return widepack.load(folder / "e.wide", backend="eager")
+    _, path = built(folder, make, MEMBERS, [], sample=sample)
+    return widepack.load(path, backend="eager")
 
 
 def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
@@ -93,23 +85,23 @@ def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
     return lambda: forward(*weights, *values)
 
 
-def rows(folder: Path) -> dict[str, tuple[Call, Call]]:
-    """Measures each way of calling and its bare graph."""
+def calls(folder: Path) -> dict[str, tuple[Call, Call]]:
+    """Returns each way of calling, and its bare graph."""
     x, h, more = torch.randn(1, 8), torch.randn(MEMBERS, 1, 8), torch.randn(1, 4)
     xs = torch.randn(MEMBERS, 1, 8)
-    one = built(folder / "one", mlp, torch.randn(3, 8))
-    two = built(folder / "two", Two, torch.randn(3, 8), torch.randn(3, 8))
+    one = loaded(folder / "one", mlp, torch.randn(3, 8))
+    two = loaded(folder / "two", Two, torch.randn(3, 8), torch.randn(3, 8))
     given, state = {"x": x, "y": x + 1}, (more, more + 1)
-    sample = ({"x": torch.randn(3, 8), "y": torch.randn(3, 8)}, (torch.randn(3, 4), torch.randn(3, 4)))
-    structured = built(folder / "structured", Structured, *sample)
+    batch = {"x": torch.randn(3, 8), "y": torch.randn(3, 8)}
+    nested = loaded(folder / "structured", Structured, batch, (torch.randn(3, 4), torch.randn(3, 4)))
     return {
         "ens(x)": (lambda: one(x), bare(one, "shared", x)),
         "ens(x=x)": (lambda: one(input=x), bare(one, "shared", x)),
         "ens.each(xs)": (lambda: one.each(xs), bare(one, "each", xs)),
         "ens(x, h=each(h))": (lambda: two(x, h=widepack.each(h)), bare(two, "mixed:se", x, h)),
         "structured": (
-            lambda: structured(batch=given, state=state),
-            bare(structured, "shared", *given.values(), *state),
+            lambda: nested(batch=given, state=state),
+            bare(nested, "shared", *given.values(), *state),
         ),
     }
 
@@ -119,7 +111,7 @@ def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
     answer = leaves(call())
     wrong = difference(answer, [g.expand_as(a) for a, g in zip(answer, leaves(graph()), strict=True)])
     if wrong:
-        raise SystemExit(f"the call's answer is not its graph's: {wrong}")
+        raise AssertionError(f"the call's answer is not its graph's: {wrong}")
     contestants = [call, graph, graph]
     for _ in range(1000):
         call()
@@ -145,31 +137,8 @@ def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/call-overhead-cpu.json")
-    parser.add_argument("--seconds", type=float, default=10, help="seconds of measurement for each row")
-    given = parser.parse_args()
-    results = {}
-    with tempfile.TemporaryDirectory() as folder, quiet(1, pin=True), torch.inference_mode():
-        for name, (call, graph) in rows(Path(folder)).items():
-            results[name] = row = measured(call, graph, given.seconds)
-            over, again = row["over_us"], row["again_us"]
-            print(
-                f"{name}: {over['value']:.1f} us [{over['low']:.1f}, {over['high']:.1f}] beyond "
-                f"the {row['graph_us']['value']:.1f} us of the graph; "
-                f"graph against itself {again['value']:+.2f}"
-            )
-    record = {
-        "what": __doc__,
-        "environment": environment("cpu", 1),
-        "members": MEMBERS,
-        "goal_us": GOAL_US,
-        "rows": results,
-        "holds": results["ens(x)"]["holds"],
-    }
-    given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    given = parser(__doc__, "call-overhead-cpu.json", seconds=10.0).parse_args()
+    with tempfile.TemporaryDirectory() as name, quiet(1, pin=True), torch.inference_mode():
+        ways = calls(Path(name)).items()
+        sys.exit(run(given, {key: partial(measured, *both, given.seconds) for key, both in ways}))

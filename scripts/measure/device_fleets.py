@@ -1,6 +1,6 @@
 """Measures calls of fleets of fine-tunes on a device, beside artifacts of the merged checkpoints.
 
-    python scripts/measure/device_fleets.py -o bench/results/device/fleets.json
+    python scripts/measure/device_fleets.py
     python scripts/measure/device_fleets.py --device cpu --fleet 32,1,2,4 --rows 1x1
 
 A fleet is N LoRA adapters of one base of transformer layers (`fleet_networks.py`). It is built twice: from
@@ -13,129 +13,106 @@ another adapter, beside PEFT's mixed batch of the same model, if the package `pe
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from fleet_networks import options_of, write_fleet
-from peft_batches import compared, peft_model
-from row_file import RowFile, build_threads, device_parser, say
+from fleets import Sizes, compared, peft_model
+from runner import build_threads, parser, run
 
 import widepack
 from widepack_bench.measure.answers import difference
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.race import AGAIN, OURS, Race, race
+from widepack_bench.measure.race import AGAIN, OURS, race
 
-FORMAT = "widepack.device-fleets/1"
 FLEET, MERGED, GRAPH = "fleet", "merged", " as a graph"
 
 
-def load_forms(path: Path, name: str, device: str) -> dict[str, Any]:
-    """Loads an artifact, on a CUDA device also with CUDA graphs. Returns the models by form."""
-    models = {name: widepack.load(path, device=device)}
-    if device.startswith("cuda"):
-        models[name + GRAPH] = widepack.load(path, device=device, graph=True)
-    return models
+class Fleet:
+    """A fleet on a device, loaded when the first of its rows is measured. sizes: width, layers and so on."""
+
+    def __init__(self, sizes: Sizes, device: str, folder: Path) -> None:
+        self.sizes, self.device, self._folder = sizes, device, folder
+        self.base, self.adapters = folder / "base.pt", [folder]
+
+    @cached_property
+    def models(self) -> dict[str, Any]:
+        """The models by form, the fleet's first."""
+        sizes, folder = self.sizes, self._folder
+        torch.set_num_threads(build_threads(self.device))
+        self.base, self.adapters, merged = write_fleet(folder, *vars(sizes).values())
+        options = {**options_of(sizes.width, sizes.layers), "targets": (torch.device(self.device).type,)}
+        widepack.build(self.adapters, folder / f"{FLEET}.wide", base=self.base, race=False, **options)
+        widepack.build(merged, folder / f"{MERGED}.wide", race=False, **options)
+        torch.set_num_threads(1)
+        found = {}
+        for name in (FLEET, MERGED):
+            found[name] = widepack.load(folder / f"{name}.wide", device=self.device)
+            if self.device.startswith("cuda"):
+                found[name + GRAPH] = widepack.load(folder / f"{name}.wide", device=self.device, graph=True)
+        return found
+
+    def raced(self, calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
+        """Times the fastest form of the fleet against the fastest of the other calls."""
+        ours = [name for name in calls if name.startswith(FLEET)]
+        found = race(
+            calls[FLEET],
+            {name: call for name, call in calls.items() if name not in ours},
+            others={name: calls[name] for name in ours[1:]},
+            budget_s=seconds,
+            sync=torch.cuda.synchronize if self.device.startswith("cuda") else None,
+        )
+        best = min((OURS, *found.others), key=found.median_ms)
+        return {
+            "ms": {FLEET if n == OURS else n: found.median_ms(n) for n in found.names if n != AGAIN},
+            "form": FLEET if best == OURS else best,
+            "fastest": found.fastest,
+            "ratio": found.ratio(found.fastest, best).to_json(),
+            "noise": found.noise.to_json(),
+            "quiet": found.quiet,
+        }
+
+    def call(self, batch: int, tokens: int, seconds: float) -> dict[str, Any]:
+        """Returns the row of one size of a call."""
+        x = torch.randn(batch, tokens, self.sizes.width, device=self.device)
+        calls: dict[str, Callable[[], Any]] = {name: partial(model, x) for name, model in self.models.items()}
+        right = calls[MERGED]()
+        if wrong := {name: why for name, call in calls.items() if (why := difference(call(), right))}:
+            return {"error": f"answers differ from those of the merged artifact: {wrong}"}
+        return {**vars(self.sizes), "batch": batch, "tokens": tokens, **self.raced(calls, seconds)}
+
+    def mixed(self) -> dict[str, Any]:
+        """Returns the row of a batch for all adapters, beside PEFT's."""
+        sizes = self.sizes
+        x = torch.randn(sizes.members, 1, sizes.width, device=self.device)
+        forms = {name: ens for name, ens in self.models.items() if name.startswith(FLEET)}
+        model = peft_model(self.base, self.adapters, sizes.width, sizes.layers).to(self.device)
+        ids, names = list(range(sizes.members)), [path.name for path in self.adapters]
+        calls: dict[str, Any] = {name: partial(ens.route, x, member=ids) for name, ens in forms.items()}
+        calls["peft"] = partial(model, x, adapter_names=names)
+        return {**vars(sizes), "difference": compared(calls, "peft"), **self.raced(calls, 1.0)}
 
 
-def row_of(models: dict[str, Any], x: torch.Tensor, seconds: float) -> dict[str, Any]:
-    """Returns the row of one size of a call. models: by form, the fleet's first."""
-    calls: dict[str, Callable[[], Any]] = {name: partial(model, x) for name, model in models.items()}
-    right = calls[MERGED]()
-    if wrong := {name: why for name, call in calls.items() if (why := difference(call(), right))}:
-        return {"error": f"answers differ from those of the merged artifact: {wrong}"}
-    run = race(
-        calls[FLEET],
-        {name: call for name, call in calls.items() if name.startswith(MERGED)},
-        others={name: call for name, call in calls.items() if name == FLEET + GRAPH},
-        budget_s=seconds,
-        sync=torch.cuda.synchronize if x.is_cuda else None,
-    )
-    return figures(run)
+def main() -> int:
+    options = parser(__doc__, "device/fleets.json", seconds=1.0, device="cuda")
+    options.add_argument("--fleet", default="768,1,32,8", help="width,layers,members,rank")
+    options.add_argument("--rows", default="1x1,1x16,8x16", help="sizes of calls: batch x tokens")
+    given = options.parse_args()
 
+    def cases(fleet: Fleet) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+        for size in given.rows.split(","):
+            batch, tokens = map(int, size.split("x"))
+            yield f"{given.fleet}: {batch} x {tokens}", partial(fleet.call, batch, tokens, given.seconds)
+        yield f"{given.fleet}: mixed", fleet.mixed
 
-def figures(run: Race) -> dict[str, Any]:
-    """Returns the figures of a race: the fastest form of the fleet over the fastest one of the merged."""
-    ours = min((OURS, *run.others), key=run.median_ms)
-    return {
-        "ms": {FLEET if n == OURS else n: run.median_ms(n) for n in run.names if n != AGAIN},
-        "form": FLEET if ours == OURS else ours,
-        "fastest": run.fastest,
-        "ratio": run.ratio(run.fastest, ours).to_json(),
-        "noise": run.noise.to_json(),
-        "quiet": run.quiet,
-    }
-
-
-def mixed_row(
-    fleet: Mapping[str, Any], state: Path, adapters: Sequence[Path], sizes: tuple[int, int], x: torch.Tensor
-) -> dict[str, Any]:
-    """Returns the row of a batch for all adapters, beside PEFT's.
-
-    fleet: the models by form. state: the base's weights. sizes: width and layers. x: a row for each adapter.
-    """
-    try:
-        model = peft_model(state, adapters, *sizes).to(x.device)
-    except ImportError as error:
-        return {"error": str(error)}
-    ids, names = list(range(len(adapters))), [path.name for path in adapters]
-    calls: dict[str, Callable[[], Any]] = {"peft": partial(model, x, adapter_names=names)}
-    calls |= {name: partial(ens.route, x, member=ids) for name, ens in fleet.items()}
-    difference = compared(calls, "peft")
-    sync = torch.cuda.synchronize if x.is_cuda else None
-    ours, *more = (name for name in calls if name != "peft")
-    run = race(
-        calls[ours], {"peft": calls["peft"]}, others={n: calls[n] for n in more}, budget_s=1.0, sync=sync
-    )
-    return {"difference": difference, **figures(run)}
-
-
-def main() -> None:
-    """Measures the rows that the file does not have yet."""
-    parser = device_parser(__doc__, "device/fleets.json")
-    parser.add_argument("--fleet", action="append", help="width,layers,members,rank; repeatable")
-    parser.add_argument("--rows", default="1x1,1x16,8x16", help="sizes of calls: batch x tokens")
-    given = parser.parse_args()
-    file = RowFile(given.out, FORMAT, "fleets of fine-tunes", given.device)
-    sizes = [tuple(map(int, size.split("x"))) for size in given.rows.split(",")]
-    for fleet in given.fleet or ("768,1,32,8",):
-        width, layers, members, rank = map(int, fleet.split(","))
-        keys = {(b, t): f"{fleet}: {b} x {t}" for b, t in sizes}
-        if not any(file.must_run(key) for key in keys.values()):
-            continue
-        with tempfile.TemporaryDirectory(prefix="widepack-fleet-") as name:
-            folder = Path(name)
-            torch.set_num_threads(build_threads(given.device))
-            base, adapters, merged = write_fleet(folder, width, layers, members, rank)
-            options = {**options_of(width, layers), "targets": (torch.device(given.device).type,)}
-            widepack.build(adapters, folder / "fleet.wide", base=base, race=False, **options)
-            widepack.build(merged, folder / "merged.wide", race=False, **options)
-            models = load_forms(folder / "fleet.wide", FLEET, given.device)
-            models |= load_forms(folder / "merged.wide", MERGED, given.device)
-            with quiet(1), torch.inference_mode():
-                for (batch, tokens), key in keys.items():
-                    if file.must_run(key):
-                        x = torch.randn(batch, tokens, width, device=given.device)
-                        row: dict[str, Any] = {
-                            "width": width,
-                            "layers": layers,
-                            "members": members,
-                            "rank": rank,
-                        }
-                        row |= {"batch": batch, "tokens": tokens, **row_of(models, x, given.seconds)}
-                        file.add(key, row)
-                        say(key, row.get("error") or f"{row['ratio']['value']:.2f}x")
-                key = f"{fleet}: mixed"
-                if file.must_run(key):
-                    x = torch.randn(members, 1, width, device=given.device)
-                    forms = {name: ens for name, ens in models.items() if name.startswith(FLEET)}
-                    row = mixed_row(forms, base, adapters, (width, layers), x)
-                    file.add(key, {"members": members, "rank": rank, "width": width, **row})
-                    say(key, row.get("error") or f"{row['ratio']['value']:.2f}x PEFT")
+    with tempfile.TemporaryDirectory(prefix="widepack-fleet-") as name, quiet(1), torch.inference_mode():
+        return run(given, cases(Fleet(Sizes.of(given.fleet), given.device, Path(name))))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

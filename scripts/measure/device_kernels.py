@@ -1,6 +1,6 @@
 """Times the ops that the cost model of a device predicts, beside what it predicts from the data sheet.
 
-    python scripts/measure/device_kernels.py -o bench/results/device/kernels.json
+    python scripts/measure/device_kernels.py
     python scripts/measure/device_kernels.py --device cpu --scale 16
 
 A row is one op at one size and dtype. On a CUDA device its time is that of a replay of a CUDA graph with
@@ -12,12 +12,14 @@ device's time by `widepack.planning.cuda_costs`. The last row is the time in whi
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from row_file import RowFile, device_parser, say
+from runner import parser, run
 from torch import Tensor
 
 import widepack  # noqa: F401  defines its ops
@@ -26,11 +28,10 @@ from widepack.planning.cuda_costs import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta
 from widepack.system.devices import DEVICES, Device
 
-FORMAT = "widepack.device-kernels/1"
 RUNS, SAMPLES = 20, 7
 CACHE_BYTES = 2**27
 MEMBERS = (8, 32, 100)
-Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+Case = tuple[str, tuple[Any, ...]]
 
 
 def cases(scale: int) -> Iterator[tuple[str, Case]]:
@@ -38,45 +39,35 @@ def cases(scale: int) -> Iterator[tuple[str, Case]]:
 
     scale: what the sizes are divided by, for a rehearsal.
     """
-    aten = torch.ops.aten
 
     def size(value: int) -> int:
         return max(1, value // scale)
 
-    shapes: tuple[Any, ...]
     for n in MEMBERS:
         for rows in (1, 32, 512):
             for width in (64, 768, 2048):
                 shapes = (n, size(rows), size(width)), (n, size(width), size(width))
-                yield f"bmm {n} x {rows} x {width}", ("aten.bmm.default", aten.bmm.default, shapes)
+                yield f"bmm {n} x {rows} x {width}", ("aten.bmm.default", shapes)
     for rows, width in ((32, 768), (4096, 768), (4096, 4096), (8192, 8192)):
-        shapes = (size(rows), size(width)), (size(width), size(width))
-        yield f"mm {rows} x {width}", ("aten.mm.default", aten.mm.default, shapes)
+        shapes_of_two = (size(rows), size(width)), (size(width), size(width))
+        yield f"mm {rows} x {width}", ("aten.mm.default", shapes_of_two)
     for count in (2**14, 2**20, 2**24, 2**27):
-        shapes = ((size(count),), (size(count),))
-        yield f"add {count}", ("aten.add.Tensor", aten.add.Tensor, shapes)
-        yield f"gelu {count}", ("aten.gelu.default", aten.gelu.default, shapes[:1])
+        yield f"add {count}", ("aten.add.Tensor", ((size(count),), (size(count),)))
+        yield f"gelu {count}", ("aten.gelu.default", ((size(count),),))
     for rows, width in ((256, 768), (8192, 768), (65536, 768)):
         x = (size(rows), size(width))
-        norm = aten.native_layer_norm.default
-        given = (x, [x[1]], (x[1],), (x[1],), 1e-5)
-        yield f"layer_norm {rows} x {width}", ("aten.native_layer_norm.default", norm, given)
-        soft = (x, -1, False)
-        yield (
-            f"softmax {rows} x {width}",
-            ("aten._softmax.default", ops.resolve("aten._softmax.default"), soft),
-        )
+        norm = (x, [x[1]], (x[1],), (x[1],), 1e-5)
+        yield f"layer_norm {rows} x {width}", ("aten.native_layer_norm.default", norm)
+        yield f"softmax {rows} x {width}", ("aten._softmax.default", (x, -1, False))
     for n, batch, channels, side in ((8, 8, 64, 56), (32, 1, 64, 28), (32, 32, 64, 28), (8, 1, 256, 14)):
         c, s = size(channels), max(3, side // scale)
-        options = ([1, 1], [1, 1], [1, 1])
+        options, where = ([1, 1], [1, 1], [1, 1]), f"{batch} x {channels} x {side}"
         grouped = ((batch, n * c, s, s), (n * c, c, 3, 3), (n * c,), *options, n)
         plain = ((batch, c, s, s), (c, c, 3, 3), (c,), *options, 1)
-        convs = torch.ops.widepack.member_convs
         own = ((n, batch, c, s, s), (n, c, c, 3, 3), (n, c), *options, 1)
-        where = f"{batch} x {channels} x {side}"
-        yield f"grouped conv {n}: {where}", ("aten.conv2d.default", torch.conv2d, grouped)
-        yield f"conv: {where}", ("aten.conv2d.default", torch.conv2d, plain)
-        yield f"member_convs {n}: {where}", ("widepack.member_convs.default", convs, own)
+        yield f"grouped conv {n}: {where}", ("aten.conv2d.default", grouped)
+        yield f"conv: {where}", ("aten.conv2d.default", plain)
+        yield f"member_convs {n}: {where}", ("widepack.member_convs.default", own)
 
 
 def drawn(given: tuple[Any, ...], device: str, dtype: torch.dtype) -> list[Any]:
@@ -122,12 +113,12 @@ def device_seconds(run: Callable[..., Any], sets: list[list[Any]], device: str) 
 
 def row_of(case: Case, device: str, dtype: torch.dtype, model: CudaModel) -> dict[str, Any]:
     """Returns the measured and the predicted time of an op."""
-    op, run, given = case
+    op, given = case
     first = drawn(given, device, dtype)
     bytes_ = sum(v.nbytes for v in first if isinstance(v, Tensor))
     count = 1 if bytes_ > CACHE_BYTES else min(RUNS, CACHE_BYTES // bytes_ + 1)
     sets = [first, *(drawn(given, device, dtype) for _ in range(count - 1))]
-    samples = device_seconds(run, sets, device)
+    samples = device_seconds(ops.resolve(op), sets, device)
     meta = metas(first)
     predicted = call_time(op, meta, {}, run_on_meta(op, meta, {}), model)
     return {
@@ -164,32 +155,24 @@ def start_us(device: str) -> float:
     return 1e6 * statistics.median(found)
 
 
-def main() -> None:
-    """Measures the rows that the file does not have yet."""
-    parser = device_parser(__doc__, "device/kernels.json")
-    parser.add_argument("--scale", type=int, default=1, help="what sizes are divided by (default: 1)")
-    given = parser.parse_args()
-    file = RowFile(given.out, FORMAT, "times of kernels", given.device)
+def main() -> int:
+    options = parser(__doc__, "device/kernels.json", device="cuda")
+    options.add_argument("--scale", type=int, default=1, help="what sizes are divided by (default: 1)")
+    given = options.parse_args()
     model = CudaModel(device_of(given.device), tf32_products=False, tf32_convolutions=False)
-    file.document["predicted_for"] = model.device.name
-    with torch.inference_mode():
-        if file.must_run("start"):
-            file.add("start", {"op": "add", "host_us": start_us(given.device)})
+
+    def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+        yield "start", lambda: {"op": "add", "host_us": start_us(given.device)}
         for dtype in (torch.float32, torch.bfloat16):
             for name, case in cases(given.scale):
                 key = f"{name}, {str(dtype).removeprefix('torch.')}"
-                if not file.must_run(key):
-                    continue
-                try:
-                    row = row_of(case, given.device, dtype, model)
-                    say(key, f"{row['us']:.1f} us, predicted {row['predicted_us']:.1f}")
-                except (RuntimeError, NotImplementedError) as error:
-                    row = {"op": case[0], "error": str(error).splitlines()[0][:200]}
-                    say(key, row["error"])
-                file.add(key, row)
+                yield key, partial(row_of, case, given.device, dtype, model)
                 if given.device.startswith("cuda"):
                     torch.cuda.empty_cache()
 
+    with torch.inference_mode():
+        return run(given, rows(), predicted_for=model.device.name)
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measures the peak memory of a wide call on a device, beside weights and N times one member's activations.
 
-    python scripts/measure/device_memory.py ens.wide --model net.py:make --batch 8 -o memory.json
+`peer_networks.py` runs `measured` in a process of its own.
 
 | figure | what it is |
 |---|---|
@@ -20,22 +20,18 @@ only show that the script runs.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from row_file import device_parser
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import widepack
 from widepack_bench.baselines.members import call_inputs, named_factory, own_module
-from widepack_bench.report.environment import environment
 
 CALLS = 3
 PIECES = (2 + 20) * 2**20
@@ -112,14 +108,7 @@ def measured(
 ) -> dict[str, Any]:
     """Returns the figures of an artifact for one batch. It must run in a process of its own.
 
-    Args:
-        artifact: The folder of the artifact.
-        factory: The name of the members' factory.
-        factory_args: Its arguments.
-        batch: The batch.
-        device: Where to run.
-        backend: As in `widepack.load`.
-        graph: Whether calls run by CUDA graphs.
+    factory: the name of the members' factory. graph: whether calls run by CUDA graphs.
     """
     peak = Peak(device)
     described = widepack.load(artifact, device="cpu", warmup=False)
@@ -159,23 +148,3 @@ def measured(
         "allowed_bytes": allowed,
         "part": most / allowed if allowed > 0 else None,
     }
-
-
-def main() -> None:
-    """Measures an artifact and writes the document."""
-    parser = device_parser(__doc__, "device/memory.json")
-    parser.add_argument("artifact")
-    parser.add_argument("--model", required=True, help="the members' factory, file.py:function")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=False)
-    given = parser.parse_args()
-    row = measured(
-        given.artifact, given.model, {}, given.batch, given.device, given.backend, graph=given.graph
-    )
-    document = {"environment": environment(given.device, torch.get_num_threads()), **row}
-    given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

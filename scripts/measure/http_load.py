@@ -34,44 +34,34 @@ def encoded(path: str, headers: dict[str, str], body: bytes) -> bytes:
 def family(pids: Iterable[int]) -> list[int]:
     """Returns processes and their descendants."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if fields := read(int(name), "stat").rpartition(")")[2].split():
             children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    todo = list(pids)
+    found, todo = [], list(pids)
     while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += children.get(pid, [])
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
     return found
+
+
+def read(pid: int, name: str) -> str:
+    """Returns a file of a process; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:
+        return ""
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Returns the CPU time of processes, in user and system mode."""
-    total = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+    fields = (read(pid, "stat").rpartition(")")[2].split() for pid in pids)
+    return sum(int(f[11]) + int(f[12]) for f in fields if f) / TICKS
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
     """Returns the proportional memory of processes."""
-    total = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) * 1024
-    return total
+    texts = (read(pid, "smaps_rollup") for pid in pids)
+    return 1024 * sum(int(text.partition("\nPss:")[2].split()[0]) for text in texts if text)
 
 
 class Load:

@@ -37,16 +37,10 @@ OPPOSITES = [
     *(("==", "!="), ("<", "<="), (">", ">="), (" in ", " not in "), (" is ", " is not "), (" and ", " or ")),
     *((" + ", " - "), ("True", "False"), ("min(", "max("), ("any(", "all("), ("[0]", "[-1]")),
 ]
-ONE_WAY = {
-    " * ": " + ",
-    " / ": " * ",
-    " // ": " * ",
-    " not ": " ",
-    "continue": "break",
-    " 0": " 1",
-    "(0": "(1",
-}
-SWAPPED = {**dict(OPPOSITES), **{new: old for old, new in OPPOSITES}, **ONE_WAY, " 1": " 2", "(1": "(2"}
+BACK = [(new, old) for old, new in OPPOSITES]
+NUMBERS = {" 0": " 1", "(0": "(1", " 1": " 2", "(1": "(2"}
+ONE_WAY = {" * ": " + ", " / ": " * ", " // ": " * ", " not ": " ", "continue": "break"}
+SWAPPED = {**dict(OPPOSITES), **dict(BACK), **ONE_WAY, **NUMBERS}
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.If, ast.While, ast.Assert, ast.Raise)
 
 
@@ -76,8 +70,8 @@ def changes(line: str) -> list[str]:
     plain = re.sub(r"\"[^\"]*\"|'[^']*'", lambda text: "\0" * len(text.group()), line)
     found = []
     for old, new in SWAPPED.items():
-        for match in re.finditer(re.escape(old), plain):
-            found.append(line[: match.start()] + new + line[match.end() :])
+        for place in re.finditer(re.escape(old), plain):
+            found.append(line[: place.start()] + new + line[place.end() :])
     indent = line[: len(line) - len(line.lstrip())]
     if re.match(r"\s*(raise\b|[\w.]+\(|[\w.\[\]]+ [+|&-]?= )", line) and line.rstrip().endswith((")", "]")):
         found.append(f"{indent}pass")
@@ -180,11 +174,9 @@ def _tests(copy: Path, room: str, first: list[str]) -> dict[str, Any]:
     failed = re.search(r"^(?:FAILED|ERROR) (tests/[\w/]+\.py)(\S*)", done.stdout, re.MULTILINE)
     # 1 is a failed test, 2 and 4 are errors while tests are collected. Below 0 the time ended.
     caught = done.returncode in (1, 2, 4)
+    where = {"file": failed[1], "test": failed[1] + failed[2]} if failed else {}
     seconds = round(time.perf_counter() - start)
-    row: dict[str, Any] = {"result": "caught" if caught else "lived", "seconds": seconds}
-    if failed:
-        row |= {"file": failed[1], "test": failed[1] + failed[2]}
-    return row
+    return {"result": "caught" if caught else "lived", "seconds": seconds, **where}
 
 
 def run(path: Path, name: str, first: int, workers: int) -> None:
@@ -223,9 +215,8 @@ def main() -> None:
     drawing.add_argument("--count", type=int, default=400)
     running.add_argument("mutants", type=Path)
     running.add_argument("--as", dest="name", required=True, help="the name of this commit's results")
-    running.add_argument(
-        "--first", type=int, default=200, help="how many changes, of those whose code is there"
-    )
+    words = "how many changes, of those whose code is there"
+    running.add_argument("--first", type=int, default=200, help=words)
     running.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     if options.part == "draw":

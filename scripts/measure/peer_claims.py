@@ -16,36 +16,14 @@ from dataclasses import dataclass, replace
 from widepack_bench.suite.rows import SuiteRow, chosen
 
 LAYERS: Mapping[str, float] = {
-    "linear": 8.8,
-    "layernorm": 9.8,
-    "block:mlp_block": 3.9,
-    "block:attention": 10.7,
-    "multiheadattention": 9.6,
-    "conv2d": 6.2,
-    "batchnorm2d": 35.8,
-    "embedding": 27.1,
-    "rmsnorm": 20.8,
-    "groupnorm": 12.9,
-    "gru": 2.9,
-    "lstm": 3.3,
-    "conv1d": 12.1,
-    "multiheadcrossattention": 17.8,
-    "block:joint_attention": 5.5,
-    "block:double_stream": 6.8,
-    "block:single_stream": 3.5,
-    "dropout": 173.7,
-    "batchnorm1d": 36.7,
-    "batchnorm3d": 23.5,
-    "instancenorm2d": 21.3,
-    "adaptiveavgpool2d": 15.2,
-    "block:ada_norm": 15.2,
-    "block:mlp_embedder": 14.8,
-    "prelu": 12.0,
-    "convtranspose2d": 5.7,
-    "convtranspose1d": 5.3,
-    "rnn": 5.6,
-    "conv3d": 4.4,
-}
+    "linear": 8.8, "layernorm": 9.8, "block:mlp_block": 3.9, "block:attention": 10.7,
+    "multiheadattention": 9.6, "conv2d": 6.2, "batchnorm2d": 35.8, "embedding": 27.1, "rmsnorm": 20.8,
+    "groupnorm": 12.9, "gru": 2.9, "lstm": 3.3, "conv1d": 12.1, "multiheadcrossattention": 17.8,
+    "block:joint_attention": 5.5, "block:double_stream": 6.8, "block:single_stream": 3.5, "dropout": 173.7,
+    "batchnorm1d": 36.7, "batchnorm3d": 23.5, "instancenorm2d": 21.3, "adaptiveavgpool2d": 15.2,
+    "block:ada_norm": 15.2, "block:mlp_embedder": 14.8, "prelu": 12.0, "convtranspose2d": 5.7,
+    "convtranspose1d": 5.3, "rnn": 5.6, "conv3d": 4.4,
+}  # fmt: skip
 """Ratios by the names of `widepack bench-layers`, in the order in which they are measured."""
 
 LOOP, COMPILED = "loop", "compiled-member"

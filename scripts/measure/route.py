@@ -1,87 +1,183 @@
 #!/usr/bin/env python3
 """Measures `ens.route` beside what a service would write itself, for rows of several members.
 
-    taskset -c 1 python scripts/measure/route.py [-o bench/results/route-cpu.json] [--seconds 2]
+    taskset -c 1 python scripts/measure/route.py [--seconds 2]
+    python scripts/measure/route.py --device cuda -o bench/results/device/route.json
 
 The baselines hold the members as modules: `dict` groups the rows by member and calls each module, `sorted`
 sorts the rows once and calls each module on a slice, `vmap` gathers the weights of each row and calls one
 module, `each` pads the rows to the largest group and runs all members. `ratio` is the time of the fastest
 baseline over that of `route`, interleaved in one run, with its 95% interval; `noise` is `route` against
-itself. Every baseline's answer is compared with `route`'s first.
+itself. Every baseline's answer is compared with `route`'s first. Members are drawn evenly, by Zipf's law,
+or one for all.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from route_baselines import baseline_calls, gathered
-from route_networks import NETWORKS, members_of
-from route_race import raced
+from route_networks import NETWORKS, members_of, trunk
+from runner import built, parser, run
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import widepack
 from widepack_bench.measure.processors import quiet
-from widepack_bench.report.environment import environment
+from widepack_bench.measure.race import OURS, race
 
-ROOT = Path(__file__).resolve().parents[2]
-BATCHES = (1, 8, 32, 128)
 IDS = ("uniform", "zipf", "one")
+GATHERED = 64 * 2**20  # bytes of weights that the baseline `vmap` gathers for a call at most
+Call = Callable[[], Any]
+Inputs = Sequence[Tensor]
 
 
-def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Measures all rows of a network."""
-    make, count, shape = NETWORKS[name]
-    modules, paths = [], []
-    for i in range(count):
-        torch.manual_seed(1 + i)
-        modules.append(make().eval().requires_grad_(requires_grad=False))
-        paths.append(folder / f"m{i}.pt")
-        torch.save(modules[-1].state_dict(), paths[-1])
-    spec = f"input=float32[B,{','.join(map(str, shape))}]"
-    path = folder / "e.wide"
-    widepack.build(paths, path, model=make, inputs=[spec], pt2=False, race=False, force=True)
-    ens = widepack.load(path)
-    vmapped = gathered(modules)
-    found: list[dict[str, Any]] = []
-    for batch in BATCHES:
-        for kind in IDS:
-            ids = members_of(kind, batch, count)
-            if kind != "uniform" and batch == 1:
-                continue
-            x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
-            calls = baseline_calls(ens, modules, vmapped, x, ids)
-            row: dict[str, Any] = {"network": name, "members": count, "batch": batch, "ids": kind}
-            row |= raced(ens, [x], ids, calls, seconds)
-            found.append(row)
-            print(
-                name, batch, kind, f"{row['ms'] * 1e3:.0f} us, {row['ratio']['value']:.2f}x", row["fastest"]
-            )
-    return found
+def by_dict(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
+    """Groups the rows by member and calls each module."""
+    rows: dict[int, list[int]] = {}
+    for row, i in enumerate(ids):
+        rows.setdefault(i, []).append(row)
+    if len(rows) == 1:
+        return modules[ids[0]](*inputs)
+    found: list[Tensor] = []
+    tree: Any = None
+    for i, at in rows.items():
+        leaves, tree = tree_flatten(modules[i](*(x[at] for x in inputs)))
+        found = found or [y.new_empty(len(ids), *y.shape[1:]) for y in leaves]
+        for whole, part in zip(found, leaves):
+            whole[at] = part
+    return tree_unflatten(found, tree)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench" / "results" / "route-cpu.json")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each row")
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+def by_sort(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
+    """Sorts the rows once and calls each module on a slice."""
+    numbers = torch.tensor(ids)
+    order = numbers.argsort(stable=True).to(inputs[0].device)
+    ordered = [x[order] for x in inputs]
+    counts = torch.bincount(numbers, minlength=len(modules)).tolist()
+    answers, tree, start = [], None, 0
+    for i, n in enumerate(counts):
+        if n:
+            leaves, tree = tree_flatten(modules[i](*(x[start : start + n] for x in ordered)))
+            answers.append(leaves)
+            start += n
+
+    def placed(parts: Sequence[Tensor]) -> Tensor:
+        joined = torch.cat(list(parts))
+        found = torch.empty_like(joined)
+        found[order] = joined
+        return found
+
+    assert tree is not None
+    return tree_unflatten([placed(parts) for parts in zip(*answers)], tree)
+
+
+def gathered(modules: Sequence[nn.Module]) -> Callable[[Inputs, Sequence[int]], Any]:
+    """Returns a function that gathers the weights of each row and calls one module by `vmap`."""
+    parameters, buffers = stack_module_state(list(modules))
+    base = modules[0]
+
+    def one(p: Any, b: Any, *inputs: Tensor) -> Any:
+        answer = functional_call(base, (p, b), tuple(x.unsqueeze(0) for x in inputs))
+        return tree_map(lambda y: y.squeeze(0), answer)
+
+    def run(inputs: Inputs, ids: Sequence[int]) -> Any:
+        at = torch.tensor(ids, device=inputs[0].device)
+        return vmap(one)(
+            {k: v[at] for k, v in parameters.items()}, {k: v[at] for k, v in buffers.items()}, *inputs
+        )
+
+    return run
+
+
+def padded(ens: widepack.WideModel, inputs: Inputs, ids: Sequence[int]) -> Any:
+    """Pads the rows of each member to the largest group and runs all members with `each`."""
+    rows: dict[int, list[int]] = {}
+    for row, i in enumerate(ids):
+        rows.setdefault(i, []).append(row)
+    most = max(map(len, rows.values()))
+    places = torch.empty(len(ids), dtype=torch.int64)
+    for i, at in rows.items():
+        places[at] = torch.arange(len(at)) + i * most
+    places = places.to(inputs[0].device)
+    wide = []
+    for x in inputs:
+        wide.append(x.new_zeros(len(ens.members), most, *x.shape[1:]))
+        wide[-1].flatten(0, 1)[places] = x
+    return tree_map(lambda y: y.flatten(0, 1)[places], ens.each(*wide))
+
+
+@lru_cache(1)
+def loaded(name: str, device: str) -> tuple[widepack.WideModel, list[nn.Module]]:
+    """Returns the artifact of a network, and the members as modules."""
+    factory, members, shape = NETWORKS[name]
+    inputs = [f"input=float32[B,{','.join(map(str, shape))}]"]
+    with tempfile.TemporaryDirectory(prefix="widepack-route-") as folder:
+        modules, path = built(folder, factory, members, inputs, device, trunk)
+        return widepack.load(path, device=device), modules  # its mapped files need no names
+
+
+def baselines(
+    ens: widepack.WideModel, modules: Sequence[nn.Module], x: Tensor, ids: Sequence[int]
+) -> dict[str, Call]:
+    """Returns the baselines by name; `vmap` only where its weights take at most `GATHERED`."""
+    calls: dict[str, Call] = {
+        "dict": partial(by_dict, modules, [x], ids),
+        "sorted": partial(by_sort, modules, [x], ids),
+        "each": partial(padded, ens, [x], ids),
+    }
+    if sum(p.nbytes for p in modules[0].parameters()) * len(ids) <= GATHERED:
+        calls["vmap"] = partial(gathered(modules), [x], ids)
+    return calls
+
+
+def measured(name: str, device: str, batch: int, kind: str, seconds: float) -> dict[str, Any]:
+    """Measures one row. Raises: AssertionError where a baseline answers otherwise than `route`."""
+    _, members, shape = NETWORKS[name]
+    ens, modules = loaded(name, device)
+    ids, generator = members_of(kind, batch, members), torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, *shape, generator=generator).to(device)
+    calls, ours = baselines(ens, modules, x, ids), partial(ens.route, x, member=ids)
+    right = ours()
+    for call in calls.values():
+        torch.testing.assert_close(call(), right, rtol=1e-3, atol=1e-4 * max(1.0, float(right.abs().max())))
+    sync = torch.cuda.synchronize if x.is_cuda else None
+    found = race(ours, calls, budget_s=seconds, sync=sync)
+    return {
+        "network": name,
+        "members": members,
+        "batch": batch,
+        "ids": kind,
+        "active": len(set(ids)),
+        "ms": found.median_ms(OURS),
+        "baselines_ms": {k: found.median_ms(k) for k in calls},
+        "fastest": found.fastest,
+        "ratio": found.ratio(found.fastest).to_json(),
+        "over_dict": min((found.ratio(k) for k in ("dict", "sorted")), key=lambda r: r.value).to_json(),
+        "noise": found.noise.to_json(),
+        "quiet": found.quiet,
+    }
+
+
+def main() -> int:
+    options = parser(__doc__, "route-cpu.json", seconds=2.0, device="cpu")
+    options.add_argument("--batches", default="1,8,32,128", help="rows of a call")
+    given = options.parse_args()
+
+    cases = {
+        f"{name}, {batch}, {kind}": partial(measured, name, given.device, batch, kind, given.seconds)
+        for name in NETWORKS
+        for batch in map(int, given.batches.split(","))
+        for kind in (IDS if batch > 1 else IDS[:1])
+    }
     with quiet(1), torch.no_grad():
-        for name in NETWORKS:
-            with tempfile.TemporaryDirectory() as folder:
-                rows += measure(name, Path(folder), options.seconds)
-        document = {
-            "what": "ens.route over the fastest of dict, sorted, vmap over gathered weights, and padded each",
-            "environment": environment("cpu", 1),
-            "rows": rows,
-        }
-    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return run(given, cases)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

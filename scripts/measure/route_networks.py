@@ -1,7 +1,5 @@
 """The networks of the measurements of routes and servers: their factories, numbers of members, shapes of a
 row.
-
-It imports torch alone, since other servers are measured in environments without widepack.
 """
 
 from __future__ import annotations
@@ -38,19 +36,23 @@ def conv() -> nn.Module:
 
 
 class Trunk(nn.Module):
+    """A trunk that all members share, and a head for each."""
+
     def __init__(self) -> None:
         super().__init__()
-        state = torch.get_rng_state()
-        torch.manual_seed(0)
         self.trunk = nn.Sequential(
             nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()
         )
-        torch.set_rng_state(state)
         self.head = nn.Linear(512, 10)
 
     def forward(self, input: Tensor) -> Tensor:
         y: Tensor = self.head(self.trunk(input))
         return y
+
+
+def trunk(name: str) -> bool:
+    """Returns whether all members share a weight."""
+    return name.startswith("trunk.")
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serves N modules in a dict, one call of a module for each request: what a service writes without widepack.
 
-    python scripts/measure/serve_dict.py MEMBERS NETWORK SOCKET
+    python scripts/measure/serve_dict.py FOLDER NETWORK SOCKET
 
 `serve.py` starts one process for each processor on one socket. The protocol is widepack_serve's own code, so
 that only what runs the model differs.
@@ -32,9 +32,7 @@ MOST = 64_000_000
 
 
 class DictApp:
-    """Answers requests for `ens.0`, `ens.1`, ... by one module each, and for `ens` with mean and deviation of
-    all.
-    """
+    """Answers requests for `ens.0`, `ens.1`, ... by one module each."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self.modules = modules
@@ -61,12 +59,7 @@ class DictApp:
         x = request.inputs["input"]
         assert isinstance(x, torch.Tensor)
         with torch.inference_mode():
-            if name == "ens":
-                every = torch.stack([module(x) for module in self.modules.values()])
-                found = {"output.mean": every.mean(0), "output.std": every.std(0, correction=0)}
-            else:
-                found = {"output": self.modules[name](x)}
-        outputs = [AnsweredOutput(k, y, request.binary) for k, y in found.items()]
+            outputs = [AnsweredOutput("output", self.modules[name](x), request.binary)]
         answer, size = answer_body(name, "1", request.id, outputs)
         headers = () if size is None else ((b"inference-header-content-length", b"%d" % size),)
         await send_body(send, answer, JSON if size is None else BINARY, 200, headers)
@@ -79,7 +72,7 @@ def main(folder: str, network: str, number: str) -> None:
     modules = {}
     for i in range(count):
         module = make().eval()
-        module.load_state_dict(torch.load(Path(folder) / f"m{i}.pt", weights_only=True))
+        module.load_state_dict(torch.load(Path(folder) / f"{i:04}.pt", weights_only=True))
         modules[f"ens.{i}"] = module
     config = uvicorn.Config(
         DictApp(modules), http="httptools", loop="uvloop", log_config=None, access_log=False, lifespan="off"

@@ -9,7 +9,6 @@ the run before the next file.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -20,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from row_file import RowFile, say
+from runner import RowFile, file_of, parser, say
 
 from widepack_bench.report.environment import commit
 
@@ -48,57 +47,50 @@ def outcome(file: str, workers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         start = time.perf_counter()
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-q", "-m", "slow", "-n", str(workers)),
-                *("--dist", "worksteal", "--timeout", str(LONGEST), "--junitxml", str(report), file),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            capture_output=True,
-            text=True,
-        )
+        words = ["-q", "-m", "slow", "-n", str(workers), "--dist", "worksteal"]
+        words += ["--timeout", str(LONGEST), "--junitxml", str(report), file]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "pytest", *words]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
         row: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 1), "commit": commit()}
         if not report.exists():
             return {**row, "error": (done.stdout + done.stderr)[-1000:]}
         suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
     row |= {name: int(suite.get(name, 0)) for name in COUNTS}
-    failed = [
-        str(case.get("name"))
-        for case in suite.iter("testcase")
-        if {c.tag for c in case} & {"failure", "error"}
-    ]
+    failed = [str(c.get("name")) for c in suite.iter("testcase") if {e.tag for e in c} & {"failure", "error"}]
     return {**row, "failed": failed, **({"error": f"{len(failed)} failed"} if failed else {})}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="*", help="files of tests (default: all with slow tests)")
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/slow-tests.json")
-    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no file begins after this time")
-    options = parser.parse_args()
-    document = RowFile(options.out, "widepack.slow-tests/1", "how the slow tests of each file ended", "cpu")
-    start = time.monotonic()
-    counts = slow_files()
-    chosen = {f: n for f, n in counts.items() if not options.files or f in options.files}
-    for k, file in enumerate(sorted(chosen, key=lambda f: (chosen[f], f))):
-        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
-        if not document.must_run(file) and document.rows[file]["sha256"] == digest:
-            continue
-        if time.monotonic() - start > options.seconds:
-            say(f"no time for {len(chosen) - k} more files")
-            break
-        document.add(file, {**outcome(file, options.workers), "sha256": digest})
-        row = document.rows[file]
-        say(f"[{k + 1}/{len(chosen)}] {file}: {row.get('tests', 0)} tests, {row['seconds']} s",
-            row.get("error", ""))  # fmt: skip  # one call in two lines
+def total(document: RowFile, counts: dict[str, int]) -> None:
+    """Adds up the rows, without those of files that are gone or have no slow tests."""
     for file in [f for f in document.rows if f not in counts]:
-        del document.rows[file]  # the file is gone, or has no slow tests
+        del document.rows[file]
     totals = {name: sum(row.get(name, 0) for row in document.rows.values()) for name in COUNTS}
     document.document["totals"] = {**totals, "files": len(document.rows), "of_files": len(counts)}
     document.write()
     say(document.document["totals"])
+
+
+def main() -> None:
+    options = parser(__doc__, "slow-tests.json")
+    options.add_argument("files", nargs="*", help="files of tests (default: all with slow tests)")
+    options.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="no file begins after this time")
+    given = options.parse_args()
+    document, start, counts = file_of(given), time.monotonic(), slow_files()
+    chosen = {f: n for f, n in counts.items() if not given.files or f in given.files}
+    for k, file in enumerate(sorted(chosen, key=lambda f: (chosen[f], f))):
+        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
+        if not document.must_run(file) and document.rows[file]["sha256"] == digest:
+            continue
+        if time.monotonic() - start > given.seconds:
+            say(f"no time for {len(chosen) - k} more files")
+            break
+        row = outcome(file, given.workers)
+        document.add(file, {**row, "sha256": digest})
+        words = f"{row.get('tests', 0)} tests, {row['seconds']} s {row.get('error', '')}"
+        say(f"[{k + 1}/{len(chosen)}] {file}: {words}")
+    total(document, counts)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Compares the speed of two checkouts of widepack: start-up, load and calls, alternating, in new processes.
+"""Compares the speed of two checkouts of widepack: start-up, builds, loads and calls, in turns, in new
+processes.
 
     taskset -c 1 python scripts/measure/two_checkouts.py OLD NEW --rows mlp-b1,vit [-o FILE] [--rounds 9]
 
-OLD and NEW are folders of checkouts; both run with this Python. `--rows` names rows of the suite of networks.
-Each checkout builds an artifact of each row from the same checkpoints. Each round runs every measurement
-once in each checkout, in alternating order. Python loads the bytecode of each checkout, as it does after an
-installation. A ratio is the median over rounds of NEW over OLD. Its range
-covers the middle half of the rounds.
+OLD and NEW are folders of checkouts; both run with this Python. `--rows` names rows of the suite of
+networks. Each checkout builds an artifact of each row from the same checkpoints. Each round runs every
+measurement once in each checkout, in alternating order. Python loads the bytecode of each checkout, as it
+does after an installation. A ratio is the median over rounds of NEW over OLD. Its range covers the middle
+half of the rounds. The document is written after every round.
 
 | measurement | what it times |
 |---|---|
@@ -21,18 +22,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (".", "artifacts", "bench", "cli")
+from runner import file_of, in_turns, parser, say
+
+from widepack_bench.models.factory import factory_of
+from widepack_bench.models.weights import write_checkpoints
+from widepack_bench.suite.rows import chosen
+
+PACKAGES = (".", "artifacts", "bench", "cli", "serve")
 CALLS = """
 import json, statistics, sys, time
 import torch
@@ -42,10 +49,7 @@ start = time.perf_counter()
 ens = widepack.load(sys.argv[1])
 load_s = time.perf_counter() - start
 name = next(iter(ens.manifest.entries))
-try:
-    from widepack_bench.measure.inputs import make
-except ImportError:  # the layout before the rooms
-    from widepack_bench.inputs import make
+from widepack_bench.measure.inputs import make
 args, kwargs, _ = make(ens.manifest.entries[name], int(sys.argv[2]))
 seconds, end = [], time.perf_counter() + 1.0
 with torch.inference_mode():
@@ -68,71 +72,64 @@ widepack.build(row["paths"], sys.argv[2], model=row["model"], model_args=row["op
                inputs=row["inputs"], pt2=False)
 print(time.perf_counter() - start)
 """
-ROWS = """
-import json, sys
-from pathlib import Path
-from widepack_bench.suite.row import _checkpoints
-from widepack_bench.suite.rows import ROWS
-rows = []
-for row in ROWS:
-    if row.name in sys.argv[2].split(","):
-        folder = Path(sys.argv[1], row.name)
-        folder.mkdir()
-        form = row.form("cpu")
-        rows.append({"name": row.name, "batch": row.batch, "model": row.model, "options": dict(form.options),
-                     "inputs": list(form.inputs), "paths": _checkpoints(row, "cpu", str(folder))})
-print(json.dumps(rows))
-"""
 
 
-def run(checkout: Path, *words: str) -> str:
+def python(checkout: Path, *words: str) -> str:
     """Runs a Python command with the packages of a checkout and returns its standard output."""
     path = os.pathsep.join(str(checkout / package) for package in PACKAGES)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    done = subprocess.run(
-        command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout
+    return subprocess.check_output([sys.executable, *words], env=environment, cwd=checkout, text=True)
 
 
-def compiled(checkout: Path) -> None:
-    """Compiles the packages of a checkout to bytecode, as pip does when it installs a package."""
-    run(checkout, "-m", "compileall", "-q", "widepack", "artifacts", "bench", "cli")
-
-
-def built(checkout: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    """Builds the artifact of each row in a new folder and returns its seconds."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return {
-        f"build {row['name']}": float(
-            run(checkout, "-c", BUILD, json.dumps(row), str(folder / f"{row['name']}.wide")).splitlines()[-1]
+def written(names: str, folder: Path) -> list[dict[str, Any]]:
+    """Writes the checkpoints of rows of the suite. Returns what a build of each takes."""
+    rows = []
+    for row in chosen(names.split(",")):
+        form, place = row.form("cpu"), folder / row.name
+        place.mkdir()
+        paths = write_checkpoints(
+            partial(factory_of(row.model), **form.options), row.members, place, row.shared
         )
-        for row in rows
-    }
+        given = {"model": row.model, "options": dict(form.options), "inputs": list(form.inputs)}
+        rows.append({"name": row.name, "batch": row.batch, "paths": paths, **given})
+    return rows
 
 
-def measured(checkout: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    """Runs every measurement once and returns its seconds."""
-    found = {}
-    inspected = str(folder / f"{rows[0]['name']}.wide")
-    for name, words in (("--help", ["--help"]), ("inspect", ["inspect", inspected])):
-        start = time.perf_counter()
-        run(checkout, "-m", "widepack_cli", *words)
-        found[name] = time.perf_counter() - start
-    for row in rows:
-        path = folder / f"{row['name']}.wide"
-        seconds = json.loads(run(checkout, "-c", CALLS, str(path), str(row["batch"])).splitlines()[-1])
-        found |= {f"{what} {row['name']}": value for what, value in seconds.items()}
-    return found
+class Checkout:
+    """One of the two checkouts. rows: of the suite. folder: of its artifacts. builds: rounds that build."""
+
+    def __init__(self, path: Path, rows: Sequence[dict[str, Any]], folder: Path, builds: int) -> None:
+        self.path, self._rows, self._folder, self._builds = path.resolve(), rows, folder, builds
+        python(self.path, "-m", "compileall", "-q", "widepack", "artifacts", "bench", "cli", "serve")
+
+    def measured(self, number: int) -> dict[str, float]:
+        """Runs every measurement once and returns its seconds."""
+        found: dict[str, float] = {}
+        if number < self._builds:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir()
+            for row in self._rows:
+                out = python(self.path, "-c", BUILD, json.dumps(row), str(self._artifact(row)))
+                found[f"build {row['name']}"] = float(out.splitlines()[-1])
+        for words in (["--help"], ["inspect", str(self._artifact(self._rows[0]))]):
+            start = time.perf_counter()
+            python(self.path, "-m", "widepack_cli", *words)
+            found[words[0]] = time.perf_counter() - start
+        for row in self._rows:
+            out = python(self.path, "-c", CALLS, str(self._artifact(row)), str(row["batch"]))
+            seconds = json.loads(out.splitlines()[-1])
+            found |= {f"{what} {row['name']}": value for what, value in seconds.items()}
+        return found
+
+    def _artifact(self, row: dict[str, Any]) -> Path:
+        return self._folder / f"{row['name']}.wide"
 
 
-def compared(old: list[dict[str, float]], new: list[dict[str, float]]) -> dict[str, Any]:
+def compared(old: Sequence[dict[str, float]], new: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Returns the medians in milliseconds of each measurement, and the ratio with its range."""
     rows = {}
     for name in old[0]:
-        pairs = [(a[name], b[name]) for a, b in zip(old, new, strict=True) if name in a]
+        pairs = [(a[name], b[name]) for a, b in zip(old, new, strict=False) if name in a]
         ratios = sorted(b / a for a, b in pairs)
         quarter = len(ratios) // 4
         rows[name] = {
@@ -145,58 +142,45 @@ def compared(old: list[dict[str, float]], new: list[dict[str, float]]) -> dict[s
     return rows
 
 
-def measure(given: argparse.Namespace) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Runs all rounds and returns the measurements of both checkouts, one row for each round."""
-    old, new = given.old.resolve(), given.new.resolve()
-    sides: dict[Path, list[dict[str, float]]] = {old: [], new: []}
-    with tempfile.TemporaryDirectory(prefix="widepack-checkouts-") as temporary:
-        for checkout in (old, new):
-            compiled(checkout)
-        rows = json.loads(run(new, "-c", ROWS, temporary, given.rows))
-        folders = {old: Path(temporary, "old"), new: Path(temporary, "new")}
-        for number in range(given.rounds + 1):
-            for checkout in (old, new) if number % 2 else (new, old):
-                built_s = built(checkout, rows, folders[checkout]) if number <= given.builds else {}
-                row = measured(checkout, rows, folders[checkout])
-                if number:  # the first round fills caches
-                    sides[checkout].append(row | built_s)
-            print(f"round {number} of {given.rounds}", file=sys.stderr, flush=True)
-    return sides[old], sides[new]
+def measure(given: argparse.Namespace, folder: Path) -> None:
+    """Runs all rounds. The first one fills caches."""
+    given.again = True
+    file, rows = file_of(given), written(given.rows, folder)
+    sides = {
+        name: Checkout(path, rows, folder / name, given.builds)
+        for name, path in (("old", given.old), ("new", given.new))
+    }
+    head = ("rev-parse", "HEAD")
+    file.document["commits"] = {
+        name: subprocess.check_output(["git", "-C", str(side.path), *head], text=True).strip()
+        for name, side in sides.items()
+    }
+    found: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
+
+    def once(name: str, number: int) -> None:
+        seconds = sides[name].measured(number)
+        if number >= 0:
+            found[name].append(seconds)
+        if min(map(len, found.values())) == number + 1 > 0:
+            file.document["rows"] = compared(found["old"], found["new"])
+            file.write()
+            say(f"round {number + 1} of {given.rounds}")
+
+    in_turns(list(sides), once, given.rounds)
+    for key, row in file.rows.items():
+        print(f"{key}: {row['old_ms']:.3f} ms, {row['new_ms']:.3f} ms, {row['ratio']:.3f} {row['range']}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("--rows", default="mlp-b1,conv-net,vit,bert,gru-8")
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/two-checkouts-cpu.json")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--builds", type=int, default=3, help="rounds that build, in addition to the first")
-    given = parser.parse_args()
-    old, new = measure(given)
-    rows = compared(old, new)
-    for name, row in rows.items():
-        print(
-            f"{name:<24} {row['old_ms']:>10.3f} ms {row['new_ms']:>10.3f} ms  "
-            f"{row['ratio']:.3f} {row['range']}"
-        )
-    sys.path[:0] = [str(ROOT / package) for package in PACKAGES]
-    from widepack_bench.report.environment import environment
-
-    commits = {
-        side: subprocess.run(
-            ["git", "-C", str(path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for side, path in (("old", given.old), ("new", given.new))
-    }
-    arguments = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
-    document = {
-        "environment": environment("cpu", 1)
-        | {"command": shlex.join(["scripts/measure/two_checkouts.py", *arguments])},
-        "commits": commits,
-        "rows": rows,
-    }
-    given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    options = parser(__doc__, "two-checkouts-cpu.json")
+    options.add_argument("old", type=Path)
+    options.add_argument("new", type=Path)
+    options.add_argument("--rows", default="mlp-b1,conv-net,vit,bert,gru-8")
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--builds", type=int, default=3, help="rounds that build")
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="widepack-checkouts-") as folder:
+        measure(given, Path(folder))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,16 @@
 """Runs a small set of the tests with other versions of Python and torch, and counts what passes.
 
     python scripts/measure/versions.py python3.10:2.13.0 python3.12:2.13.0 python3.11:2.14.1
-    python scripts/measure/versions.py ~/envs/py312 -o bench/results/versions.json
+    python scripts/measure/versions.py ~/envs/py312
 
 A version is `PYTHON:TORCH`, for which the script makes an environment and installs torch and the packages of
 constraints.txt, or the folder of an environment that has them. The set is the networks, live modules, calls,
 builds, checkpoints, the command line, and artifacts that earlier versions wrote. `--all` runs all tests of
-`make test`. A run replaces the row of the same versions in the file of `-o`.
+`make test`. A run replaces the row of the same versions.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,18 +23,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from runner import file_of, parser
+
+from widepack_bench.report.environment import commit
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = [ROOT, *(ROOT / name for name in ("artifacts", "bench", "cli"))]
-SET = [
-    "tests/artifacts/test_golden.py",
-    "tests/building",
-    "tests/checkpoints",
-    "tests/cli",
-    "tests/fused",
-    "tests/inference",
-    "tests/networks/test_networks.py",
-    "tests/networks/test_patterns.py",
-]
+ROOMS = ("building", "checkpoints", "cli", "fused", "inference")
+FILES = ("artifacts/test_golden.py", "networks/test_networks.py", "networks/test_patterns.py")
+SET = [f"tests/{name}" for name in (*ROOMS, *FILES)]
 PACKAGES = "click safetensors tomli hypothesis jsonschema numpy pytest pytest-xdist scikit-learn transformers"
 
 
@@ -55,15 +51,11 @@ def environment_of(version: str, folder: Path) -> Path:
     return made
 
 
-def run(environment: Path, every: bool, workers: int) -> dict[str, Any]:
+def tested(environment: Path, every: bool, workers: int) -> dict[str, Any]:
     """Runs the tests in an environment. Returns the versions and the counts."""
     python = str(environment / "bin" / "python")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, PARTS)),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, PARTS))
     code = "import sys, torch; print(sys.version.split()[0], torch.__version__)"
     named = subprocess.run([python, "-c", code], env=variables, capture_output=True, text=True, check=True)
     versions = named.stdout.split()
@@ -88,34 +80,18 @@ def run(environment: Path, every: bool, workers: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the tests with each version. Returns the exit code: 1 if a test failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("versions", nargs="+", help="PYTHON:TORCH, or the folder of an environment")
-    parser.add_argument("--all", action="store_true", help="run all tests of `make test`")
-    parser.add_argument("--workers", type=int, default=2, help="processes that run tests")
-    parser.add_argument("-o", "--out", type=Path, help="a JSON file for the rows")
-    given = parser.parse_args()
-    sys.path[:0] = [str(p) for p in PARTS]
-    from widepack_bench.report.environment import environment
-
-    rows: list[dict[str, Any]] = []
-    if given.out and given.out.exists():
-        rows = json.loads(given.out.read_text(encoding="utf-8"))["rows"]
-    ended = 0
+    options = parser(__doc__, "versions.json")
+    options.add_argument("versions", nargs="+", help="PYTHON:TORCH, or the folder of an environment")
+    options.add_argument("--all", action="store_true", help="run all tests of `make test`")
+    options.add_argument("--workers", type=int, default=2, help="processes that run tests")
+    given = options.parse_args()
+    file = file_of(given)
     with tempfile.TemporaryDirectory(prefix="widepack-versions-") as folder:
         for version in given.versions:
-            row = run(environment_of(version, Path(folder)), given.all, given.workers)
-            row["commit"] = environment("cpu", 1)["commit"]
-            rows = [r for r in rows if (r["python"], r["torch"]) != (row["python"], row["torch"])]
-            rows.append(row)
-            ended = ended or int(bool(row["failed"]))
+            row = tested(environment_of(version, Path(folder)), given.all, given.workers)
+            file.add(f"python {row['python']}, torch {row['torch']}", {**row, "commit": commit()})
             print(json.dumps(row, indent=1), flush=True)
-            if given.out:
-                document = {"environment": environment("cpu", 1), "rows": rows}
-                given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return ended
+    return int(any(row["failed"] for row in file.rows.values()))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ class Counts:
         self.small: Counter[str] = Counter()
 
     def record(self, first: int, seeds: int, seconds: float) -> dict[str, Any]:
-        """Returns the record for the file."""
         return {
             "first_seed": first,
             "seeds": seeds,

@@ -15,7 +15,7 @@ Python: a file is opened, renamed or removed, or a folder is made.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import mmap
 import os
 import random
@@ -39,10 +39,12 @@ from widepack_artifacts.folder import LOCK, MANIFEST
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
 from widepack_bench.report.environment import environment
+from widepack_bench.report.json_file import write_whole
 
 OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "kills.json"
 STAGES = ["", "read", "check", "capture", "lower", "write weights", "verify", "export", "publish"]
 OPERATIONS = ("first build", "build", "update", "append")
+Progress = Callable[[str, int, int], None]
 STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "os.truncate"}
 
 
@@ -61,21 +63,17 @@ class Net(nn.Module):
 
 @dataclass
 class Operation:
-    """One operation that writes an artifact. run: writes at a path. answers: the answers of the written
-    artifact, for both patterns. seconds: the run time.
-    """
+    """An operation that writes an artifact. answers: of the written artifact, for both patterns."""
 
     name: str
-    run: Callable[[Path, Callable[[str, int, int], None] | None], object]
+    run: Callable[[Path, Progress | None], object]
     answers: list[torch.Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
 
 @dataclass
 class Scene:
-    """The initial state of a run. path: the artifact that operations write. kept: an unchanged copy of the
-    old artifact. old: its digest. answers: its answers.
-    """
+    """What operations write at `path`. kept: an unchanged copy of the old artifact, and what it answers."""
 
     path: Path
     kept: Path
@@ -116,17 +114,13 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
     specs: dict[str, Any] = {"model": Net, "inputs": ["x=float32[B,16]"], "targets": ("cpu",)}
     kept, path = folder / "kept.wide", folder / "ens.wide"
     widepack.build(paths[:3], kept, **specs)
-    operations = [
-        Operation(
-            "first build", lambda p, progress: widepack.build(paths[:3], p, progress=progress, **specs)
-        ),
-        Operation(
-            "build", lambda p, progress: widepack.build(paths[2:6], p, force=True, progress=progress, **specs)
-        ),
-        Operation("update", lambda p, progress: widepack.update(p, {1: paths[5]}, progress=progress)),
-        Operation("append", lambda p, progress: widepack.append(p, [paths[6]], progress=progress)),
-    ]
-    operations = [o for o in operations if o.name in only]
+    writes: dict[str, Callable[[Path, Progress | None], object]] = {
+        "first build": lambda p, show: widepack.build(paths[:3], p, progress=show, **specs),
+        "build": lambda p, show: widepack.build(paths[2:6], p, force=True, progress=show, **specs),
+        "update": lambda p, show: widepack.update(p, {1: paths[5]}, progress=show),
+        "append": lambda p, show: widepack.append(p, [paths[6]], progress=show),
+    }
+    operations = [Operation(name, write) for name, write in writes.items() if name in only]
     prepared = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), operations)
     for operation in operations:
         reset(prepared, operation)
@@ -175,9 +169,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def files(path: Path) -> set[str]:
-    return (
-        {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} if path.is_dir() else set()
-    )
+    return {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
 
 
 def look(scene: Scene, operation: Operation) -> str:
@@ -216,11 +208,8 @@ def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    return after(
-        scene,
-        operation,
-        {"at_s": round(seconds, 4), "stage": STAGES[stage[0]] or "before", "killed": os.WIFSIGNALED(status)},
-    )
+    row = {"at_s": round(seconds, 4), "stage": STAGES[stage[0]] or "before"}
+    return after(scene, operation, {**row, "killed": os.WIFSIGNALED(status)})
 
 
 def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any] | None:
@@ -233,9 +222,8 @@ def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any]
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             nonlocal count
-            if event in STEPS and any(
-                isinstance(a, (str, os.PathLike)) and os.fspath(a).startswith(place) for a in args[:2]
-            ):
+            paths = [os.fspath(a) for a in args[:2] if isinstance(a, (str, os.PathLike))]
+            if event in STEPS and any(str(path).startswith(place) for path in paths):
                 count += 1
                 if count == step:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -248,18 +236,12 @@ def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any]
 
 
 def after(scene: Scene, operation: Operation, row: dict[str, Any]) -> dict[str, Any]:
-    named = set()
-    if (scene.path / MANIFEST).exists():
-        named = {MANIFEST, *Reader(scene.path).manifest.files}
-    litter = sorted(files(scene.path) - named)
-    state = look(scene, operation)
-    return {
-        "operation": operation.name,
-        **row,
-        "found": state,
-        "litter": len([n for n in litter if n != LOCK]),
-        "left": cleared(scene),
-    }
+    """Returns the row of a kill: what is at the path, and what the next writer leaves."""
+    there = (scene.path / MANIFEST).exists()
+    named = {LOCK, MANIFEST, *(Reader(scene.path).manifest.files if there else ())}
+    litter = len(files(scene.path) - named)
+    found = look(scene, operation)
+    return {"operation": operation.name, **row, "found": found, "litter": litter, "left": cleared(scene)}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -281,23 +263,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run(
-    kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3
-) -> dict[str, Any]:
-    """Runs all kills and returns the document. steps: also kills at every step. only: names of operations.
-    times: how often each operation is timed first.
-    """
-    torch.set_num_threads(1)
-    prepared = scene(folder, only, times)
-    timed = {o.name: round(o.seconds, 3) for o in prepared.operations}
-    generator = random.Random(seed)
-    stage = mmap.mmap(-1, 1)
+def at_random(prepared: Scene, kills: int, seed: int) -> list[dict[str, Any]]:
+    """Kills each operation at times drawn evenly over its run time: one in each part of it."""
+    generator, stage = random.Random(seed), mmap.mmap(-1, 1)
     plan: list[tuple[Operation, float]] = []
     for number, operation in enumerate(prepared.operations):
         count = kills // len(prepared.operations) + (number < kills % len(prepared.operations))
-        plan += [
-            (operation, operation.seconds * (k + generator.random()) / count) for k in range(count)
-        ]  # one time in each part of the run time
+        plan += [(operation, operation.seconds * (k + generator.random()) / count) for k in range(count)]
     generator.shuffle(plan)
     rows: list[dict[str, Any]] = []
     while plan:
@@ -307,61 +279,53 @@ def run(
             operation.seconds = (operation.seconds + seconds) / 2
             plan.insert(0, (operation, operation.seconds * generator.random()))
         if len(rows) % 20 == 0:
-            print(
-                f"{len(rows)} runs, {len(plan)} to go: "
-                f"{sum(r['found'].startswith('WRONG') for r in rows)} wrong",
-                flush=True,
-            )
-    document = {
-        "kills": kills,
-        "seed": seed,
-        "seconds": timed,
-        "random": summary(rows),
-        "rows": rows,
-    }
-    if steps:
-        at_steps = []
-        for operation in prepared.operations:
-            step = 1
-            while (row := kill_before(prepared, operation, step)) is not None:
-                at_steps.append(row)
-                step += 1
-            print(f"{operation.name}: {step - 1} steps")
-        document["steps"] = summary(at_steps)
-    return document
+            wrong = sum(r["found"].startswith("WRONG") for r in rows)
+            print(f"{len(rows)} runs, {len(plan)} to go: {wrong} wrong", flush=True)
+    return rows
 
 
-def text(document: dict[str, Any]) -> str:
-    """Returns the document as JSON, with one line for each run."""
-    rows = ",\n".join("  " + json.dumps(row) for row in document["rows"])
-    return (
-        json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
-    )
+def at_steps(prepared: Scene) -> list[dict[str, Any]]:
+    """Kills each operation before each of its steps."""
+    rows: list[dict[str, Any]] = []
+    for operation in prepared.operations:
+        for step in itertools.count(1):
+            row = kill_before(prepared, operation, step)
+            if row is None:
+                print(f"{operation.name}: {step - 1} steps")
+                break
+            rows.append(row)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", action="store_true")
-    parser.add_argument(
-        "--only", choices=OPERATIONS, action="append", help="Kill only this operation. Repeatable."
-    )
-    parser.add_argument("--times", type=int, default=3, help="How often each operation is timed first.")
+    parser.add_argument("--steps", action="store_true", help="also kill at every step")
+    parser.add_argument("--only", choices=OPERATIONS, action="append", help="this operation only; repeatable")
+    parser.add_argument("--times", type=int, default=3, help="how often each operation is timed first")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        results = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
-    command = "kills.py" + f" --kills {args.kills}" + " --steps" * args.steps
+        prepared = scene(Path(folder), args.only or OPERATIONS, args.times)
+        seconds = {o.name: round(o.seconds, 3) for o in prepared.operations}
+        rows = at_random(prepared, args.kills, args.seed)
+        steps = at_steps(prepared) if args.steps else []
     document = {
         "what": (__doc__ or "").strip(),
-        "environment": environment("cpu", 1) | {"command": command},
+        "environment": environment("cpu", 1),
         "took_s": round(time.monotonic() - start, 1),
-        **results,
+        "kills": args.kills,
+        "seed": args.seed,
+        "seconds": seconds,
+        "random": summary(rows),
+        **({"steps": summary(steps)} if steps else {}),
+        "rows": rows,
     }
-    args.out.write_text(text(document))
+    write_whole(args.out, document)
     wrong = sum(len(document[part]["wrong"]) for part in ("random", "steps") if part in document)
     print(f"{document['random']['killed']} kills, {wrong} wrong; wrote {args.out}")
     sys.exit(1 if wrong else 0)

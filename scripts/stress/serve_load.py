@@ -9,7 +9,7 @@ most 200 MB above its limit for bodies.
 Then members are swapped all the time while requests of 1 to 500 rows run: every answer must be of one version
 of each member. Its members answer with their version.
 
-    python scripts/stress/serve_load.py [--seconds 60] [--answers 500000] [--kinds TEXT]
+    python scripts/stress/serve_load.py [--seconds 60] [--answers 500000] [--only TEXT]
 
 With 60 seconds it takes about 30 minutes, and the swaps about 15 more. Rows are written as they are measured.
 """
@@ -25,23 +25,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from widepack_bench.report.environment import environment
-
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT / place) for place in ("tests", "tests/helpers", "scripts/measure")]
 
 import wire_models  # noqa: E402
 from infer import binary_request, read  # noqa: E402
 from loaded import saved  # noqa: E402
-from serve_client import asked, percentile  # noqa: E402
+from runner import RowFile, file_of, parser, say  # noqa: E402
 from serve_hostile import KINDS, prepare  # noqa: E402
-from serve_requests import on_the_wire  # noqa: E402
-from server_process import Connection, Lost, ServerProcess  # noqa: E402
+from server_process import Connection, Lost, ServerProcess, asked, on_the_wire  # noqa: E402
 
 MB = 1_000_000
 BODIES = 4 * 64 * MB
@@ -51,6 +49,7 @@ GAP_S = 0.002
 MEMBERS, VERSIONS, ROWS, CONNECTIONS = 3, 10, 500, 6
 SWAP_S = 0.02
 TOKEN = "token-of-the-load-test"
+ALONE = "none"  # the key of the row without hostile clients
 ATTACKER = (sys.executable, __file__, "--attack")
 
 
@@ -93,7 +92,7 @@ class Honest:
 
 async def measured(server: ServerProcess, kind: str, seconds: float) -> dict[str, Any]:
     """Returns what the honest client sees beside a kind of hostile clients; "" for none."""
-    before = most = server.usage().anon
+    before = most = server.private_bytes()
     attacker = None
     if kind:
         words = [*ATTACKER, kind, str(server.port), str(server.grpc_port), str(seconds)]
@@ -103,7 +102,7 @@ async def measured(server: ServerProcess, kind: str, seconds: float) -> dict[str
     honest = Honest(server)
     running = asyncio.ensure_future(honest.run(seconds))
     while not running.done():
-        most = max(most, server.usage().anon)
+        most = max(most, server.private_bytes())
         await asyncio.sleep(0.05)
     await running
     sent = 0
@@ -111,7 +110,7 @@ async def measured(server: ServerProcess, kind: str, seconds: float) -> dict[str
         out, _ = await attacker.communicate()
         sent = int(out.split()[-1]) if out.split() else 0
     return {
-        "kind": kind or "none",
+        "kind": kind or ALONE,
         "hostile_requests": sent,
         "requests": len(honest.times),
         "p50_ms": percentile(honest.times, 0.5),
@@ -123,36 +122,31 @@ async def measured(server: ServerProcess, kind: str, seconds: float) -> dict[str
     }
 
 
-def hostile(folder: Path, seconds: float, chosen: str, out: Out) -> list[str]:
-    """Measures every kind, each beside a server of its own. Returns: what is wrong."""
-    path, wrong, rows = folder / "plain.wide", [], out.document.setdefault("hostile", [])
-    rows.clear()
-    alone = 0.0
-    for kind in ("", *(k for k in KINDS if chosen in k)):
-        server = ServerProcess([f"ens={path}", "--grpc-port", "0", "--threads", "1"])
-        pin(server.pid, 0)
-        try:
-            asyncio.run(measured(server, "", 1.0))
-            row = asyncio.run(measured(server, kind, seconds))
-            if not kind:
-                alone = row["p99_ms"]
-            row["limit_ms"] = round(max(TIMES * alone, LARGEST_MS), 2)
-            row["limit_mb"] = (BODIES + MORE) / MB
-            row["passed"] = (
-                row["p99_ms"] <= row["limit_ms"]
-                and row["memory_rise_mb"] <= row["limit_mb"]
-                and not row["failed"]
-                and "Traceback" not in server.log()
-                and server.process.poll() is None
-            )
-        finally:
-            server.close()
-        rows.append(row)
-        out.write()
-        print(json.dumps(row), flush=True)
-        if not row["passed"]:
-            wrong.append(row["kind"])
-    return wrong
+def percentile(times: Sequence[float], share: float) -> float:
+    """Returns a percentile in milliseconds."""
+    ordered = sorted(times)
+    return round(1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)], 2) if ordered else 0.0
+
+
+def hostile(folder: Path, kind: str, seconds: float, alone_ms: float) -> dict[str, Any]:
+    """Measures a kind beside a server of its own. alone_ms: p99 of the honest client alone."""
+    server = ServerProcess([f"ens={folder / 'plain.wide'}", "--grpc-port", "0", "--threads", "1"])
+    pin(server.pid, 0)
+    try:
+        asyncio.run(measured(server, "", 1.0))
+        row = asyncio.run(measured(server, kind, seconds))
+        row["limit_ms"] = round(max(TIMES * (alone_ms or row["p99_ms"]), LARGEST_MS), 2)
+        row["limit_mb"] = (BODIES + MORE) / MB
+        row["passed"] = (
+            row["p99_ms"] <= row["limit_ms"]
+            and row["memory_rise_mb"] <= row["limit_mb"]
+            and not row["failed"]
+            and "Traceback" not in server.log()
+            and server.process.poll() is None
+        )
+    finally:
+        server.close()
+    return row if row["passed"] else {**row, "error": "it costs an honest client too much"}
 
 
 class Swaps:
@@ -211,8 +205,8 @@ class Swaps:
             await asyncio.sleep(SWAP_S)
 
 
-def swapped(folder: Path, answers: int, out: Out) -> list[str]:
-    """Runs requests while members are swapped. Returns: what is wrong."""
+def swapped(folder: Path, answers: int) -> dict[str, Any]:
+    """Runs requests while members are swapped."""
     (folder / "versions").mkdir()
     (folder / "e").mkdir()
     (folder / "token").write_text(TOKEN)
@@ -226,19 +220,16 @@ def swapped(folder: Path, answers: int, out: Out) -> list[str]:
     try:
         run, start = Swaps(server, answers), time.perf_counter()
         asyncio.run(run.run())
-        out.document["swaps"] = {
-            "answers": run.answers,
-            "of_several_batches": run.divided,
-            "swaps": run.swaps,
-            "seconds": round(time.perf_counter() - start, 1),
-            "mixed": len(run.mixed),
-            "first": run.mixed[:3],
-        }
-        out.write()
-        print(json.dumps(out.document["swaps"]), flush=True)
-        return run.mixed
     finally:
         server.close()
+    return {
+        "answers": run.answers,
+        "of_several_batches": run.divided,
+        "swaps": run.swaps,
+        "seconds": round(time.perf_counter() - start, 1),
+        "mixed": len(run.mixed),
+        **({"error": "; ".join(run.mixed[:3])} if run.mixed else {}),
+    }
 
 
 def pin(pid: int, place: int) -> None:
@@ -251,18 +242,17 @@ def pin(pid: int, place: int) -> None:
 ALL = os.sched_getaffinity(0)
 
 
-class Out:
-    """The file of the results, written after each row."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.document["what"] = " ".join((__doc__ or "").split("\n\n    python")[0].split())
-        self.document["environment"] = environment("cpu", 1)
-
-    def write(self) -> None:
-        """Writes what is known."""
-        self._path.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+def measure(file: RowFile, folder: Path, given: argparse.Namespace) -> None:
+    """Measures what the document lacks, and writes each row when it is known."""
+    kinds = ["", *(kind for kind in KINDS if given.only in kind)] if given.seconds else []
+    for kind in kinds:
+        if file.must_run(kind or ALONE):
+            alone = file.rows[ALONE]["p99_ms"] if kind else 0.0
+            file.add(kind or ALONE, hostile(folder, kind, given.seconds, alone))
+            say(json.dumps(file.rows[kind or ALONE]))
+    if given.answers and file.must_run("swaps"):
+        file.add("swaps", swapped(folder, given.answers))
+        say(json.dumps(file.rows["swaps"]))
 
 
 def main() -> int:
@@ -272,24 +262,19 @@ def main() -> int:
         print("ready", flush=True)
         print(asyncio.run(KINDS[kind](int(http), int(grpc), float(seconds))))
         return 0
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each kind; 0 for none")
-    parser.add_argument("--answers", type=int, default=500_000, help="while members are swapped; 0 for none")
-    parser.add_argument("--kinds", default="", help="only those whose names have this text")
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/serve-load.json")
-    options = parser.parse_args()
+    options = parser(__doc__, "serve-load.json")
+    options.add_argument("--seconds", type=float, default=60.0, help="of each kind; 0 for none")
+    options.add_argument("--answers", type=int, default=500_000, help="while members are swapped; 0 for none")
+    given = options.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(ALL)})
-    out, wrong = Out(options.out), []
+    file = file_of(given)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-        wire_models.built("plain", folder)
-        if options.seconds:
-            wrong += hostile(folder, options.seconds, options.kinds, out)
-        if options.answers:
-            wrong += swapped(folder, options.answers, out)
-    print("\n".join(["wrong:", *wrong]) if wrong else "nothing is wrong")
+        os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
+        wire_models.built("plain", Path(name))
+        measure(file, Path(name), given)
+    wrong = {key: row["error"] for key, row in file.rows.items() if "error" in row}
+    print(f"wrong: {json.dumps(wrong)}" if wrong else "nothing is wrong")
     return 1 if wrong else 0
 
 

@@ -5,58 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from asgi import Response
+import orjson
+from asgi import Request, Response
 
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What a process uses. anon: bytes of its own memory (RssAnon)."""
-
-    anon: int
-    threads: int
-    files: int
-
-
-def usage(pid: int) -> Usage:
-    """Returns what a process uses."""
-    rows = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-    )
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    return Usage(int(rows["RssAnon"].split()[0]) * 1024, int(rows["Threads"]), files)
+def on_the_wire(request: Request) -> bytes:
+    """Returns a request of one body as HTTP/1.1."""
+    body = request.body if isinstance(request.body, bytes) else b"".join(request.body)
+    headers = {"Host": "localhost", **request.headers, "content-length": str(len(body))}
+    lines = [f"{request.method} {request.path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n\r\n" + body
 
 
-def running(pid: int) -> bool:
-    """Returns whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def children(pid: int) -> list[int]:
-    """Returns the processes that a process has started and that still run."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(name))
-    return found
+async def asked(
+    connection: Connection, method: str, path: str, body: Any = None, token: str = ""
+) -> Response:
+    """Sends a request with a JSON body. Raises: Lost; OSError."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    await connection.write(on_the_wire(Request(method, path, orjson.dumps(body), headers)))
+    return await connection.response(method)
 
 
 class ServerProcess:
@@ -64,7 +41,6 @@ class ServerProcess:
 
     Args:
         words: The artifacts and options of the command line.
-        cache: The user's cache of the process; None for the usual one.
 
     Attributes:
         port: Where it listens.
@@ -72,14 +48,11 @@ class ServerProcess:
         pid: Of the process.
     """
 
-    def __init__(self, words: Sequence[str], cache: Path | None = None) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  `close` closes it
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if cache is not None:
-            env["XDG_CACHE_HOME"] = str(cache)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "widepack_cli", "serve", "--port", "0", *words], stderr=self._log, env=env
-        )
+        command = [sys.executable, "-m", "widepack_cli", "serve", "--port", "0", *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stderr=self._log, env=environment)
         self.pid = self.process.pid
         self.grpc_port = 0
         self.port = self._listening_port()
@@ -102,13 +75,10 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read()
 
-    def usage(self) -> Usage:
-        """Returns what the server uses."""
-        return usage(self.pid)
-
-    def send(self, sig: signal.Signals) -> None:
-        """Sends a signal to the server."""
-        self.process.send_signal(sig)
+    def private_bytes(self) -> int:
+        """Returns the bytes of the server's own memory (RssAnon)."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(text.partition("RssAnon:")[2].split()[0])
 
     def close(self) -> None:
         """Ends the server, if it still runs."""
@@ -119,13 +89,7 @@ class ServerProcess:
 
 
 class Lost(Exception):
-    """Raised if the server closes the connection before an answer is complete. began: whether it sent any of
-    it.
-    """
-
-    def __init__(self, began: bool) -> None:
-        super().__init__(began)
-        self.began = began
+    """Raised if the server closes the connection before an answer is complete."""
 
 
 class Connection:
@@ -135,20 +99,10 @@ class Connection:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    @property
-    def open(self) -> bool:
-        """Whether it is connected."""
-        return self._streams is not None
-
-    async def connect(self) -> None:
-        """Connects. Raises: OSError."""
-        self._streams = await asyncio.open_connection(HOST, self._port)
-
     async def write(self, data: bytes) -> None:
         """Sends bytes; connects first if it must. Raises: OSError."""
         if self._streams is None:
-            await self.connect()
-        assert self._streams is not None
+            self._streams = await asyncio.open_connection(HOST, self._port)
         self._streams[1].write(data)
         await self._streams[1].drain()
 
@@ -158,17 +112,13 @@ class Connection:
         reader = self._streams[0]
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.decode("latin-1").split("\r\n")
+            rows = [line.partition(":") for line in lines[1:] if line]
+            headers = {name.strip().lower(): value.strip() for name, _, value in rows}
+            body = b"" if method == "HEAD" else await self._body(reader, headers)
         except asyncio.IncompleteReadError as e:
             await self.close()
-            raise Lost(bool(e.partial)) from None
-        lines = head.decode("latin-1").split("\r\n")
-        rows = [line.partition(":") for line in lines[1:] if line]
-        headers = {name.strip().lower(): value.strip() for name, _, value in rows}
-        try:
-            body = b"" if method == "HEAD" else await self._body(reader, headers)
-        except asyncio.IncompleteReadError:
-            await self.close()
-            raise Lost(True) from None
+            raise Lost(str(e)) from None
         if headers.get("connection", "").lower() == "close":
             await self.close()
         return Response(int(lines[0].split()[1]), headers, body)

@@ -4,10 +4,10 @@
     python scripts/stress/torch_databases.py --only op/linalg --print   # entries by their first letters
     python scripts/stress/torch_databases.py --minutes 20               # continues a table that was cut off
 
-float32, three members, the first three samples of every entry (scripts/stress/database_cases.py). Each case
-is compared with every member alone in float64 (scripts/stress/database_check.py). A child process runs the
-cases one after the other. If it dies or takes more than `--seconds` for one case, the case is a crash, and
-another child goes on with the next case.
+float32, three members, the first three samples of every entry (tests/helpers/database_cases.py). Each case is
+compared with every member alone in float64 (tests/helpers/database_check.py). A process of its own runs the
+cases one after the other. If it ends or takes more than `--seconds` for one case, the case is a crash, and
+another process goes on with the next case.
 
 The table has the number of cases of each outcome, by database and way, the samples of each entry that were
 run, and each case that is not right with its reason. tests/networks/test_torch_databases.py compares a new
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import select
-import subprocess
+import math
 import sys
 import time
 from collections import Counter
@@ -28,8 +26,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-OUT = HERE.parents[1] / "bench" / "results" / "torch-databases.json"
+from widepack_bench.processes.fresh import ProcessEnded, lines_of_fresh_process
+from widepack_bench.report.environment import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "helpers"))
+OUT = ROOT / "bench" / "results" / "torch-databases.json"
 SECONDS = 90.0
 Outcomes = dict[str, list[str]]  # key of a case -> [outcome, reason]
 
@@ -42,8 +44,8 @@ def entries(only: Sequence[str] = ("",)) -> list[str]:
     return [n for n in names if n.startswith(tuple(only))]
 
 
-def work(names: Sequence[str], done: Sequence[str], numbers: Sequence[int]) -> None:
-    """Runs entries in this process. It prints one JSON line before and one after each case."""
+def work(names: Sequence[str], done: Sequence[str], numbers: Sequence[int]) -> Iterator[dict[str, str]]:
+    """Yields the key of each case before it runs, and then its outcome. Runs in a process of its own."""
     import torch
     from database_cases import cases_of, database
     from database_check import outcome_of
@@ -54,9 +56,9 @@ def work(names: Sequence[str], done: Sequence[str], numbers: Sequence[int]) -> N
         kind, _, name = full.partition("/")
         for key, make in cases_of(kind, name, database(kind)[name], numbers):
             if key not in skip:
-                print(json.dumps([key]), flush=True)
+                yield {"key": key}
                 outcome = outcome_of(make)
-                print(json.dumps([key, outcome.name, outcome.why]), flush=True)
+                yield {"key": key, "outcome": outcome.name, "why": outcome.why}
 
 
 def run(
@@ -64,10 +66,10 @@ def run(
     numbers: Sequence[int] = (0, 1, 2),
     done: Mapping[str, list[str]] | None = None,
     seconds: float = SECONDS,
-    deadline: float | None = None,
-    progress: Callable[[str, list[str]], None] | None = None,
+    deadline: float = math.inf,
+    progress: Callable[[str, list[str]], None] = lambda key, outcome: None,
 ) -> Outcomes:
-    """Runs entries in child processes and returns the outcome of each case.
+    """Runs entries in processes of their own and returns the outcome of each case.
 
     Args:
         names: The entries.
@@ -79,75 +81,40 @@ def run(
     """
     found: Outcomes = dict(done or {})
     left = list(names)
-    while left and (deadline is None or time.monotonic() < deadline):
-        for key, outcome in _child(left, list(found), numbers, seconds, deadline):
-            if outcome is None:  # all cases of the entries that are left have ended
-                return found
-            found[key] = outcome
-            if progress is not None:
-                progress(key, outcome)
-        last = "/".join(list(found)[-1].split("/")[:2]) if found else left[0]
-        left = left[left.index(last) :] if last in left else left
+    while left and time.monotonic() < deadline:
+        current, known = "", [key for key in found if entry_of(key) in left]
+        given = {"names": left, "done": known, "numbers": list(numbers)}
+        try:
+            for line in lines_of_fresh_process("torch_databases:work", given, threads=1, limit_s=seconds):
+                current = "" if "outcome" in line else line["key"]
+                if not current:
+                    found[line["key"]] = [line["outcome"], line["why"]]
+                    progress(line["key"], found[line["key"]])
+                    if time.monotonic() > deadline:
+                        return found
+            return found
+        except ProcessEnded as error:
+            if not current:
+                raise
+            found[current] = ["crash", str(error)]
+            progress(current, found[current])
+        left = left[left.index(entry_of(current)) :]
     return found
 
 
-def _child(
-    names: Sequence[str],
-    done: Sequence[str],
-    numbers: Sequence[int],
-    seconds: float,
-    deadline: float | None,
-) -> Iterator[tuple[str, list[str] | None]]:
-    """Yields the outcomes of one child, and (\"\", None) if it ended by itself."""
-    prefixes = {f"{n}/" for n in names}
-    known = [k for k in done if "/".join(k.split("/")[:2]) + "/" in prefixes]
-    given = json.dumps([list(names), known, list(numbers)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", __file__, "--work"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert child.stdin is not None and child.stdout is not None
-    current = ""
-    try:
-        child.stdin.write(given)
-        child.stdin.close()
-        while True:
-            ready, _, _ = select.select([child.stdout], [], [], seconds + (0 if current else 60))
-            if not ready:
-                yield current, ["crash", f"no answer after {seconds:.0f} s"]
-                return
-            line = child.stdout.readline()
-            if not line:
-                code = child.wait()
-                if code > 0:
-                    raise SystemExit(f"the child process failed with code {code}")
-                if code == 0 and not current:
-                    yield "", None
-                else:
-                    yield current, ["crash", f"the process ended with code {code}"]
-                return
-            key, *outcome = json.loads(line)
-            current = "" if outcome else key
-            if outcome:
-                yield key, outcome
-                if deadline is not None and time.monotonic() > deadline:
-                    return
-    finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
+def entry_of(key: str) -> str:
+    """Returns the entry of a case."""
+    return "/".join(key.split("/")[:2])
 
 
 def table(found: Mapping[str, list[str]]) -> dict[str, Any]:
     """Returns the counts and the exceptions of a run, as the document has them."""
     counts: dict[str, Counter[str]] = {}
+    samples: dict[str, set[int]] = {}
     for key, (name, _) in found.items():
-        kind, *_, way = key.split("/")
+        kind, entry, number, way = key.split("/")
         counts.setdefault(f"{kind}, {way}", Counter())[name] += 1
+        samples.setdefault(f"{kind}/{entry}", set()).add(int(number))
     names = ("right", "wrong", "refused", "crash", "apart")
     exceptions: dict[str, dict[str, str]] = {n: {} for n in names[1:]}
     for key, (name, why) in sorted(found.items()):
@@ -155,18 +122,9 @@ def table(found: Mapping[str, list[str]]) -> dict[str, Any]:
             exceptions[name][key] = why
     return {
         "counts": {group: {n: rows[n] for n in names} for group, rows in counts.items()},
-        "samples": _samples(found),
+        "samples": {name: sorted(rows) for name, rows in sorted(samples.items())},
         **exceptions,
     }
-
-
-def _samples(found: Mapping[str, list[str]]) -> dict[str, list[int]]:
-    """Returns for each entry the numbers of the samples that were run."""
-    numbers: dict[str, set[int]] = {}
-    for key in found:
-        kind, name, number, _ = key.split("/")
-        numbers.setdefault(f"{kind}/{name}", set()).add(int(number))
-    return {name: sorted(rows) for name, rows in sorted(numbers.items())}
 
 
 def _text(record: Mapping[str, Any]) -> str:
@@ -182,18 +140,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="beginnings of entries, separated by commas: op/linalg")
     parser.add_argument("--samples", default="0,1,2", help="samples by number, separated by commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="the time limit of a case")
-    parser.add_argument("--minutes", type=float, help="the time limit of this run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="the time limit of this run")
     parser.add_argument("--lines", type=Path, help="a file of outcomes, which a later run continues")
     parser.add_argument("--print", action="store_true", help="print the outcomes and write no table")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.work:
-        work(*json.loads(sys.stdin.read()))
-        return
     done: Outcomes = {}
     if given.lines and given.lines.exists():
         done = {k: v for k, *v in map(json.loads, given.lines.read_text(encoding="utf-8").splitlines())}
-    deadline = time.monotonic() + 60 * given.minutes if given.minutes else None
+    deadline = time.monotonic() + 60 * given.minutes
 
     def progress(key: str, outcome: list[str]) -> None:
         if given.lines:
@@ -208,8 +162,6 @@ def main() -> None:
     document = table(found)
     print(json.dumps(document["counts"], indent=1))
     if not given.print:
-        from widepack_bench.report.environment import environment
-
         what = {"what": __doc__, "environment": environment("cpu", 1)}
         given.out.write_text(_text({**what, **document}), encoding="utf-8")
 

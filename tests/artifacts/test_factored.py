@@ -23,8 +23,8 @@ from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.factored import FLOATS, Factored, FactoredWeight
 from widepack_artifacts.file_list import File
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest_weights import FACTOR, Weight
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import FACTOR, Weight
 from widepack_artifacts.weights import Weights
 
 HASH = "0123456789abcdef" * 4

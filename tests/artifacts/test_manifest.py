@@ -22,7 +22,7 @@ from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.file_list import File, file_name
 from widepack_artifacts.manifest import Manifest, Member
-from widepack_artifacts.weight_table import ITEM_BYTES, Weight
+from widepack_artifacts.manifest_weights import ITEM_BYTES, Weight
 from widepack_artifacts.wide_program import WideProgram
 
 Json = dict[str, Any]

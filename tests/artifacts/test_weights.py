@@ -18,7 +18,7 @@ from torch import Tensor
 
 from widepack_artifacts import weights
 from widepack_artifacts.errors import ArtifactError
-from widepack_artifacts.weight_table import ITEM_BYTES, Weight
+from widepack_artifacts.manifest_weights import ITEM_BYTES, Weight
 from widepack_artifacts.weights import Weights
 
 DTYPES = [getattr(torch, name) for name in ITEM_BYTES]

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import ROOT
 from peer_claims import LAYERS, NETWORKS, network
-from row_file import RowFile
+from runner import FAILED, RowFile, child, in_turns, parser, run
 
 from device import running, verdict
 from device.record_tests import FORMAT as TESTS_FORMAT
@@ -293,3 +294,41 @@ def test_a_file_of_rows_continues(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(UsageError, match=r"measured elsewhere: device cuda \(made up\), and now cpu"):
         RowFile(path, "test/1", "rows", "cpu")
+
+
+def test_a_run_measures_what_is_missing(tmp_path: Path) -> None:
+    path, measured = tmp_path / "rows.json", []
+    options = parser("Measures nothing.\n\n    more", "nothing.json", seconds=1.0)
+
+    def case(key: str, row: dict[str, Any]) -> dict[str, Any]:
+        measured.append(key)
+        if "raised" in row:
+            raise ValueError(row["raised"])
+        return row
+
+    def once(*words: str, raised: bool) -> int:
+        rows: dict[str, dict[str, Any]] = {"a": {"ms": 1.0}, "b": {"raised": "no"} if raised else {"ms": 3.0}}
+        given = options.parse_args(["-o", str(path), *words])
+        cases = {key: partial(case, key, row) for key, row in rows.items()}
+        return run(given, cases, summary=lambda found: {"ms": sum(r["ms"] for r in found)}, members=4)
+
+    assert once(raised=True) == FAILED
+    document = json.loads(path.read_text())
+    assert (document["format"], document["what"]) == ("widepack.nothing/1", "Measures nothing.")
+    assert document["rows"]["b"]["error"] == "ValueError: no" and document["rows"]["a"]["ms"] == 1.0
+    assert document["summary"] == {"ms": 1.0} and document["members"] == 4
+    assert once(raised=False) == 0 and measured == ["a", "b", "b"]
+    assert json.loads(path.read_text())["summary"] == {"ms": 4.0}
+    assert once("--only", "a", "--again", raised=False) == 0 and measured[3:] == ["a"]
+
+
+def test_contestants_in_processes_of_their_own_take_turns() -> None:
+    code = "import json, os, sys; print('other'); print(json.dumps([sys.argv[1], os.environ.get('A')]))"
+
+    def once(kind: str, number: int) -> Any:
+        return number, child(code, kind, variables={"A": "1" if kind == "one" else None})
+
+    found = in_turns(["one", "two"], once, 2)
+    assert found == {kind: [(n, [kind, a]) for n in (0, 1)] for kind, a in (("one", "1"), ("two", None))}
+    with pytest.raises(RuntimeError, match="no device"):
+        child("raise SystemExit('no device')")

@@ -51,19 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def built(*specs: str) -> tuple[str, str]:
     """Returns what a build writes to standard output and to standard error."""
-    words = [
-        "build",
-        "m0.pt",
-        "m1.pt",
-        "-o",
-        "e.wide",
-        "--model",
-        "net.py:Net",
-        "--no-race",
-        "--force",
-        *specs,
-    ]
-    done = CliRunner().invoke(cli, words)
+    words = "build m0.pt m1.pt -o e.wide --model net.py:Net --no-race --force"
+    done = CliRunner().invoke(cli, [*words.split(), *specs])
     assert done.exit_code == 0, done.output
     return done.stdout, done.stderr
 

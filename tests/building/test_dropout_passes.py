@@ -17,6 +17,8 @@ import widepack
 from widepack import UsageError
 from widepack_cli.main import cli
 
+DRAWS = "draws random numbers at every call"
+
 
 def net(p: float = 0.5) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 3))
@@ -79,19 +81,16 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (
-            lambda a, m: widepack.tune(a),
-            "forward draws random numbers at every call, but tune compares the answers",
-        ),
+        (lambda a, m: widepack.tune(a), f"forward {DRAWS}, but tune compares the answers"),
         (
             lambda a, m: widepack.export(a, a.parent / "x.pt2", to="pt2"),
-            "draws random numbers at every call .*; build with dropout off to export",
+            f"{DRAWS} .*; build with dropout off to export",
         ),
         (
             lambda a, m: widepack.append(a, [m], names=["more"]),
             "append: entry forward of .* draws random numbers .*: build the artifact again",
         ),
-        (lambda a, m: widepack.load(a).swap(3, m), "swap: entry forward draws random numbers at every call"),
+        (lambda a, m: widepack.load(a).swap(3, m), f"swap: entry forward {DRAWS}"),
         (
             lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)),
             "leave the backend out, and 'eager' runs",
@@ -142,15 +141,9 @@ def test_invalid_options_are_refused(
 
 
 def test_n_is_for_one_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    inputs = ["input=float32[B,6]"]
     with pytest.raises(UsageError, match="n=3 is for one checkpoint, but 2 are given"):
-        widepack.build(
-            [checkpoint, checkpoint],
-            tmp_path / "a.wide",
-            model=net,
-            inputs=["input=float32[B,6]"],
-            n=3,
-            dropout="on",
-        )
+        widepack.build([checkpoint] * 2, tmp_path / "a.wide", model=net, inputs=inputs, n=3, dropout="on")
 
 
 def test_on_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
@@ -158,21 +151,8 @@ def test_on_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(6, "
         "8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))\n"
     )
-    words = [
-        "build",
-        str(checkpoint),
-        "-n",
-        "4",
-        "--dropout",
-        "on",
-        "--model",
-        f"{tmp_path}/net.py:make",
-        "--input",
-        "input=float32[B,6]",
-        "--dry-run",
-        "--json",
-    ]
-    done = CliRunner().invoke(cli, words, prog_name="widepack")
+    words = f"build {checkpoint} -n 4 --dropout on --model {tmp_path}/net.py:make --input input=float32[B,6]"
+    done = CliRunner().invoke(cli, [*words.split(), "--dry-run", "--json"], prog_name="widepack")
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["members"]) == 4
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import cases
 from widepack import build
-from widepack.building.factories import choose_factory
+from widepack.building.read import choose_factory
 from widepack.capture.pt2.factory import unreadable
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.errors import (

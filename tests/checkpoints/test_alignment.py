@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cases
-from widepack.checkpoints.alignment import AlignedWeight, align
+from widepack.checkpoints.alignment import align
 from widepack.checkpoints.checkpoint import Checkpoint
 from widepack.checkpoints.differences import bit_equal
 from widepack.checkpoints.discovery import open_all
 from widepack.checkpoints.factory import load_factory
 from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import MemberMismatch, UsageError
+from widepack_artifacts.manifest_weights import Weight
 
 # --- factories
 # ----------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_kinds_are_found_from_the_bits(tmp_path: Path) -> None:
     }
     assert {w.kind for w in align(checkpoints, ["a", "b"], "none").weights} == {"stacked"}
     assert {w.kind for w in align(checkpoints[:1], ["a"]).weights} == {"stacked"}
-    assert found.weights[0] == AlignedWeight("same", "shared", "float32", (2, 2))
+    assert found.weights[0] == Weight("same", "shared", "float32", [2, 2], "")
     assert found.names == ("a", "b")
 
 
@@ -330,8 +331,8 @@ def test_any_members_align(
     for i, state in enumerate(states):
         assert all(bit_equal(found.tensor(i, name), tensor) for name, tensor in state.items())
     for weight in found.weights:
-        shapes = [tuple(s[weight.name].shape) for s in states]
-        assert weight.shape == (tuple(shapes) if weight.kind == "ragged" else shapes[0])
+        shapes = [list(s[weight.name].shape) for s in states]
+        assert weight.shape == (shapes if weight.kind == "ragged" else shapes[0])
     if "ragged" in kinds.values():
         with pytest.raises(MemberMismatch, match="state_dict="):
             align(checkpoints, names(checkpoints))
@@ -469,9 +470,7 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
     states = [dict(Tied().state_dict()) for _ in range(3)]
     model = Tied().state_dict()
     found = align(saved(tmp_path, states), ["a", "b", "c"], model_state=model)
-    assert found.weights == (
-        AlignedWeight("embed.weight", "stacked", "float32", (5, 4), aliases=("head.weight",)),
-    )
+    assert found.weights == (Weight("embed.weight", "stacked", "float32", [5, 4], "", ["head.weight"]),)
     assert torch.equal(found.tensor(1, "head.weight"), states[1]["head.weight"])
     assert set(found.state_dict(2)) == {"embed.weight", "head.weight"}
 
@@ -479,7 +478,7 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
         {"head.weight": states[1]["head.weight"].clone()}, tmp_path / "one.safetensors"
     )  # safetensors keeps one name of a tied weight
     found = align(open_all([tmp_path / "0.pt", tmp_path / "one.safetensors"]), ["a", "b"], model_state=model)
-    assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ("embed.weight",))]
+    assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ["embed.weight"])]
     assert torch.equal(found.tensor(1, "embed.weight"), states[1]["embed.weight"])
     Tied().load_state_dict(found.state_dict(1))
 
@@ -497,7 +496,7 @@ def test_ties_are_seen_in_a_model_without_data(tmp_path: Path, mode: AbstractCon
     with mode:
         model = Tied().state_dict()
     found = align(saved(tmp_path, [dict(Tied().state_dict())]), ["a"], model_state=model)
-    assert [w.aliases for w in found.weights] == [("head.weight",)]
+    assert [w.aliases for w in found.weights] == [["head.weight"]]
 
 
 def test_a_wrapped_model_gets_its_prefix_back(tmp_path: Path) -> None:

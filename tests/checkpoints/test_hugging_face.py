@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from widepack import build, load
-from widepack.building.factories import find_factory
 from widepack.checkpoints import hugging_face
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.checkpoints.hugging_face import ConnectionRefused, no_network
+from widepack.checkpoints.named_factory import find_factory
 from widepack.errors import UsageError, VerificationError
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}

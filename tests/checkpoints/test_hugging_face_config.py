@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from widepack import CheckpointError, build
-from widepack.building.factories import find_factory
 from widepack.checkpoints.hugging_face import read_config
+from widepack.checkpoints.named_factory import find_factory
 from widepack.errors import MemberMismatch, UsageError
 
 GOOD: dict[str, Any] = {

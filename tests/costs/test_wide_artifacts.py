@@ -18,7 +18,7 @@ from cases import load
 from widepack import primitives as primitives  # fills the registry
 from widepack.building.artifact_costs import wide_program_costs
 from widepack.building.model_costs import model_costs
-from widepack.costs.expressions import World
+from widepack.costs.expressions import SizeSymbols
 from widepack.costs.recorder import KernelRecorder, record
 from widepack.ir.fake_values import Fakes
 from widepack.ir.kinds import weights_only
@@ -58,7 +58,7 @@ def names_of(program: Program) -> list[str]:
 def kernels(program: Program, names: Iterable[str]) -> int:
     """Returns the number of kernels that a wide program starts, without its prologue. names: of the dims."""
     fakes = Fakes(dict.fromkeys(names, 8))
-    recorder = KernelRecorder(World(fakes.dims, torch.float32))
+    recorder = KernelRecorder(SizeSymbols(fakes.dims, torch.float32))
     record(
         program,
         fakes,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import result_pages
-from data_flow import OUT, picture
 from paths import ROOT
 
+import results
 from widepack.layers.catalog import LAYERS
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -27,33 +27,21 @@ def test_figures_are_those_of_the_measurements() -> None:
 
 def test_every_generated_part_is_used() -> None:
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in result_pages.PAGES]
-    assert {name for text in texts for _, name, *_ in result_pages.MARK.findall(text)} == set(
-        result_pages.PARTS
-    )
-
-
-def test_the_picture_is_up_to_date() -> None:
-    assert OUT.read_text(encoding="utf-8") == picture()
+    assert {name for text in texts for _, name, *_ in result_pages.MARK.findall(text)} == set(results.PARTS)
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install 'widepack[docs]'")
-def test_the_plot_has_every_baseline_and_network(tmp_path: Path) -> None:
-    import speed_plot
+def test_the_plots_have_every_line_and_bar() -> None:
+    import plots
 
-    text = speed_plot.OUT.read_text(encoding="utf-8")
-    for name in (*speed_plot.NAMES.values(), *speed_plot.NETWORKS.values()):
+    text = plots.SPEED.read_text(encoding="utf-8")
+    for name in (*plots.BASELINES.values(), *plots.NETWORKS.values()):
         assert name in text
-    assert set(speed_plot.over_members()) == set(speed_plot.NAMES)
-
-
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install 'widepack[docs]'")
-def test_the_plot_of_fleets_has_every_line_and_bar() -> None:
-    import fleet_plot
-
-    text = fleet_plot.OUT.read_text(encoding="utf-8").replace("&quot;", '"')
-    for name in (*fleet_plot.over_rows(), *fleet_plot.MEMORY.values()):
+    assert all(plots.over_members().values()) and all(plots.over_batch().values())
+    text = plots.FLEETS.read_text(encoding="utf-8").replace("&quot;", '"')
+    for name in (*plots.over_rows(), *plots.MEMORY.values()):
         assert name in text
-    for row in fleet_plot.memory().values():
+    for row in plots.memory().values():
         assert all(f">{size:.0f}<" in text for size in row.values())
 
 

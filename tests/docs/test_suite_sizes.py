@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import suite_sizes
+import network_results
 
+from results import PARTS
 from widepack_bench.suite.rows import ROWS
 
 
 def test_every_row_has_its_sizes() -> None:
-    text = suite_sizes.table()
+    text = PARTS["suite-sizes"]()
     for row in ROWS:
         assert f"| {row.title} |" in text
         for form in row.forms:
-            assert f"{suite_sizes.parameters(row, form):,}" in text
+            assert f"{network_results.parameters(row, form):,}" in text

@@ -336,3 +336,20 @@ def test_a_changed_sparse_gradient_is_put_back() -> None:
         gradient.add_(torch.ones(5, 3).to_sparse(1))
     assert net.weight.grad is gradient
     assert torch.equal(gradient.to_dense(), before)
+
+
+class Overlapping(nn.Module):
+    """Two parameters lie in one memory, each element of one is an element of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        base = torch.randn(8, 4)
+        self.a, self.c = nn.Parameter(base[:4]), nn.Parameter(base.t()[:, :4])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.a + x @ self.c
+
+
+def test_parameters_that_share_memory_are_named() -> None:
+    with pytest.raises(UsageError, match="a and c share memory"):
+        widepack.fuse([Overlapping() for _ in range(2)], torch.randn(3, 4))

@@ -27,8 +27,7 @@ from widepack.system.progress import Stages
 from widepack.verification.answers import run_program
 from widepack.verification.calls import calls
 from widepack.verification.reference import ReferenceAnswers
-from widepack.verification.subject import CallCase, MemberAnswers, VerifiedCall
-from widepack.verification.tolerance import ErrorStats
+from widepack.verification.subject import AnsweredCalls, CallCase, MemberAnswers, VerifiedCall
 from widepack_artifacts.program import Node, Program, Ref, Tag, substitute
 
 COUNTS = 8.0
@@ -413,12 +412,10 @@ class Prepared:
             for offset in OFFSETS if x.is_floating_point() else (0.0,):
                 inputs = [[x + offset * x.std() if offset else x]] * MEMBERS
                 call = VerifiedCall(CallCase(name=f"offset {offset}"), "shared", inputs, False)
-                answer = MemberAnswers()
+                answered = AnsweredCalls.of(self.subject, [call])
                 for i in range(MEMBERS):
-                    run_program(
-                        self.subject, i, [call], [answer], [ErrorStats(n) for n in self.subject.outputs]
-                    )
-                self._offsets.append((call, answer))
+                    run_program(answered, i)
+                self._offsets.append((call, answered.found[0]))
         yield from self._offsets
 
 

@@ -390,7 +390,7 @@ def _failing(do: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
-    """Four threads call while members are swapped. (scripts/measure/swap_under_load.py runs 10,000 calls in 8
+    """Four threads call while members are swapped. (scripts/measure/swaps.py runs 10,000 calls in 8
     threads.)
     """
     ens = load(small / "auto.wide")

@@ -368,3 +368,34 @@ def test_the_norm_may_be_the_text_inf() -> None:
     p = nn.Parameter(torch.zeros(2, 2))
     p.grad = torch.tensor([[1.0, -3.0], [2.0, 0.0]])
     assert clip_grad_norm_([p], 10.0, "inf").tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "rates", [[0.1, 0.02, 0.5], (0.1, 0.02, 0.5), torch.tensor(LR), numpy.array(LR), PerMember(LR)], ids=type
+)
+def test_rates_that_are_set_by_hand(rates: Any) -> None:
+    """As a warm-up loop sets them. They are taken as those at construction are."""
+    ours, own = [p.requires_grad_() for p in numbers(0)], [p.requires_grad_() for p in numbers(0)]
+    by_hand, given = Adam(ours, lr=1.0), Adam(own, lr=LR)
+    for k in range(3):
+        by_hand.param_groups[0]["lr"] = rates
+        for optimizer, params in ((by_hand, ours), (given, own)):
+            move(optimizer, params, numbers(k + 1))
+    for a, b in zip(ours, own, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rates", ["0.1", [0.1, 0.2], [0.1, -1.0, 0.2]])
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_wrong_rates_that_are_set_by_hand_change_nothing(kind: Any, rates: Any) -> None:
+    params = [p.requires_grad_() for p in numbers(0)]
+    optimizer = kind(params, lr=LR)
+    move(optimizer, params, numbers(1))
+    before = copy.deepcopy((params, optimizer.state_dict()["state"]))
+    optimizer.param_groups[0]["lr"] = rates
+    with pytest.raises(UsageError, match="lr"):
+        move(optimizer, params, numbers(2))
+    assert all(torch.equal(a, b) for a, b in zip(params, before[0], strict=True))
+    for key, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            assert value is None or torch.equal(torch.as_tensor(value), torch.as_tensor(before[1][key][name]))

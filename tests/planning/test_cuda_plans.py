@@ -12,8 +12,8 @@ import small
 from small import all_kinds, node, program
 from torch import nn
 
-from widepack.building.factories import find_factory
 from widepack.building.preview import Preview, PreviewMembers
+from widepack.checkpoints.named_factory import find_factory
 from widepack.planning import cuda_plans as cuda
 from widepack.planning.cuda_costs import CudaModel
 from widepack.planning.heuristics import plans

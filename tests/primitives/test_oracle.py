@@ -156,7 +156,7 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(
 
 @pytest.mark.parametrize(("rows", "width", "strategy"), [(4, 4, "gather"), (1024, 4, "flat_index")])
 def test_only_large_lookups_in_many_tables_use_a_flat_index(rows: int, width: int, strategy: str) -> None:
-    """The limit was measured by scripts/measure/strategies_cpu.py, on a CPU only."""
+    """The limit was measured on a CPU only."""
     table, ids = torch.randn(3, 7, width), torch.randint(0, 7, (3, rows))
     args = Stacked(Value(None, table)), Stacked(Value(None, ids))
     w = EagerWriter(3)

@@ -21,7 +21,7 @@ from torch import nn
 
 from widepack import append, build, drop, load, update
 from widepack.errors import ArtifactError, UsageError
-from widepack.revision.weights import shard_size
+from widepack.revision.revised_weights import shard_size
 from widepack_artifacts.reader import Reader
 
 

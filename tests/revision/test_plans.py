@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from revisions import X, add_measured_plan, check_answers, check_refused, checked_manifest, content
@@ -15,7 +15,7 @@ from widepack.errors import VerificationError
 from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
 from widepack.verification import wide
-from widepack.verification.tolerance import WrongValue
+from widepack.verification.tolerance import ErrorStats, MeasuredError
 from widepack_artifacts.reader import Reader
 
 
@@ -54,19 +54,19 @@ def test_a_program_that_is_wrong_for_new_weights_is_lowered_again(
 
     Then plain convolutions are lowered.
     """
-    check, before = wide.check_wide, content(copy)
+    check, before = wide.WideRun.check, content(copy)
     refuse = [True]
 
-    def once(*args: Any) -> None:
-        check(*args)
+    def once(run: wide.WideRun, stats: Sequence[ErrorStats]) -> None:
+        check(run, stats)
         if refuse and refuse.pop():
-            args[6][0].wide.append(WrongValue("m0", "B=2", 1.0, 1.0, "made wrong"))
+            again(run, stats)
 
-    def again(*args: Any) -> None:  # several evaluations find the same
-        args[6][0].wide.append(WrongValue("m0", "B=2", 1.0, 1.0, "made wrong"))
+    def again(run: wide.WideRun, stats: Sequence[ErrorStats]) -> None:  # several evaluations find the same
+        stats[0].wide.append(MeasuredError("m0", "B=2", 1.0, 1.0, "made wrong"))
 
-    monkeypatch.setattr(wide, "check_wide", once)
-    monkeypatch.setattr(wide, "check_again", again)
+    monkeypatch.setattr(wide.WideRun, "check", once)
+    monkeypatch.setattr(wide.WideRun, "check_again", again)
     report = update(copy, {0: paths[3]})
     assert report.lowered == ["forward"] and all(
         w.plan.get("plain") for w in checked_manifest(copy).entries["forward"].wide

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import save_members
 from torch import nn
 
 import widepack
@@ -23,18 +24,17 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
-def saved(folder: Path, name: str, seed: int, number: float | None = None) -> str:
-    torch.manual_seed(seed)
+def saved(folder: Path, number: float | None = None) -> str:
     state = net().state_dict()
     if number is not None:
         state = {key: torch.full_like(value, number) for key, value in state.items()}
-    torch.save(state, folder / name)
-    return str(folder / name)
+    torch.save(state, folder / "new.pt")
+    return str(folder / "new.pt")
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> tuple[Path, list[str]]:
-    paths = [saved(tmp_path, f"{i}.pt", i) for i in range(3)]
+    paths = [str(p) for p in save_members(net, tmp_path, 3)]
     widepack.build(paths, tmp_path / "e.wide", model=net, sample=(torch.randn(5, 8),), **QUICK)
     return tmp_path / "e.wide", paths
 
@@ -43,7 +43,7 @@ HOW: dict[str, Callable[[Path, list[str], str], object]] = {
     "build": lambda out, paths, new: widepack.build(
         [*paths, new], out, model=net, sample=(torch.randn(5, 8),), force=True, **QUICK
     ),
-    "update": lambda out, paths, new: widepack.update(out, {"2": new}),
+    "update": lambda out, paths, new: widepack.update(out, {2: new}),
     "append": lambda out, paths, new: widepack.append(out, [new]),
 }
 
@@ -56,11 +56,11 @@ def test_a_member_with_huge_weights(
 ) -> None:
     """Its answers leave float32. It becomes a member, or its checkpoint is named; the others are right."""
     out, paths = built
-    before, new = Reader(out).manifest.digest, saved(tmp_path, "new.pt", 7, number)
+    before, new = Reader(out).manifest.digest, saved(tmp_path, number)
     try:
         HOW[how](out, paths, new)
     except VerificationError as refused:
-        assert re.search(r"new\.pt|member (2|new),", str(refused)) and "Nothing was" in str(refused)
+        assert re.search(r"new\.pt|member (m2|new),", str(refused)) and "Nothing was" in str(refused)
         assert Reader(out).manifest.digest == before
     ens = widepack.load(out)
     x = torch.randn(3, 8)
@@ -77,17 +77,17 @@ def test_what_the_loader_refuses_stays_unpublished(
     how: str, built: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, paths = built
-    before, new = sorted(p.name for p in out.rglob("*")), saved(tmp_path, "new.pt", 7)
+    before, new = sorted(p.name for p in out.rglob("*")), saved(tmp_path)
     digest = Reader(out).manifest.digest
 
     def refuses(*given: Any) -> str:
         raise ProbeError("probe: output 0 of member 1 is off by 3")
 
     monkeypatch.setattr(probe, "check", refuses)
-    change = HOW.get(how, lambda out, paths, new: widepack.drop(out, ["2"]))
+    change = HOW.get(how, lambda out, paths, new: widepack.drop(out, [2]))
     with pytest.raises(
         VerificationError,
-        match=r"(?s)load would refuse.*It is the answer of member 1, the checkpoint .*1.pt; please report it",
+        match=r"(?s)load would refuse.*It is the answer of member m?1, the checkpoint .*m1.pt; please",
     ) as found:
         change(out, paths, new)
     assert len(str(found.value).splitlines()) <= 5

@@ -22,9 +22,9 @@ def test_the_folder_of_an_adapter_is_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoint_in(tmp_path, "lora/porto") == (tmp_path / "lora" / "porto").resolve()
 
 
-def test_other_folders_are_none(tmp_path: Path) -> None:
+def test_the_folder_of_all_checkpoints_is_none(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
-    for name in ("lora", "."):
+    for name in ("lora/..", "."):
         with pytest.raises(RequestError, match="there is no checkpoint"):
             checkpoint_in(tmp_path, name)
 
@@ -41,5 +41,11 @@ def test_an_adapter_outside_is_refused(tmp_path: Path) -> None:
     linked = adapter(swaps / "linked")
     (linked / "adapter_model.safetensors").unlink()
     (linked / "adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
+    with pytest.raises(RequestError, match="there is no checkpoint"):
+        checkpoint_in(swaps, "linked")
+    (linked / "adapter_model.safetensors").unlink()
+    checkpoint_in(swaps, "linked")
+    (linked / "deeper").mkdir()
+    (linked / "deeper" / "link").symlink_to(outside)
     with pytest.raises(RequestError, match="there is no checkpoint"):
         checkpoint_in(swaps, "linked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -38,11 +39,22 @@ def load(server: InProcess, model: str, checkpoint: Any, token: str | None = ADM
     return found
 
 
+def shards(folder: Path, state: dict[str, torch.Tensor]) -> None:
+    """Writes a checkpoint as a folder of two shards and their index, as Hugging Face does."""
+    folder.mkdir()
+    names = {key: f"pytorch_model-0000{k % 2 + 1}-of-00002.bin" for k, key in enumerate(state)}
+    for file in set(names.values()):
+        torch.save({key: v for key, v in state.items() if names[key] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Returns a folder with checkpoints, good and bad, and files beside it."""
     folder = tmp_path / "new"
     (folder / "more").mkdir(parents=True)
+    (folder / "empty").mkdir()
+    shards(folder / "shards", wire_models.MODELS["plain"].member(7).state_dict())
     for i in (7, 8):
         torch.save(wire_models.MODELS["plain"].member(i).state_dict(), folder / f"m{i}.pt")
     shutil.copy(folder / "m8.pt", folder / "more" / "m8.pt")
@@ -82,6 +94,7 @@ def test_a_swap(server: InProcess) -> None:
         (1, "plain.1", "more/m8.pt", 8),
         (2, "plain.encode.fold2", "./more/../m7.pt", 7),
         (3, "plain.fold3", "inside.pt", 8),
+        (3, "plain.fold3", "shards", 7),
     ):
         got = load(server, model, checkpoint)
         assert got.json == {"message": f"{model} is now {checkpoint}"}
@@ -90,8 +103,8 @@ def test_a_swap(server: InProcess) -> None:
         )
     torch.testing.assert_close(infer(server, "plain.0", {"x": X})["output"], alone(0), rtol=1e-4, atol=1e-5)
     metrics = server("GET", "/metrics").body.decode()
-    assert 'widepack_swaps_total{result="done"} 4.0' in metrics
-    assert "widepack_swap_pause_seconds_count 4.0" in metrics
+    assert 'widepack_swaps_total{result="done"} 5.0' in metrics
+    assert "widepack_swap_pause_seconds_count 5.0" in metrics
 
 
 @pytest.mark.extended(keep=8)
@@ -107,7 +120,7 @@ def test_a_swap(server: InProcess) -> None:
         ("plain.0", "up/outside.pt", 400, "is outside of the folder"),
         ("plain.0", "circle.pt", 400, "there is no checkpoint"),
         ("plain.0", "m7.pt/more", 400, "there is no checkpoint"),
-        ("plain.0", "more", 400, "there is no checkpoint 'more'"),
+        ("plain.0", "empty", 409, "empty"),
         ("plain.0", ".", 400, "there is no checkpoint"),
         ("plain.0", "", 400, "it is a path relative to the folder"),
         ("plain.0", "a\x00b", 400, "it is a path relative to the folder"),

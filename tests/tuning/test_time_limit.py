@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import saved
 from torch import nn
 
 import widepack
@@ -19,8 +20,7 @@ from widepack.planning import plan_cache
 from widepack.system import timing
 from widepack.system.time_limit import NO_LIMIT, TimeLimit
 from widepack.tuning import tune
-from widepack.tuning.candidate import Candidate
-from widepack.tuning.candidate_pool import LOOP, RULES, affordable
+from widepack.tuning.candidate_pool import LOOP, RULES, Candidate, affordable
 from widepack.tuning.report import TIME_OVER
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.main import cli
@@ -33,16 +33,7 @@ def mlp() -> nn.Module:
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("limit")
-    for i in range(3):
-        torch.manual_seed(i)
-        torch.save(mlp().state_dict(), folder / f"m{i}.pt")
-    widepack.build(
-        sorted(folder.glob("*.pt")),
-        folder / "e.wide",
-        model=mlp,
-        inputs=["input=float32[B,8]"],
-        pt2=False,
-    )
+    saved(mlp, folder, "input=float32[B,8]", members=3)
     return folder / "e.wide"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import saved
 from torch import Tensor, nn
 
 import widepack
@@ -62,11 +64,7 @@ def member(i: int) -> nn.Module:
 @pytest.fixture(scope="module")
 def built_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
-    for i in range(N):
-        torch.save(member(i).state_dict(), folder / f"m{i}.pt")
-    widepack.build(
-        sorted(folder.glob("*.pt")), folder / "e.wide", model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False
-    )
+    saved(Net, folder, "x=float32[B,3,8,8]", members=N)
     return folder
 
 
@@ -86,10 +84,16 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def artifact(built_folder: Path, tmp_path: Path) -> Path:
-    import shutil
+    return Path(shutil.copytree(built_folder / "e.wide", tmp_path / "e.wide"))
 
-    shutil.copytree(built_folder / "e.wide", tmp_path / "e.wide")
-    return tmp_path / "e.wide"
+
+BACKEND = backends.backend
+
+
+def put_backend(monkeypatch: pytest.MonkeyPatch, bind: Callable[[Any], Any], name: str = "aot") -> None:
+    """Replaces a backend by one that binds tasks with `bind`."""
+    fake = SimpleNamespace(NAME=name, bind=bind)
+    monkeypatch.setattr(backends, "backend", lambda other: fake if other == name else BACKEND(other))
 
 
 def check_answers(ens: Any) -> None:
@@ -217,16 +221,7 @@ def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[flo
 @pytest.mark.extended
 def test_a_candidate_near_the_winner_runs_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate near the winner of a race runs in the next race."""
-    original = backends.backend
-    monkeypatch.setattr(
-        backends,
-        "backend",
-        lambda name: (
-            SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
-            if name == "aot"
-            else original(name)
-        ),
-    )
+    put_backend(monkeypatch, lambda task: EagerFunction(task.eager))
     monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)  # no candidate is dropped for its time
     better = "loop on aot"
     several: list[set[str]] = []
@@ -255,16 +250,7 @@ def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pyt
     """The flat graph under the name of a compiler replaces it. The choice, the report and the load are
     tested.
     """
-    original = backends.backend
-    monkeypatch.setattr(
-        backends,
-        "backend",
-        lambda name: (
-            SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
-            if name == "aot"
-            else original(name)
-        ),
-    )
+    put_backend(monkeypatch, lambda task: EagerFunction(task.eager))
     monkeypatch.setattr(search, "race", race_won_by("loop on aot", "packed"))
     report = widepack.tune(artifact, backends=["aot"], write=write, **ONE)
     (row,) = report.rows
@@ -287,9 +273,7 @@ def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pyt
     ), "the fastest on eager, not the loop"
     check_answers(on_eager)
     assert [w.plan.backend for w in ens.entry("forward").programs.source.planned("shared")] == ["aot", ""]
-    monkeypatch.setattr(
-        backends, "backend", original
-    )  # a machine that does not have the program in its cache
+    monkeypatch.setattr(backends, "backend", BACKEND)  # without the program in the cache
     with pytest.warns(UserWarning, match="measured on backend 'aot', which cannot be used here"):
         ens = widepack.load(artifact, cache=artifact.parent / "empty")
     assert ens.backend == "eager" and ens.plan.strategies() == on_eager.plan.strategies()
@@ -301,12 +285,7 @@ def test_a_backend_that_fails_is_left_out(artifact: Path, monkeypatch: pytest.Mo
     def bind(task: Any) -> Any:
         raise LoweringError("it does not compile")
 
-    original = backends.backend
-    monkeypatch.setattr(
-        backends,
-        "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
-    )
+    put_backend(monkeypatch, bind)
     report = widepack.tune(artifact, backends=["eager", "aot"], **ONE)
     assert (
         report.rows[0].backend == "eager" and "it does not compile" in report.rows[0].dropped["loop on aot"]
@@ -324,17 +303,12 @@ def test_a_backend_that_fails_is_left_out(artifact: Path, monkeypatch: pytest.Mo
 def test_a_backend_that_answers_wrongly_on_this_machine_is_not_used(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = backends.backend
     wrong = False
 
     def bind(task: Any) -> Any:
         return EagerFunction((lambda *inputs: [y + 1 for y in task.eager(*inputs)]) if wrong else task.eager)
 
-    monkeypatch.setattr(
-        backends,
-        "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
-    )
+    put_backend(monkeypatch, bind)
     monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
     monkeypatch.setattr("widepack.system.user_cache.passed", lambda *_: False)
     widepack.tune(artifact, backends=["aot"], write=True, **ONE)
@@ -354,18 +328,13 @@ def test_a_plan_must_be_within_the_bounds_of_the_build(
 
     A plan outside the bounds of the build is not chosen, however fast it is.
     """
-    original = backends.backend
     (record,) = widepack.load(artifact).entry("forward").programs.probe_check.bounds("shared") or []
 
     def bind(task: Any) -> Any:
         off = 3 * (2 * record.own_rms + torch.finfo(torch.float32).eps * record.scale)
         return EagerFunction(lambda *inputs: [y + off for y in task.eager(*inputs)])
 
-    monkeypatch.setattr(
-        backends,
-        "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
-    )
+    put_backend(monkeypatch, bind)
     monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
     (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
     assert (
@@ -407,9 +376,7 @@ def test_weights_are_stored_in_one_session_for_all_batches(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the winners of two batches store weights in two ways, one of the winners serves both batches."""
-    original = backends.backend
-    fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: EagerFunction(task.eager))
-    monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else original(name))
+    put_backend(monkeypatch, lambda task: EagerFunction(task.eager), "onnxruntime")
     won = iter(["loop on onnxruntime"] * 4 + ["turned"] * 4)
     monkeypatch.setattr(search, "race", lambda calls, budget_s, **_: race_won_by(next(won))(calls, budget_s))
     report = widepack.tune(artifact, backends=["onnxruntime"], **FAST)
@@ -521,17 +488,7 @@ class Looked(nn.Module):
 
 
 def test_only_the_batch_that_members_refuse_is_refused(tmp_path: Path) -> None:
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(Looked().state_dict(), tmp_path / f"m{i}.pt")
-    paths = sorted(tmp_path.glob("*.pt"))
-    widepack.build(
-        paths,
-        tmp_path / "e.wide",
-        model=Looked,
-        inputs=["x=float32[B,4]", "rows=int64[3]:0..1", "B=2..64"],
-        pt2=False,
-    )
+    saved(Looked, tmp_path, "x=float32[B,4]", "rows=int64[3]:0..1", "B=2..64", members=2)
     report = widepack.tune(tmp_path / "e.wide", batches=[1, 4], patterns=["shared"], budget_s=0.2)
     assert list(report.refused) == ["forward, shared, batch 1"] and [r.batch for r in report.rows] == [4]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded import saved
 from torch import nn
 
 import widepack
@@ -28,14 +29,8 @@ class OneNumber(nn.Module):
 
 def calls_of(tmp_path: Path) -> list[str]:
     """Builds an artifact and returns the names of the calls that were compared, in order."""
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(OneNumber().state_dict(), paths[-1])
-    out = tmp_path / "e.wide"
-    report = widepack.build(paths, out, model=OneNumber, inputs=["x=float32[B, 5]"], pt2=False, race=False)
-    found: list[str] = report.verification["calls"]
+    ens = saved(OneNumber, tmp_path, "x=float32[B, 5]", members=2)
+    found: list[str] = ens.manifest.verification["calls"]
     return found
 
 

@@ -61,15 +61,15 @@ def test_one_evaluation_alone_is_refused_where_a_tie_is_decided_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The wide program decides one more tie otherwise; what no evaluation decides so is wrong."""
-    own = wide.wide_answers
+    own = wide.WideRun.answers
     moved: list[int] = []
 
-    def answers(*args: object) -> object:
-        for call, i, outputs in own(*args):  # type: ignore[arg-type]
+    def answers(run: wide.WideRun) -> object:
+        for call, i, outputs in own(run):
             moved.append(1)
             yield call, i, [outputs[0] + (torch.arange(outputs[0].numel()) == 7).reshape(outputs[0].shape)]
 
-    monkeypatch.setattr(wide, "wide_answers", answers)
+    monkeypatch.setattr(wide.WideRun, "answers", answers)
     x = torch.randn(4, 3, 8, 8)
     with pytest.raises(VerificationError, match="values differ from the member's own"):
         widepack.fuse(members(Buckets), x)(x)

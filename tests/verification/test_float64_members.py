@@ -10,6 +10,7 @@ import pytest
 import torch
 from fault_networks import NETWORKS, Network
 from faults import MEMBERS, Prepared
+from loaded import saved
 from torch import Tensor, nn
 
 import widepack
@@ -64,23 +65,8 @@ def _extended(*values: str) -> list[Any]:
 
 
 def build(tmp_path: Path, head: Head, dtype: torch.dtype, leading: int) -> widepack.WideModel:
-    paths = []
-    for i in range(2):
-        torch.manual_seed(100 + i)
-        paths.append(tmp_path / f"{i}.pt")
-        torch.save(Distances(head).to(dtype).state_dict(), paths[-1])
     of = f"{str(dtype).removeprefix('torch.')}[{f'{leading},' if leading > 1 else ''}B,4]"
-    out = tmp_path / "e.wide"
-    widepack.build(
-        paths,
-        out,
-        model=lambda: Distances(head).to(dtype),
-        inputs=[f"x={of}"],
-        race=False,
-        pt2=False,
-        targets=("cpu",),
-    )
-    return widepack.load(out)
+    return saved(lambda: Distances(head).to(dtype), tmp_path, f"x={of}", members=2, targets=("cpu",))
 
 
 @pytest.mark.parametrize("head", ["cdist", "sqrt", "acos", *_extended(*OTHERS)])
@@ -97,7 +83,7 @@ def test_a_root_of_a_difference_that_cancels_is_built(head: str, dtype: torch.dt
         answers = ens(x)
         for i in range(2):
             alone = Distances(HEADS[head]).to(dtype)
-            alone.load_state_dict(torch.load(tmp_path / f"{i}.pt"))
+            alone.load_state_dict(torch.load(tmp_path / f"m{i}.pt"))
             with torch.no_grad():
                 own = alone(x)
             off = (answers[i] - own).abs()

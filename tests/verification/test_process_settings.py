@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import torch
+from loaded import save_members
 from torch import Tensor, nn
 
 from widepack import build
@@ -29,11 +30,7 @@ class Floats(nn.Module):
 
 
 def test_a_build_leaves_the_default_dtype_to_other_threads(tmp_path: Path) -> None:
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(Floats().state_dict(), tmp_path / f"{i}.pt")
-        paths.append(tmp_path / f"{i}.pt")
+    paths = save_members(Floats, tmp_path, 2)
     stop, seen = threading.Event(), set()
 
     def watch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,16 +77,9 @@ def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path)
     paths = [tmp_path / f"{i}.pt" for i in range(2)]
     for path, member in zip(paths, members):
         torch.save(member.state_dict(), path)
+    options: dict[str, Any] = {"inputs": ["x=float64[B,4]"], "race": False, "pt2": False, "targets": ("cpu",)}
     out = tmp_path / "e.wide"
-    widepack.build(
-        paths,
-        out,
-        model=lambda: Scaled(size).double(),
-        inputs=["x=float64[B,4]"],
-        race=False,
-        pt2=False,
-        targets=("cpu",),
-    )
+    widepack.build(paths, out, model=lambda: Scaled(size).double(), **options)
     x = torch.randn(3, 4, dtype=torch.float64)
     answers, fused = widepack.load(out)(x), widepack.fuse(members, x)(x)
     for i, member in enumerate(members):

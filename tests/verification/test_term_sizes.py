@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import save_members
 from torch import Tensor, nn
 
 import widepack
@@ -29,17 +30,8 @@ class Centered(nn.Module):
         return self.b(h), h.mean(1)
 
 
-def files(folder: Path, make: Any = Centered, count: int = 3) -> list[Path]:
-    found = []
-    for i in range(count):
-        torch.manual_seed(i)
-        found.append(folder / f"{i}.pt")
-        torch.save(make().state_dict(), found[-1])
-    return found
-
-
 def test_an_artifact_whose_output_is_zero_but_for_rounding(tmp_path: Path) -> None:
-    paths = files(tmp_path)
+    paths = save_members(Centered, tmp_path, 3)
     widepack.build(paths[:2], tmp_path / "e.wide", model=Centered, sample=(torch.randn(4, 5),), pt2=False)
     ens, x = widepack.load(tmp_path / "e.wide"), torch.randn(6, 5)
     ens.swap(1, paths[2])
@@ -49,7 +41,7 @@ def test_an_artifact_whose_output_is_zero_but_for_rounding(tmp_path: Path) -> No
     torch.testing.assert_close(answers[0][1], alone(x)[0])
     assert 0 < float(answers[1].abs().max()) < 1e-6
     assert widepack.load(tmp_path / "e.wide", dtype=torch.float64)(x.double())[1].abs().max() < 1e-15
-    widepack.update(tmp_path / "e.wide", {"1": paths[2]})
+    widepack.update(tmp_path / "e.wide", {1: paths[2]})
     widepack.load(tmp_path / "e.wide")
 
 
@@ -73,9 +65,9 @@ def test_answers_with_a_size_keep_their_bounds(dtype: torch.dtype, monkeypatch: 
     noted: list[list[ErrorStats]] = []
     scale = term_sizes.scale_by_terms
 
-    def note(subject: Any, calls: Any, stats: list[ErrorStats], coarse: Any) -> None:
-        scale(subject, calls, stats, coarse)
-        noted.append(stats)
+    def note(answered: Any, coarse: Any) -> None:
+        scale(answered, coarse)
+        noted.append(answered.stats)
 
     monkeypatch.setattr("widepack.verification.answers.scale_by_terms", note)
 
@@ -100,5 +92,9 @@ def test_a_member_that_draws_is_no_sum_of_zero(tmp_path: Path) -> None:
 
     with pytest.raises(widepack.WidepackError):
         widepack.build(
-            files(tmp_path, Draws), tmp_path / "e.wide", model=Draws, sample=(torch.randn(4, 5),), pt2=False
+            save_members(Draws, tmp_path),
+            tmp_path / "e.wide",
+            model=Draws,
+            sample=(torch.randn(4, 5),),
+            pt2=False,
         )

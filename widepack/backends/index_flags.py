@@ -19,6 +19,8 @@ import torch
 from widepack_artifacts.program import Node, Output, Program, Ref, Tag
 
 from ..ir import ops
+from ..ir.edit import all_nodes
+from ..ir.op_records import record
 
 _ONE_DIM = """
     gather index_select scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add
@@ -157,24 +159,6 @@ def _flagged_ops() -> dict[str, Flagged]:
     return found
 
 
-_UNGUARDED = frozenset(
-    {
-        "aten.cross_entropy_loss.default",
-        "aten.max_unpool2d.default",
-        "aten.max_unpool3d.default",
-        "aten.multi_margin_loss.default",
-        "aten.multilabel_margin_loss.default",
-        "aten.nll_loss.default",
-        "aten.nll_loss_forward.default",
-        "aten.nll_loss_nd.default",
-        "aten.nll_loss2d.default",
-        "aten.put.default",
-        "aten.take.default",
-    }
-)
-"""Ops that read or write at indices, and that have no flagged form."""
-
-
 _SCALAR_DIVISIONS = frozenset(
     {
         "aten.div.Scalar_mode",
@@ -187,14 +171,8 @@ _SCALAR_DIVISIONS = frozenset(
 
 def unguarded(program: Program) -> Node | None:
     """Returns a node without a flagged form that reads or writes at indices, or may divide by 0."""
-    for node in program.nodes:
-        if node.body is not None:
-            found = unguarded(node.body)
-        else:
-            found = node if node.op in _UNGUARDED or _may_divide_by_zero(node) else None
-        if found is not None:
-            return found
-    return None
+    nodes = (n for n in all_nodes(program) if n.body is None)
+    return next((n for n in nodes if record(n.op).unguarded or _may_divide_by_zero(n)), None)
 
 
 def _may_divide_by_zero(node: Node) -> bool:

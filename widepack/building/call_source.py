@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -28,6 +29,7 @@ from .members import EntryMembers, MemberCapture
 
 Specs = Sequence[str] | Mapping[str, Sequence[str]]
 Ranges = Mapping[str, tuple[int | None, int | None]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,7 @@ class CallDescription:
         return self.inputs.get(FORWARD) if isinstance(self.inputs, Mapping) else self.inputs
 
 
-class CallSource(Protocol):
-    """Captures members of one entry with an example call.
-
-    bounds: the bounds of dims that the user gave. ranges: the bounds of integer inputs, by name.
-    """
-
-    @property
-    def bounds(self) -> Mapping[str, Bounds]: ...
-    @property
-    def ranges(self) -> Ranges: ...
-    def capture(self, members: EntryMembers, signature: int) -> Captured | MemberCapture:
-        """Captures the first member of a shape signature.
-
-        Returns a `MemberCapture` if another member can be captured the same way. Raises: CaptureError;
-        UsageError.
-        """
-
-
-def call_source(calls: CallDescription, members: EntryMembers) -> CallSource:
+def call_source(calls: CallDescription, members: EntryMembers) -> SpecCalls | SampleCalls | ExportedCalls:
     """Returns the source of an entry's example call. Raises: UsageError."""
     entry, entries = members.entry, members.entries
     sample = of_entry(calls.sample, entry, entries, "sample")
@@ -106,19 +90,27 @@ def specs_of(inputs: Specs, entry: str, entries: Sequence[str]) -> tuple[list[In
     return parse_inputs(inputs.get(entry, ()), entry, entries)
 
 
-def larger_sizes(
-    error: FixedSize, sizes: Mapping[str, int], bounds: Mapping[str, Bounds]
-) -> dict[str, int] | None:
-    """Returns the example's sizes with those doubled that a member fixes; None if the bounds allow no larger
-    one.
+def captured_at(
+    sizes: Mapping[str, int], bounds: Mapping[str, Bounds], capture: Callable[[Mapping[str, int]], T]
+) -> T:
+    """Captures a member at the example's sizes, or with those doubled that the member fixes.
 
-    A member may fix an example size by accident: `view(4, -1)` fits a batch of 4.
+    A member may fix an example size by accident: `view(4, -1)` fits a batch of 4. Raises the first error if
+    the bounds allow no larger sizes, or the member cannot be captured there either.
     """
-    larger = {
-        d: 2 * n if d in error.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n
-        for d, n in sizes.items()
-    }
-    return None if larger == dict(sizes) else larger
+    try:
+        return capture(sizes)
+    except FixedSize as e:
+        larger = {
+            d: 2 * n if d in e.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n
+            for d, n in sizes.items()
+        }
+        if larger == dict(sizes):
+            raise
+        try:
+            return capture(larger)
+        except CaptureError:
+            raise e from None
 
 
 def spec_call(
@@ -146,44 +138,20 @@ class SpecCalls:
         sizes.
         """
         first = members.first_of(signature)
-        fresh = [members.module(first)]
-        call = spec_call(fresh[0], self.specs, example_sizes(self.specs, self.bounds), members.entry)
-        try:
-            found = MemberCapture(members.capture(first, call, fresh=fresh), members, call)
-        except FixedSize as e:
-            found = self._at_larger_sizes(members, first, call, e)
-        return self._widened(members, first, found, call.sizes)
-
-    def _at_larger_sizes(
-        self, members: EntryMembers, first: int, call: MemberCall, error: FixedSize
-    ) -> MemberCapture:
-        """Captures the member at larger sizes. Raises the first error if that fails too."""
-        larger = larger_sizes(error, call.sizes, self.bounds)
-        if larger is None:
-            raise error
-        try:
-            return self._at(members, first, larger)
-        except CaptureError:
-            raise error from None
-
-    def _widened(
-        self, members: EntryMembers, first: int, found: MemberCapture, sizes: Mapping[str, int]
-    ) -> MemberCapture:
-        """Returns a capture at larger sizes if the example made a size inside the member 1; else `found`.
-
-        sizes: those of the first example.
-        """
-        conditions = [g.expr for g in found.captured.guards]
-        larger = sizes_without_ones(sizes, conditions, self.bounds)
+        at = partial(self._at, members, first)
+        sizes = example_sizes(self.specs, self.bounds)
+        found = captured_at(sizes, self.bounds, at)
+        # If the example made a size inside the member 1, larger sizes give a program that covers more.
+        larger = sizes_without_ones(sizes, [g.expr for g in found.captured.guards], self.bounds)
         if larger is not None:
-            # The program of the larger sizes covers more sizes. Without one, the first program is used.
             with suppress(CaptureError):
-                return self._at(members, first, larger)
+                return at(larger)
         return found
 
     def _at(self, members: EntryMembers, first: int, sizes: Mapping[str, int]) -> MemberCapture:
-        call = spec_call(members.module(first), self.specs, sizes, members.entry)
-        return MemberCapture(members.capture(first, call), members, call)
+        fresh = [members.module(first)]
+        call = spec_call(fresh[0], self.specs, sizes, members.entry)
+        return MemberCapture(members.capture(first, call, fresh=fresh), members, call)
 
 
 @dataclass(frozen=True)
@@ -249,8 +217,7 @@ def _check_exported(members: EntryMembers, sampled: bool) -> None:
     if members.dropout:
         raise UsageError(
             "dropout is on, but the members are torch.export programs, whose dropout was removed by the"
-            " export;"
-            " name a --model and give state dicts"
+            " export; name a --model and give state dicts"
         )
     if list(members.entries) != [FORWARD] or members.states:
         raise UsageError(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from widepack_artifacts.entry import Parameter
 from widepack_artifacts.literals import Literal
 from widepack_artifacts.program import Program
-from widepack_artifacts.tree import Tree
 
-from ..capture.named_fields import Make
+from ..capture.capture import Captured
 from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..simplify.canonical import plain
@@ -24,8 +22,8 @@ from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, CarriedState
 from ..verification import small_sizes
+from .build_weights import BuildWeights
 from .captures import Captures
-from .weights_table import WeightsTable
 
 
 class BuildEntry(MemberPrograms):
@@ -36,11 +34,10 @@ class BuildEntry(MemberPrograms):
     batch: the dim that batch classes are made of, or "".
     """
 
-    def __init__(self, entry: str, table: WeightsTable, captures: Captures, dropout: bool = False) -> None:
+    def __init__(self, entry: str, table: BuildWeights, captures: Captures, dropout: bool = False) -> None:
         self.entry, self.table, self.captures = entry, table, captures
         self.dropout = dropout
         self.factory, self.aligned = table.factory, table.aligned
-        self.first = captures.first
         self.count = table.count
         super().__init__(
             [self._canonical(c.program) for c in captures.captured],
@@ -50,6 +47,7 @@ class BuildEntry(MemberPrograms):
             captures.signatures,
             stored_factors([f.weight for f in table.factored], {r.weight.name: r.weight for r in table.rows}),
         )
+        self.set_first(captures.first)
         self.sources = [
             InputSource(
                 leaf.name,
@@ -63,32 +61,25 @@ class BuildEntry(MemberPrograms):
             if state.how == BUFFER and self.kind(state.name) == "ragged":
                 raise CaptureError(
                     f"state {state.name}: its shape differs between the members, but a state has one shape in"
-                    " all"
-                    " members"
+                    " all members"
                 )
         self.batch = batch_letter(parse_slot(leaf.type).dims for leaf in self.first.inputs)
 
-    @property
-    def bounds(self) -> dict[str, tuple[int, int | None]]:
-        """Each dim's least and largest size."""
-        return {d: (least, most) for d, (least, most, _) in self.first.dims.items()}
+    def set_first(self, first: Captured) -> None:
+        """Sets the capture of the first member, and what the entry shows of it.
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Each dim's size in the example."""
-        return self.first.sizes
-
-    @property
-    def signature(self) -> Sequence[Parameter]:
-        """The parameters of the method, over the leaves of a call."""
-        return self.first.signature
-
-    @property
-    def makes(self) -> Mapping[str, Make]:
-        """What makes the objects of the call that are of a class with named fields, by name in the
-        signature.
+        bounds: each dim's least and largest size. sizes: each dim's size in the example. signature: the
+        parameters of the method, over the leaves of a call. makes: what makes the objects of the call that
+        are of a class with named fields, by name in the signature. result: the form of the result, over the
+        leaves of the outputs; returned: the same with the states. output_names: of the leaves of the result,
+        then of the states. conditions: the expressions of the guards.
         """
-        return self.first.makes
+        self.first = first
+        self.bounds = {d: (least, most) for d, (least, most, _) in first.dims.items()}
+        self.sizes, self.signature, self.makes = first.sizes, first.signature, first.makes
+        self.result, self.returned = first.result, first.returned
+        self.output_names = [name for name, _ in first.outputs]
+        self.conditions = [g.expr for g in first.guards]
 
     @property
     def literals(self) -> tuple[Literal, ...]:
@@ -98,26 +89,6 @@ class BuildEntry(MemberPrograms):
         rows = self.table.by_name
         stored = {n: r.weight.name for n, r in rows.items() if r.weight.role != "constant"}
         return tuple(x.renamed(stored) for x in self.first.literals if stored.keys() >= {*x.weights})
-
-    @property
-    def result(self) -> Tree:
-        """The form of the result, over the leaves of the outputs."""
-        return self.first.result
-
-    @property
-    def returned(self) -> Tree:
-        """The form of what the member returns: the result with the states."""
-        return self.first.returned
-
-    @property
-    def output_names(self) -> Sequence[str]:
-        """The names of the leaves of the result, then of the states."""
-        return [name for name, _ in self.first.outputs]
-
-    @property
-    def conditions(self) -> Sequence[Any]:
-        """The expressions of the guards."""
-        return [g.expr for g in self.first.guards]
 
     @property
     def buffer_inputs(self) -> frozenset[int]:
@@ -137,7 +108,7 @@ class BuildEntry(MemberPrograms):
     def _with(self, **changes: Any) -> BuildEntry:
         """Returns a copy with changed fields of `first`. The copy shares the simplified programs."""
         other = copy.copy(self)
-        other.first = replace(self.first, **changes)
+        other.set_first(replace(self.first, **changes))
         return other
 
     def _canonical(self, program: Program) -> Program:

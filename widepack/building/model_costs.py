@@ -18,12 +18,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from widepack_artifacts.costs import Costs
 
-from ..capture.capture import Captured
-from ..costs.derive import ModelFacts, derive, derive_wide
+from ..costs.derive import derive, derive_wide
 from ..errors import CaptureError
 from ..ir.kinds import slot_kinds
 from ..spec.entries import FORWARD
 from ..system.memory import available_bytes
+from .costs_file import facts_of
 from .preview import Preview
 
 _TWO = (2, 3)
@@ -60,18 +60,6 @@ def model_costs(
             return derive(captured.program, slot_kinds(captured.program, preview.kind, states), facts)
         plan = preview.of(wide).plan()
         return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
-
-
-def facts_of(captured: Captured, name: str) -> ModelFacts:
-    """Returns what a capture tells of a model. name: of the model."""
-    return ModelFacts(
-        sizes=captured.sizes,
-        model=name,
-        dims={d: (least, most) for d, (least, most, _) in captured.dims.items()},
-        guards=[g.expr for g in captured.guards],
-        modules=captured.modules,
-        classes=captured.classes,
-    )
 
 
 def model_preview(

@@ -14,10 +14,8 @@ from torch import nn
 
 from widepack_artifacts.program import Kind, Program
 
-from ..capture.call import MemberCall
-from ..capture.capture import Captured, FixedSize, capture
+from ..capture.capture import Captured, capture
 from ..capture.example import example_sizes
-from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..lowering.lower import Lowered, lower
 from ..lowering.wide_programs import filled_plan
@@ -27,8 +25,8 @@ from ..planning.request import StrategyRequest
 from ..simplify.canonical import plain
 from ..simplify.member_programs import SimplifiedPrograms, simplified
 from ..spec.entries import FORWARD
-from ..spec.input_spec import Bounds, InputSpec, batch_letter, parse_inputs
-from .call_source import larger_sizes, spec_call
+from ..spec.input_spec import batch_letter, parse_inputs
+from .call_source import captured_at, spec_call
 
 
 class Preview:
@@ -59,9 +57,12 @@ class Preview:
             return make().eval()
 
         specs, bounds = parse_inputs(inputs, entry, [entry])
-        self.captured = _captured(
-            make_one, specs, bounds, {**example_sizes(specs, bounds), **(sizes or {})}, entry, fake
-        )
+
+        def capture_at(at: Mapping[str, int]) -> Captured:
+            call = spec_call(make_one(), specs, at, entry)
+            return capture(make_one, call, entry=entry, rehearse=not fake)
+
+        self.captured = captured_at({**example_sizes(specs, bounds), **(sizes or {})}, bounds, capture_at)
         self.program = plain(self.captured.program)
         self.sizes = dict(self.captured.sizes)
         self.batch = batch_letter(parse_slot(leaf.type).dims for leaf in self.captured.inputs)
@@ -138,28 +139,3 @@ class PreviewMembers:
     def filled(self, plan: Plan, lowered: Lowered) -> Plan:
         """Returns the plan with the strategy of every node and its reason."""
         return filled_plan(plan, lowered, self.program)
-
-
-def _captured(
-    make: Callable[[], nn.Module],
-    specs: Sequence[InputSpec],
-    bounds: Mapping[str, Bounds],
-    sizes: Mapping[str, int],
-    entry: str,
-    fake: bool,
-) -> Captured:
-    """Captures the member; at larger sizes if it fixes the example's by accident (`view(4, -1)`)."""
-
-    def call(at: Mapping[str, int]) -> MemberCall:
-        return spec_call(make(), specs, at, entry)
-
-    try:
-        return capture(make, call(sizes), entry=entry, rehearse=not fake)
-    except FixedSize as e:
-        larger = larger_sizes(e, sizes, bounds)
-        if larger is None:
-            raise
-        try:
-            return capture(make, call(larger), entry=entry, rehearse=not fake)
-        except CaptureError:
-            raise e from None

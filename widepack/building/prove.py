@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
+
+import torch
 
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
@@ -16,14 +18,20 @@ from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
 from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
 from ..ir.random_ops import random_nodes, uses_random_ops, without_randomness
+from ..ir.tensor_type import tensor_type
+from ..lowering.lower import Lowered
+from ..lowering.lowering_entry import EntryOfPart
 from ..lowering.wide_programs import LoweredProgram, same_programs
+from ..planning.plan import Plan
+from ..rows.trials import RowTrials
+from ..rows.verdict import ExaminedEntry
+from ..runtime.admission import check_member_run
 from ..runtime.kernel_count import kernels
+from ..spec.draws import draw_all
 from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import approximation, calls, module_run, probe, small_sizes
-from ..verification.entry_rows import rows_of
-from ..verification.member_costs import check_costs
 from ..verification.parts import all_weights, lowered, parts
 from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
@@ -36,28 +44,26 @@ WAY_OUT = "Nothing was written; please report it, or build with --strategy loop"
 
 
 @dataclass(frozen=True)
-class KernelCounts:
-    """The kernels of one call at batch 2: of one member, and of the wide program."""
-
-    member: int
-    wide: int
-
-
-@dataclass(frozen=True)
 class ProvedEntry:
     """A verified entry.
 
     entry: with the dims and conditions that verification corrected. wides: its verified wide programs.
-    record: of the comparisons, for the manifest. probe: the probe's calls by pattern. rows: whether the rows
-    of a batch are independent.
+    record: of the comparisons, for the manifest. probe: the probe's calls by pattern. kernels: how many run
+    in one call at batch 2, of one member and of the wide program. rows: whether the rows of a batch are
+    independent.
     """
 
     entry: BuildEntry
     wides: list[LoweredProgram]
     record: dict[str, Any]
     probe: dict[str, probe.Answers]
-    kernels: KernelCounts
+    kernels: tuple[int, int]
     rows: Rows
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return self.entry.entry
 
 
 def prove(
@@ -71,8 +77,7 @@ def prove(
     """Makes both comparisons of every program of an entry.
 
     tolerance: the declared part of what the fine-tunes change that approximate weights may change.
-    lower_plain: lowers the programs without channel-packed convolutions. These add up in another order, which
-    some networks do not tolerate.
+    lower_plain: lowers the programs without channel-packed convolutions.
 
     Raises: VerificationError; CaptureError.
     """
@@ -88,14 +93,16 @@ def prove(
         )
         reference = ReferenceAnswers(entry, subject, written.weights, calls.calls(subject, PATTERNS), stages)
         approximate = _approximation(entry, reference, tolerance)
-        wides, compared = _compare(entry, wides, lower_plain, reference)
+        wides, (compared, _) = or_plain(
+            lambda some: check_programs(reference, _programs(entry, some), WAY_OUT), wides, lower_plain
+        )
         return ProvedEntry(
             entry,
             wides,
             {**_record(entry, reference, compared), **approximate},
             reference.probed(),
             _kernels(entry, wides, written.weights, reference.small("shared")),
-            rows_of(subject, [type_ for _, type_ in entry.first.outputs]),
+            _rows_of(subject, [type_ for _, type_ in entry.first.outputs]),
         )
 
 
@@ -106,15 +113,13 @@ def at_rest(program: Program, entry: str) -> Program:
     """
     found = without_randomness(program)
     if found is None:
-        unknown = (
+        node = next(
             n for n in random_nodes(program) if without_randomness(replace(program, nodes=(n,))) is None
         )
-        node = next(unknown)
         at = f" at {node.source}" if node.source else ""
         raise CaptureError(
-            f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by "
-            "fixed values, "
-            f"so {entry} cannot be verified; make the random numbers an input of {entry}"
+            f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by fixed"
+            f" values, so {entry} cannot be verified; make the random numbers an input of {entry}"
         )
     return found
 
@@ -147,6 +152,29 @@ def _check_exported(subject: Subject) -> None:
         ) from None
 
 
+def check_costs(title: str, subject: Subject) -> None:
+    """Checks what the member programs of an untrusted file take, at the sizes of the example, and at the
+    largest batch of a verification.
+
+    title: what the programs are, in messages. Raises: ArtifactError naming the node that takes too much.
+    """
+    sizes = [subject.sizes]
+    if subject.batch and subject.fits(large := {**subject.sizes, subject.batch: calls.SAMPLES}):
+        sizes.append(large)
+    for number in range(len(subject.programs)):
+        for at in sizes:
+            check_call(title, subject, draw_all(subject.sources, at, 1), number)
+
+
+def check_call(title: str, subject: Subject, inputs: Sequence[torch.Tensor], number: int = 0) -> None:
+    """Checks what a member program takes on these inputs: `Subject.before_call`.
+
+    number: of the program. Raises: OverBudget.
+    """
+    weights = subject.arguments(list(subject.signatures).index(number))
+    check_member_run(title, subject.programs[number], [*weights, *inputs])
+
+
 def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:
     """Returns the entry without needless conditions, and with the dims that must be at least 2.
 
@@ -165,41 +193,76 @@ def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:
     return entry
 
 
-def _compare(
-    entry: BuildEntry,
+@dataclass(frozen=True)
+class ProgramToCheck:
+    """A wide program to compare with the members.
+
+    plan: the plan that it was lowered by. lowered: its lowering, if it was made now. members: the parts of
+    the members that it is for; none for all members. may_fail: a key by which a failure is noted; "" if a
+    failure is an error.
+    """
+
+    pattern: str
+    program: Program
+    plan: Plan
+    lowered: Lowered | None = None
+    members: list[range] = field(default_factory=list)
+    may_fail: str = ""
+
+    @classmethod
+    def of(cls, wide: LoweredProgram) -> ProgramToCheck:
+        """Returns a program that was made now."""
+        return cls(wide.pattern, wide.lowered.program, wide.plan, wide.lowered, wide.members)
+
+
+Checked = tuple[dict[str, ComparedOutputs], dict[str, str]]
+"""The compared outputs by pattern and number, and why programs failed that may fail."""
+
+
+def check_programs(reference: ReferenceAnswers, programs: Iterable[ProgramToCheck], way_out: str) -> Checked:
+    """Makes comparison (b) of wide programs. way_out: the end of an error.
+
+    Raises: VerificationError if a program fails that may not.
+    """
+    compared: dict[str, ComparedOutputs] = {}
+    failed: dict[str, str] = {}
+    for number, one in enumerate(programs):
+        try:
+            compared[program_key(one.pattern, number)] = reference.check(
+                one.pattern, one.program, one.plan, one.lowered, way_out, one.members
+            )
+        except VerificationError as e:
+            if not one.may_fail:
+                raise
+            failed[one.may_fail] = str(e)
+    return compared, failed
+
+
+def or_plain(
+    check: Callable[[list[LoweredProgram]], Checked],
     wides: list[LoweredProgram],
     lower_plain: Callable[[], list[LoweredProgram]],
-    reference: ReferenceAnswers,
-) -> tuple[list[LoweredProgram], dict[str, ComparedOutputs]]:
-    """Makes comparison (b); if it fails, again with the plain programs.
+) -> tuple[list[LoweredProgram], Checked]:
+    """Makes comparison (b); if it fails, again with the programs without channel-packed convolutions.
 
-    Returns: the programs that passed, and the compared outputs by pattern and number. Raises:
-    VerificationError.
+    These add up in another order, which some networks do not tolerate. Returns: the programs that passed, and
+    what was measured. Raises: VerificationError.
     """
     try:
-        return wides, _compared(entry, wides, reference)
+        return wides, check(wides)
     except VerificationError:
         others = lower_plain()
         if same_programs(others, wides):
             raise
-        return others, _compared(entry, others, reference)
+        return others, check(others)
 
 
-def _compared(
-    entry: BuildEntry, wides: Sequence[LoweredProgram], reference: ReferenceAnswers
-) -> dict[str, ComparedOutputs]:
-    found = {}
-    for n, wide in enumerate(wides):
-        program, stored = wide.lowered.program, wide.lowered
-        if entry.dropout and uses_random_ops(program):
-            found[program_key(wide.pattern, n)] = reference.check(
-                wide.pattern, at_rest(program, entry.entry), wide.plan, None, WAY_OUT, wide.members
-            )
-        else:
-            found[program_key(wide.pattern, n)] = reference.check(
-                wide.pattern, program, wide.plan, stored, WAY_OUT, wide.members
-            )
-    return found
+def _programs(entry: BuildEntry, wides: Iterable[LoweredProgram]) -> Iterator[ProgramToCheck]:
+    """Yields the wide programs of an entry; those that draw random numbers without their draws."""
+    for one in map(ProgramToCheck.of, wides):
+        if entry.dropout and uses_random_ops(one.program):
+            one = replace(one, program=at_rest(one.program, entry.entry), lowered=None)
+        yield one
 
 
 def _approximation(entry: BuildEntry, reference: ReferenceAnswers, tolerance: float | None) -> dict[str, Any]:
@@ -207,17 +270,13 @@ def _approximation(entry: BuildEntry, reference: ReferenceAnswers, tolerance: fl
 
     Raises: VerificationError if it is more than what was declared.
     """
-    near = [row for row in entry.table.factored if row.original is not None]
+    near = [row for row in entry.table.factored if row.factors.approximate]
     if not near or tolerance is None:
         return {}
     rows = approximation.measure(
-        reference.subject,
-        reference.calls,
-        reference.answers,
-        lambda i: {row.weight.name: row.checkpoint_value(i) for row in near},
+        reference.own,
+        lambda i: {row.weight.name: row.row.value(i) for row in near},
         {row.weight.name: row.factors.base for row in near},
-        reference.stats,
-        reference.float64,
     )
     approximation.check(rows, tolerance, entry.entry)
     names = [row.weight.name for row in near]
@@ -228,10 +287,23 @@ def _record(
     entry: BuildEntry, reference: ReferenceAnswers, compared: Mapping[str, ComparedOutputs]
 ) -> dict[str, Any]:
     """Returns the record of an entry's comparisons for the manifest."""
-    capture: dict[str, Any] = {"capture": [p.record() for p in reference.captured]}
+    capture: dict[str, Any] = {"capture": [p.record() for p in reference.own.captured]}
     if entry.dropout and any(map(uses_random_ops, entry.programs)):
         capture["draws"] = "at rest: programs that draw random numbers are compared without"
     return reference.record(capture, compared)
+
+
+def _rows_of(subject: Subject, outputs: Sequence[str]) -> Rows:
+    """Returns whether the rows of an entry's batch are independent. outputs: the type of each output."""
+
+    def trials(number: int, letter: str) -> RowTrials:
+        """Returns the trials of a member program, by its number."""
+        member = list(subject.signatures).index(number)
+        run, run_float64 = partial(subject.answers, member), subject.float64_function(member)
+        types = [t for t in map(tensor_type, outputs) if t is not None]  # others are refused before
+        return RowTrials(run, run_float64, subject.sources, types, letter)
+
+    return ExaminedEntry(subject.programs, subject.sizes, subject.fits, outputs, trials).rows()
 
 
 def _check_example(entry: BuildEntry, subject: Subject) -> None:
@@ -257,7 +329,7 @@ def _check_example(entry: BuildEntry, subject: Subject) -> None:
 
 def _kernels(
     entry: BuildEntry, wides: Sequence[LoweredProgram], weights: weight_files.Weights, call: VerifiedCall
-) -> KernelCounts:
+) -> tuple[int, int]:
     """Counts the kernels of one call of member 0, and of the first wide program of pattern `shared`."""
 
     def of_members(members: range, program: Program) -> int:
@@ -265,7 +337,8 @@ def _kernels(
         return kernels(program, values, call.stacked(members))
 
     wide = next(w for w in wides if w.pattern == "shared")
-    if len(parts(entry, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
+    every = EntryOfPart(entry, range(entry.count))
+    if len(parts(every, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
         total = of_members(range(entry.count), wide.lowered.program)
     else:
         # The kernels of a loop grow linearly with the members, so two small counts give the total.
@@ -275,4 +348,4 @@ def _kernels(
         )
         total = two + (entry.count - 2) * (three - two)
     program = entry.programs[entry.signatures[0]]
-    return KernelCounts(kernels(program, entry.weights_of(0, weights), call.inputs[0]), total)
+    return kernels(program, entry.weights_of(0, weights), call.inputs[0]), total

@@ -1,33 +1,36 @@
-"""Reads the checkpoints of a build and aligns their weights in one table."""
+"""Reads the checkpoints of a build, finds the factory, and aligns the members' weights in one table."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import torch
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
 from ..checkpoints.differences import tied_names, under_model_names
 from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoint, open_good
-from ..checkpoints.factory import Factory
+from ..checkpoints.factory import Factory, PickledModules
 from ..checkpoints.loading import MemberLoader
+from ..checkpoints.named_factory import find_factory
 from ..errors import MemberMismatch, UsageError
 from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
 from ..fleet.base_record import FleetBase, base_of
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from ..fleet.orientation import of_module
-from .factories import choose_factory
 from .request import BuildRequest, adapters_in
 from .state_dicts import MemberStates, member_states
 
 
 class ReadMembers(NamedTuple):
-    """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
-    `skip_bad`. states: what their state dicts have beside
-    tensors. fleet: gives the factors of weights; None if weights are stored as they are. base: that the
-    request names; None without one.
+    """The members of a build.
+
+    left_out: the checkpoints that were skipped, in order; empty without `skip_bad`. states: what their state
+    dicts have beside tensors. fleet: gives the factors of weights; None if weights are stored as they are.
+    base: that the request names; None without one.
     """
 
     factory: Factory
@@ -147,10 +150,49 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
         raise UsageError(
             f"the base {request.base}: load_state_dict of the model changes its own state dict, so an adapter"
             " cannot be applied to the loaded weights; merge the adapters with PEFT, and build from the"
-            " merged"
-            " checkpoints"
+            " merged checkpoints"
         )
     return ReadMembers(factory, aligned, members.left_out, states, AdapterFleet(base, fleet), record)
+
+
+def choose_factory(
+    model: str | Callable[..., object] | None,
+    args: Mapping[str, object] | None,
+    checkpoints: Sequence[Checkpoint],
+    dtype: torch.dtype | None,
+) -> Factory:
+    """Returns the factory of a build: the named one, or the checkpoints' own programs or pickled modules.
+
+    Raises: UsageError.
+    """
+    if model is not None:
+        factory = find_factory(model, args, [c.path for c in checkpoints])
+    elif all(c.program is not None for c in checkpoints):
+        if dtype is not None:
+            raise UsageError(
+                "dtype: the members are torch.export programs, which fix their dtypes;"
+                " export them in the dtype that you need, or name a --model"
+            )
+        factory = ExportedProgramFactory()
+    elif all(c.module is not None for c in checkpoints):
+        factory = PickledModules()
+    else:
+        raise _without_model(checkpoints)
+    if model is None and args:
+        raise UsageError("model arguments are given, but no model: the checkpoints contain the members' code")
+    factory.dtype = dtype
+    return factory
+
+
+def _without_model(checkpoints: Sequence[Checkpoint]) -> UsageError:
+    """Returns the error for checkpoints of which some contain no code."""
+    whole = next((c for c in checkpoints if c.program is not None or c.module is not None), None)
+    other = next((c for c in checkpoints if c.program is None and c.module is None), checkpoints[0])
+    mixed = f" ({whole.path} contains its own code, {other.path} does not)" if whole is not None else ""
+    return UsageError(
+        f"no model: a state dict has weights and no code{mixed}, so name what makes the module:"
+        " --model package.module:factory, or file.py:factory"
+    )
 
 
 def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:

@@ -1,19 +1,22 @@
-"""Defines `BuildReport` and `EntryReport`, and computes them from a build."""
+"""Defines `BuildReport` and `EntryReport`, and computes reports of entries and fleets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from widepack_artifacts.entry import absent_inputs
+from widepack_artifacts.manifest_weights import KINDS
 
-from ..checkpoints.discovery import LeftOut
-from ..checkpoints.unused_names import unused_names
 from ..ir.kinds import kinds
 from ..lowering.wide_programs import LoweredProgram, wide_share
+from .build_weights import BuildWeights
 from .entry import BuildEntry
-from .weights_table import WeightsTable
+
+OF_FIRST = ("wide_share", "kernels_member", "kernels_wide", "kinds", "strategies", "plans")
+"""The fields of a build's report that are those of its first entry."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +132,17 @@ class BuildReport:
         return asdict(self)
 
 
-def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryReport:
-    """Returns the report of an entry, without the number of kernels."""
+def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram], kernels: tuple[int, int]) -> EntryReport:
+    """Returns the report of an entry. kernels: of a member, and of the wide program."""
     wide = next(w for w in wides if w.pattern == "shared")
     program = entry.simple("shared")[0]
     by_node = kinds(program, entry.slots("shared"))
-    strategies: dict[str, int] = {}
-    for used in wide.lowered.used.values():
-        strategies[used] = strategies.get(used, 0) + 1
     return EntryReport(
         wide_share=wide_share(program, by_node, wide.lowered.used),
-        kernels_member=0,
-        kernels_wide=0,
-        kinds={k: sum(by_node[n.name] == k for n in program.nodes) for k in ("shared", "stacked", "ragged")},
-        strategies=strategies,
+        kernels_member=kernels[0],
+        kernels_wide=kernels[1],
+        kinds={k: sum(by_node[n.name] == k for n in program.nodes) for k in KINDS},
+        strategies=dict(Counter(wide.lowered.used.values())),
         plans=[
             {
                 "device": p.device,
@@ -164,46 +164,7 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
     )
 
 
-def build_report(
-    table: WeightsTable,
-    entries: Sequence[BuildEntry],
-    wides: Mapping[str, Sequence[LoweredProgram]],
-    out: str,
-    left_out: Sequence[LeftOut],
-    ignore: Sequence[str],
-) -> BuildReport:
-    """Returns the part of the report that is known without verification.
-
-    ignore: patterns of names that the user ignores.
-    """
-    reports = {e.entry: entry_report(e, wides[e.entry]) for e in entries}
-    weights = {
-        k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k)
-        for k in ("shared", "stacked", "ragged")
-    }
-    first = next(iter(reports.values()))
-    return BuildReport(
-        path=out,
-        members=tuple(table.aligned.names),
-        wide_share=first.wide_share,
-        kernels_member=0,
-        kernels_wide=0,
-        kinds=first.kinds,
-        strategies=first.strategies,
-        seconds={},
-        verification={},
-        weights=weights,
-        bytes_disk=sum(weights.values()),
-        bytes_memory=sum(weights.values()),
-        plans=first.plans,
-        left_out=[b._asdict() for b in left_out],
-        entries=reports,
-        fleet=_fleet(table),
-        unused=unused_names(table.aligned.checkpoints, ignore),
-    )
-
-
-def _fleet(table: WeightsTable) -> dict[str, Any] | None:
+def fleet_report(table: BuildWeights) -> dict[str, Any] | None:
     """Returns what was found of a fleet; None if the members are none."""
     if not table.factored and not table.kept:
         return None

@@ -1,31 +1,33 @@
-"""Runs the stages of a build, one function for each: read, capture, lower, write, verify, export, publish.
+"""Runs the stages of a build: read, capture, lower, write, verify, export, publish.
 
 Nothing is published before both comparisons of every program have passed.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
 from widepack_artifacts import manifest as form
-from widepack_artifacts.factored import Factored
+from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.writer import Writer
 
 from ..capture.reachable import tensors_of
-from ..checkpoints.discovery import LeftOut
+from ..checkpoints.unused_names import unused_names
 from ..errors import CaptureError, UsageError, WidepackError
-from ..fleet.base_record import BASE, FleetBase
+from ..fleet.base_record import BASE
 from ..inference.unpublished import check_opens
 from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
+from ..planning.request import StrategyRequest
 from ..spec.entries import method_of
 from ..spec.member_parts import parts_in
 from ..spec.state import StateRequest, under
@@ -38,51 +40,31 @@ from ..tuning.tune import tune
 from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
+from .build_weights import BuildWeights
 from .captures import Captures, capture_members
-from .costs_file import write_build_costs
+from .costs_file import facts_of, write_costs
 from .entry import BuildEntry
 from .members import EntryMembers, filled_member
 from .prove import ProvedEntry, prove
 from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
-from .read import ReadMembers, read_members
-from .report import BuildReport, build_report
+from .read import read_members
+from .report import OF_FIRST, BuildReport, entry_report, fleet_report
 from .request import BuildRequest
-from .state_dicts import MemberStates
-from .weights_table import WeightsTable
 from .write import WeightFiles, write_factored, write_programs, write_tensors, write_weights
-
-
-@dataclass(frozen=True)
-class LoweredBuild:
-    """A build before its verification.
-
-    wides: the wide programs by entry. parts: the parts of the members that have programs of their own.
-    states: what the members' state dicts have beside tensors. base: of a fleet, if the request names it.
-    """
-
-    table: WeightsTable
-    entries: list[BuildEntry]
-    wides: dict[str, list[LoweredProgram]]
-    left_out: list[LeftOut]
-    parts: list[range]
-    states: MemberStates
-    base: FleetBase | None = None
 
 
 @plain_modes()
 def run_build(request: BuildRequest) -> BuildReport:
     """Runs all stages of a build, then races or tunes the plans."""
     stages = Stages(request.progress)
-    with returned_at_once(), _writer(request) as writer:
-        lowered = _lowered(request, writer, stages)
-        report = build_report(
-            lowered.table, lowered.entries, lowered.wides, str(request.out), lowered.left_out, request.ignore
-        )
+    writing: AbstractContextManager[Writer | None] = nullcontext()  # of a dry run
+    if not request.dry_run:
+        writing = Writer(request.out, force=request.force)
+    with returned_at_once(), writing as writer:
+        build = Build(request, stages, writer)
         if writer is None:
-            return replace(report, seconds=stages.seconds)
-        proved, factored = _verified(request, lowered, writer, stages)
-        manifest = _published(request, lowered, proved, factored, writer, stages)
-        report = _final_report(request, lowered, proved, manifest)
+            return build.report(build.entries, build.wides, seconds=stages.seconds)
+        report = build.publish(writer)
     # The artifact is published and complete, so a failure of the tuning does not damage it.
     if request.tune_batches is not None:
         with stages.stage("tune"):
@@ -103,168 +85,166 @@ def _raced(request: BuildRequest, report: BuildReport, seconds: float) -> BuildR
     return replace(report, digest=raced.digest, raced=raced.to_json())
 
 
-def _writer(request: BuildRequest) -> contextlib.AbstractContextManager[Writer | None]:
-    """Returns the writer of the artifact; a dry run has none."""
-    return contextlib.nullcontext() if request.dry_run else Writer(request.out, force=request.force)
+class Build:
+    """One build, while it runs.
 
-
-def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> LoweredBuild:
-    """Runs the stages from the checkpoints to the wide programs, and reserves disk space for the weights."""
-    with stages.stage("read"):
-        members = read_members(request)
-    with stages.stage("capture"):
-        captured, parameters = _captured(request, members)
-    given = members.factory, members.aligned, list(captured.values()), parameters
-    if members.fleet is None:
-        table = WeightsTable(*given)
-    else:
-        with stages.stage("factor"):
-            table = WeightsTable(*given, members.fleet, stages.step)
-    entries = [BuildEntry(name, table, c, request.dropout) for name, c in captured.items()]
-    if writer is not None:
-        writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
-    with stages.stage("lower"):
-        parts = parts_in([r.weight for r in table.rows], table.count, request.part_counts)
-        wides = {e.entry: make_wide_programs(e, request.strategies, request.targets, parts) for e in entries}
-    return LoweredBuild(table, entries, wides, members.left_out, parts, members.states, members.base)
-
-
-def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Captures], list[str]]:
-    """Captures all entries. Returns: the captures by entry, and the names of the parameters."""
-    factory, aligned = members.factory, members.aligned
-    first = filled_member(factory, aligned, 0)
-    for name in request.entries:
-        method_of(first, name)
-    captured = {}
-    try:
-        for name in request.entries:
-            states = request.states_of(name)
-            one = EntryMembers(factory, aligned, name, request.entries, states, request.dropout)
-            captured[name] = capture_members(request.calls, one)
-    except CaptureError as e:
-        if request.dtype is None:
-            raise
-        dtype = str(request.dtype).removeprefix("torch.")
-        raise CaptureError(
-            f"{e}. The members were converted to {dtype}, but inputs are not converted:"
-            " describe them in the dtype that the converted model takes"
-        ) from e
-    _check_states(first, request.states, captured)
-    if request.dropout and not any(uses_random_ops(c.first.program) for c in captured.values()):
-        raise UsageError(
-            f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
-            " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"
-        )
-    return captured, [n for n, _ in first.named_parameters(remove_duplicate=False)]
-
-
-def _verified(
-    request: BuildRequest, lowered: LoweredBuild, writer: Writer, stages: Stages
-) -> tuple[list[ProvedEntry], Factored]:
-    """Writes the weights, and verifies every entry with them.
-
-    Returns: the entries, the weights files, and what the manifest says of weights that are stored as factors.
-    Raises: VerificationError.
+    members: as they were read. table: their weights. entries: before the verification. parts: the parts of
+    the members that have programs of their own. wides: the wide programs by entry.
     """
-    with stages.stage("write weights"):
-        files = write_weights(writer, lowered.table, request.shard_bytes, stages.step)
-        rows, count = lowered.table.factored, lowered.table.count
-        factored = write_factored(writer, [r.weight for r in rows], (r.corrections(count) for r in rows))
-    read_headers([writer.place(name) for name in files])
-    written = WeightFiles.open(writer, files, factored)
-    plain = replace(request.strategies, plain=True)
-    with stages.stage("verify"):
-        proved = [
-            prove(
-                entry,
-                lowered.wides[entry.entry],
-                partial(make_wide_programs, entry, plain, request.targets, lowered.parts),
-                written,
-                stages,
-                request.tolerance,
+
+    def __init__(self, request: BuildRequest, stages: Stages, writer: Writer | None) -> None:
+        """Runs the stages from the checkpoints to the wide programs, and reserves disk space."""
+        self.request, self.stages = request, stages
+        with stages.stage("read"):
+            self.members = members = read_members(request)
+        with stages.stage("capture"):
+            captured, parameters = self._captured()
+        given = members.factory, members.aligned, list(captured.values()), parameters
+        if members.fleet is None:
+            self.table = BuildWeights(*given)
+        else:
+            with stages.stage("factor"):
+                self.table = BuildWeights(*given, members.fleet, stages.step)
+        rows, count = [r.weight for r in self.table.rows], self.table.count
+        self.entries = [BuildEntry(name, self.table, c, request.dropout) for name, c in captured.items()]
+        if writer is not None:
+            writer.reserve(sum(w.bytes(count) for w in rows))
+        with stages.stage("lower"):
+            self.parts = parts_in(rows, count, request.part_counts)
+            self.wides = {e.entry: self._lowered(e, request.strategies) for e in self.entries}
+
+    def _captured(self) -> tuple[dict[str, Captures], list[str]]:
+        """Captures all entries. Returns: the captures by entry, and the names of the parameters."""
+        request, factory, aligned = self.request, self.members.factory, self.members.aligned
+        first = filled_member(factory, aligned, 0)
+        for name in request.entries:
+            method_of(first, name)
+        captured = {}
+        try:
+            for name in request.entries:
+                states = request.states_of(name)
+                one = EntryMembers(factory, aligned, name, request.entries, states, request.dropout)
+                captured[name] = capture_members(request.calls, one)
+        except CaptureError as e:
+            if request.dtype is None:
+                raise
+            dtype = str(request.dtype).removeprefix("torch.")
+            raise CaptureError(
+                f"{e}. The members were converted to {dtype}, but inputs are not converted:"
+                " describe them in the dtype that the converted model takes"
+            ) from e
+        _check_states(first, request.states, captured)
+        if request.dropout and not any(uses_random_ops(c.first.program) for c in captured.values()):
+            raise UsageError(
+                f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
+                " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"
             )
-            for entry in lowered.entries
-        ]
-    return proved, factored
+        return captured, [n for n, _ in first.named_parameters(remove_duplicate=False)]
 
+    def _lowered(self, entry: BuildEntry, strategies: StrategyRequest) -> list[LoweredProgram]:
+        return make_wide_programs(entry, strategies, self.request.targets, self.parts)
 
-def _published(
-    request: BuildRequest,
-    lowered: LoweredBuild,
-    proved: Sequence[ProvedEntry],
-    factored: Factored,
-    writer: Writer,
-    stages: Stages,
-) -> form.Manifest:
-    """Writes the programs and the probe, and publishes the artifact."""
-    wides = {p.entry.entry: p.wides for p in proved}
-    with stages.stage("export"):
-        pt2 = request.pt2 and not request.dropout
-        manifest = write_programs(writer, [p.entry for p in proved], wides, pt2)
-        entries = {p.entry.entry: replace(manifest.entries[p.entry.entry], rows=p.rows) for p in proved}
+    def publish(self, writer: Writer) -> BuildReport:
+        """Writes the weights, verifies every entry with them, and publishes the artifact.
+
+        Raises: VerificationError.
+        """
+        request, table, stages = self.request, self.table, self.stages
+        with stages.stage("write weights"):
+            files = write_weights(writer, table, request.shard_bytes, stages.step)
+            rows = table.factored
+            factored = write_factored(writer, [r.weight for r in rows], (r.corrections() for r in rows))
+        read_headers([writer.place(name) for name in files])
+        written = WeightFiles.open(writer, files, factored)
+        plain = replace(request.strategies, plain=True)
+        with stages.stage("verify"):
+            proved = [
+                prove(
+                    entry,
+                    self.wides[entry.entry],
+                    partial(self._lowered, entry, plain),
+                    written,
+                    stages,
+                    request.tolerance,
+                )
+                for entry in self.entries
+            ]
+        with stages.stage("export"):
+            manifest = replace(self._exported(proved, writer), factored=factored)
+        with stages.stage("publish"):
+            manifest = replace(manifest, provenance=self._provenance())
+            check_opens(writer, manifest)
+            manifest = writer.publish(manifest)
+        # Verification may have replaced programs and corrected dims.
+        return self.report(
+            [p.entry for p in proved],
+            {p.name: p.wides for p in proved},
+            {p.name: p.kernels for p in proved},
+            verification=manifest.verification,
+            bytes_disk=sum(f.bytes for f in manifest.files.values()),
+            digest=manifest.digest,
+            not_finite=not_finite({p.name: p.record for p in proved}),
+        )
+
+    def _exported(self, proved: Sequence[ProvedEntry], writer: Writer) -> form.Manifest:
+        """Writes the programs, the probe and the costs, and returns the manifest without its provenance."""
+        pt2, name = self.request.pt2 and not self.request.dropout, self.table.factory.name
+        manifest = write_programs(writer, [p.entry for p in proved], {p.name: p.wides for p in proved}, pt2)
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
+        firsts = [(p.entry, p.entry.first) for p in proved]
         probe_name = write_tensors(writer, "probe", probe.make(calls))
-        state_dicts = lowered.states.write(writer)
-        name = lowered.table.factory.name
-        write_build_costs(writer, [p.entry for p in proved], name)
-    with stages.stage("publish"):
-        provenance = {
-            **provenance_of(lowered.table.factory, request.strategies, stages.seconds),
-            "left_out": [b._asdict() for b in lowered.left_out],
-            **({} if lowered.base is None else {BASE: lowered.base.to_json()}),
+        state_dicts = self.members.states.write(writer)
+        write_costs(
+            writer,
+            [(e.entry, e, facts_of(first, first.classes.get("", "") or name)) for e, first in firsts],
+        )
+        return replace(
+            manifest,
+            state_dicts=state_dicts,
+            entries={p.name: replace(manifest.entries[p.name], rows=p.rows) for p in proved},
+            probe=probe_name,
+            verification=join_records({p.name: p.record for p in proved}),
+        )
+
+    def _provenance(self) -> dict[str, Any]:
+        request, base = self.request, self.members.base
+        return {
+            **provenance_of(self.table.factory, request.strategies, self.stages.seconds),
+            "left_out": [b._asdict() for b in self.members.left_out],
+            **({} if base is None else {BASE: base.to_json()}),
             SHARD_SIZE: request.shard_bytes,
             **({PART_COUNTS: list(request.part_counts)} if request.part_counts else {}),
         }
-        verification = join_records(_records(proved))
-        manifest = replace(
-            manifest,
-            factored=factored,
-            state_dicts=state_dicts,
-            entries=entries,
-            probe=probe_name,
-            verification=verification,
-            provenance=provenance,
+
+    def report(
+        self,
+        entries: Sequence[BuildEntry],
+        wides: Mapping[str, Sequence[LoweredProgram]],
+        kernels: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        **more: Any,
+    ) -> BuildReport:
+        """Returns the report. kernels: of a member, and of the wide program, by entry; empty after a dry run.
+
+        more: the fields that are known after verification.
+        """
+        table, members = self.table, self.members
+        reports = {e.entry: entry_report(e, wides[e.entry], kernels.get(e.entry, (0, 0))) for e in entries}
+        weights = {
+            k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k) for k in KINDS
+        }
+        size, first = sum(weights.values()), next(iter(reports.values()))
+        known = {name: getattr(first, name) for name in OF_FIRST}
+        known |= {"seconds": {}, "verification": {}, "bytes_disk": size, "bytes_memory": size, **more}
+        return BuildReport(
+            path=str(self.request.out),
+            members=tuple(table.aligned.names),
+            weights=weights,
+            left_out=[b._asdict() for b in members.left_out],
+            entries=reports,
+            fleet=fleet_report(table),
+            unused=unused_names(table.aligned.checkpoints, self.request.ignore),
+            **known,
         )
-        check_opens(writer, manifest)
-        return writer.publish(manifest)
-
-
-def _records(proved: Sequence[ProvedEntry]) -> dict[str, dict[str, Any]]:
-    """Returns the records of the comparisons by entry."""
-    return {p.entry.entry: p.record for p in proved}
-
-
-def _final_report(
-    request: BuildRequest,
-    lowered: LoweredBuild,
-    proved: Sequence[ProvedEntry],
-    manifest: form.Manifest,
-) -> BuildReport:
-    """Returns the report of a published artifact.
-
-    Verification may have replaced programs and corrected dims.
-    """
-    wides = {p.entry.entry: p.wides for p in proved}
-    report = build_report(
-        lowered.table, [p.entry for p in proved], wides, str(request.out), lowered.left_out, request.ignore
-    )
-    entries = {
-        p.entry.entry: replace(
-            report.entries[p.entry.entry], kernels_member=p.kernels.member, kernels_wide=p.kernels.wide
-        )
-        for p in proved
-    }
-    first = entries[request.entries[0]]
-    return replace(
-        report,
-        verification=join_records(_records(proved)),
-        bytes_disk=sum(f.bytes for f in manifest.files.values()),
-        digest=manifest.digest,
-        kernels_member=first.kernels_member,
-        kernels_wide=first.kernels_wide,
-        entries=entries,
-        not_finite=not_finite(_records(proved)),
-    )
 
 
 def _check_states(
@@ -282,8 +262,7 @@ def _check_states(
             if all(state.name in captured[e].first.unchanged for e in entries):
                 raise UsageError(
                     f"state {state.name}: {', '.join(entries)} does not change this buffer in eval mode, so"
-                    " it is an"
-                    f" ordinary weight; leave --state {state.name} out"
+                    f" it is an ordinary weight; leave --state {state.name} out"
                 )
         elif not any(under(state.name, name) for name in inputs):
             raise _unknown_state(module, state, entries, buffers, inputs)
@@ -295,8 +274,7 @@ def _check_states(
             if parse_slot(first_type) != parse_slot(type_):
                 raise CaptureError(
                     f"state {s.name} is {first_type} in {other} and {type_} in {entry}; all entries carry the"
-                    " same"
-                    " state, so give their inputs one type"
+                    " same state, so give their inputs one type"
                 )
 
 

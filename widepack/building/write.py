@@ -17,7 +17,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.dims import Dim, Guard
 from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
 from widepack_artifacts.factored import Factored, FactoredWeight
-from widepack_artifacts.weight_table import member_tensor
+from widepack_artifacts.manifest_weights import member_tensor
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
@@ -26,9 +26,8 @@ from ..lowering.lowering_entry import LoweringEntry
 from ..lowering.wide_programs import LoweredProgram, wide_only
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
+from .build_weights import BuildWeights, WeightRow
 from .entry import BuildEntry
-from .weight_row import WeightRow
-from .weights_table import WeightsTable
 
 HASHING = 4
 """The number of checkpoints that are hashed at the same time."""
@@ -60,23 +59,9 @@ class WeightFiles:
         return cls(paths, weight_files.Weights(paths, factored, corrections))
 
 
+Counted = Callable[[Iterator[torch.Tensor]], Iterator[torch.Tensor]]
 FileTensor = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
 """A tensor of a weights file: its name, shape, dtype, and what makes its content."""
-
-
-class _Progress:
-    """Counts the bytes that were written, and reports them. total: the bytes of all weights."""
-
-    def __init__(self, total: int, report: Callable[[int, int], None] | None) -> None:
-        self.total, self.report, self.done = total, report, 0
-
-    def counted(self, values: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yields the values; each is counted after it was written."""
-        for value in values:
-            yield value
-            self.done += value.numel() * value.element_size()
-            if self.report is not None:
-                self.report(self.done, self.total)
 
 
 def write_weights(
@@ -90,7 +75,17 @@ def write_weights(
     shard_bytes: the largest size of a file; one weight is never divided. progress: called with the bytes that
     are written and the bytes of all weights. Returns: the names of the files.
     """
-    counter = _Progress(sum(r.weight.bytes(table.count) for r in table.rows), progress)
+    total, done = sum(r.weight.bytes(table.count) for r in table.rows), 0
+
+    def counted(values: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yields the values; each is counted after it was written."""
+        nonlocal done
+        for value in values:
+            yield value
+            done += value.nbytes
+            if progress is not None:
+                progress(done, total)
+
     shards: list[list[FileTensor]] = [[]]
     size = 0
     for row in table.rows:
@@ -98,7 +93,7 @@ def write_weights(
         if shards[-1] and size + row_bytes > shard_bytes:
             shards.append([])
             size = 0
-        shards[-1] += _file_tensors(row, table.count, counter)
+        shards[-1] += _file_tensors(row, table.count, counted)
         size += row_bytes
     names = []
     for tensors in shards:
@@ -108,12 +103,12 @@ def write_weights(
     return names
 
 
-def _file_tensors(row: WeightRow, count: int, counter: _Progress) -> list[FileTensor]:
-    """Returns the tensors of the weights files that contain a weight."""
+def _file_tensors(row: WeightRow, count: int, counted: Counted) -> list[FileTensor]:
+    """Returns the tensors of the weights files that contain a weight. counted: counts its values."""
     weight, dtype = row.weight, dtype_of(row.weight.dtype)
 
     def source(members: range) -> Callable[[], Iterator[torch.Tensor]]:
-        return lambda: counter.counted(row.value(i) for i in members)
+        return lambda: counted(row.value(i) for i in members)
 
     if weight.kind == "ragged":
         return [
@@ -160,7 +155,7 @@ def write_programs(
     )
 
 
-def _member_rows(table: WeightsTable) -> tuple[form.Member, ...]:
+def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:
     """Returns the manifest's row of each member, with the hash of its checkpoint."""
     aligned = table.aligned
     with ThreadPoolExecutor(HASHING) as pool:  # hashing releases the GIL

@@ -16,45 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
+
+from widepack_artifacts.manifest_weights import Weight
 
 from ..errors import MemberMismatch, UsageError
 from ..spec.names import refuse_duplicates
 from .checkpoint import Checkpoint
 from .differences import Compared, bit_equal, differences, under_model_names
 
-Kind = Literal["shared", "stacked", "ragged"]
-Shapes = tuple[int, ...] | tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedWeight:
-    """One weight of all members.
-
-    shape: of one member; for a ragged weight N shapes. role: parameter, buffer or constant, where it is
-    known. aliases: other names of the same tensor in the model (tied weights).
-    """
-
-    name: str
-    kind: Kind
-    dtype: str
-    shape: Shapes
-    role: str = ""
-    aliases: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class Alignment:
     """N checkpoints of one architecture, and the table of their weights in the model's order.
 
-    names: of the members. checkpoints: under the model's names.
+    names: of the members. checkpoints: under the model's names. weights: as in the manifest, but for their
+    roles, which are "".
     """
 
     names: tuple[str, ...]
     checkpoints: tuple[Checkpoint, ...]
-    weights: tuple[AlignedWeight, ...]
+    weights: tuple[Weight, ...]
 
     def tensor(self, member: int, name: str) -> Tensor:
         """Returns one member's weight, mapped if its file allows.
@@ -79,8 +63,8 @@ class Alignment:
 
         Members with equal shapes have equal numbers, from 0 in order.
         """
-        ragged = [w.shape for w in self.weights if w.kind == "ragged"]
-        rows = [tuple(shape[i] for shape in ragged) for i in range(len(self.names))]
+        ragged = [w for w in self.weights if w.kind == "ragged"]
+        rows = [tuple(tuple(w.of(i)) for w in ragged) for i in range(len(self.names))]
         order = list(dict.fromkeys(rows))
         return tuple(order.index(row) for row in rows)
 
@@ -124,19 +108,19 @@ def align(
     for name in infos[0] if compared.model is None else compared.model:
         if compared.canonical.get(name, name) == name:
             kind, shape = _kind(checkpoints, name, [info[name].shape for info in infos], share)
-            aliases = compared.aliases.get(name, ())
-            weights.append(AlignedWeight(name, kind, infos[0][name].dtype, shape, aliases=aliases))
+            aliases = list(compared.aliases.get(name, ()))
+            weights.append(Weight(name, kind, infos[0][name].dtype, shape, "", aliases))
     return Alignment(tuple(names), tuple(checkpoints), tuple(weights))
 
 
 def _kind(
     checkpoints: Sequence[Checkpoint], name: str, shapes: list[tuple[int, ...]], share: str
-) -> tuple[Kind, Shapes]:
+) -> tuple[str, list[Any]]:
     """Returns the kind of a weight and its shape, or N shapes."""
     if len(set(shapes)) > 1:
-        return "ragged", tuple(shapes)
+        return "ragged", [list(s) for s in shapes]
     if share == "none" or len(shapes) == 1:
-        return "stacked", shapes[0]
+        return "stacked", list(shapes[0])
     first = checkpoints[0].get(name)
     same = all(bit_equal(first, other.get(name)) for other in checkpoints[1:])
-    return "shared" if same else "stacked", shapes[0]
+    return "shared" if same else "stacked", list(shapes[0])

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.manifest_weights import ITEM_BYTES
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import ITEM_BYTES
 from widepack_artifacts.weights import Weights
 
 from .state_dict import as_tensor, bytes_of

@@ -20,8 +20,9 @@ from ..ir.kinds import kinds as kinds_of
 from ..ir.kinds import weights_only
 from ..ir.tensor_type import dtype_in, member_types, parse_slot
 from ..spec.dtypes import dtype_of
-from .expressions import ZERO, World
-from .recorder import Kernel, KernelRecorder, record
+from .counts import Kernel
+from .expressions import ZERO, SizeSymbols
+from .recorder import KernelRecorder, record
 
 _FLOATING = ("float32", "float64", "float16", "bfloat16")
 RowKey = tuple[str, str, str]
@@ -36,7 +37,7 @@ class Amounts:
     parameters: bytes and elements of all weights. uncounted: ops without a formula, with their calls.
     """
 
-    world: World
+    symbols: SizeSymbols
     rows: dict[RowKey, dict[str, Amount]] = field(default_factory=dict)
     states: list[tuple[Any, Any]] = field(default_factory=list)
     weights: Amount = field(default_factory=lambda: [ZERO, ZERO])
@@ -83,7 +84,7 @@ def wide_amounts(
         member = sympy.expand(b - a) / (many - few)
         return [sympy.expand(a - few * member), member]
 
-    result = Amounts(first.world, uncounted=first.uncounted)
+    result = Amounts(first.symbols, uncounted=first.uncounted)
     for key, costs in first.rows.items():
         result.rows[key] = {m: line(pair[0], second.rows[key][m][0]) for m, pair in costs.items()}
     states: dict[Any, Any] = {}
@@ -112,14 +113,14 @@ def _amounts(
     early: set[str],
 ) -> Amounts:
     fakes = Fakes(sizes)
-    amounts = Amounts(World(fakes.dims, dtype_of(main_dtype(program))))
-    recorder = KernelRecorder(amounts.world)
+    amounts = Amounts(SizeSymbols(fakes.dims, dtype_of(main_dtype(program))))
+    recorder = KernelRecorder(amounts.symbols)
     outputs = record(program, fakes, kinds, recorder, early - {s.name for s in program.weights})
     fakes.check()
     placed = _placed(program, modules)
     for kernel in recorder.kernels:
         _add_kernel(amounts, kernel, outputs, placed)
-    amounts.states = [s for s in recorder.live.states() if amounts.world.is_known(s[0] + s[1])]
+    amounts.states = [s for s in recorder.live.states() if amounts.symbols.is_known(s[0] + s[1])]
     for slot in program.weights:
         _add_weight(amounts, slot, kinds[slot.name] == "shared", program.members)
     return amounts
@@ -144,16 +145,16 @@ def _placed(program: Program, modules: Mapping[str, str]) -> dict[str, str]:
 
 def _add_kernel(amounts: Amounts, kernel: Kernel, outputs: set[int], modules: Mapping[str, str]) -> None:
     between = [ZERO, ZERO]
-    for serial, size, shared in kernel.count.written:
+    for serial, size, shared in kernel.written:
         if serial not in outputs:
             between[0 if shared else 1] += size
     node = kernel.node
     row = amounts.rows.setdefault((modules.get(node.name, ""), kernel.op, node.source), {})
-    for measure, pair in {**kernel.count.costs, "intermediates": between}.items():
+    for measure, pair in {**kernel.costs, "intermediates": between}.items():
         total = row.setdefault(measure, [ZERO, ZERO])
         for i in (0, 1):
             total[i] += pair[i] * kernel.times
-    if not kernel.count.counted:
+    if not kernel.counted:
         amounts.uncounted[kernel.op] = amounts.uncounted.get(kernel.op, 0) + kernel.times
 
 
@@ -166,7 +167,7 @@ def _add_weight(amounts: Amounts, slot: Slot, shared: bool, members: int) -> Non
         for n in parsed.numbers or ():
             count *= n
         at = 0 if shared else 1
-        amounts.weights[at] += count * amounts.world.element(dtype_of(parsed.dtype), True)
+        amounts.weights[at] += count * amounts.symbols.element(dtype_of(parsed.dtype), True)
         amounts.parameters[at] += count
 
 
@@ -176,7 +177,7 @@ def totals_of(rows: Iterable[Mapping[str, Amount]], measure: str) -> Amount:
     return [sympy.Add(*(pair[i] for pair in kept)) for i in (0, 1)]
 
 
-class _Numbers(World):
+class _Numbers(SizeSymbols):
     """Elements have the bytes of their dtypes, so that no count has a symbol."""
 
     def element(self, dtype: torch.dtype, weight: bool) -> Any:
@@ -195,10 +196,10 @@ def kernels_at(program: Program, sizes: Mapping[str, int], *, prologue: bool = T
         RuntimeError: A size depends on values, or a guard does not hold at these sizes.
     """
     fakes = Fakes(sizes, static=True)
-    world = _Numbers({}, dtype_of(main_dtype(program)))
+    symbols = _Numbers({}, dtype_of(main_dtype(program)))
     kinds: dict[str, Kind] = {s.name: "shared" for s in (*program.weights, *program.inputs)}
     kinds |= {n.name: "shared" for n in program.nodes}
     early = weights_only(program) - {s.name for s in program.weights} if prologue else set()
-    recorder = KernelRecorder(world)
+    recorder = KernelRecorder(symbols)
     record(program, fakes, kinds, recorder, early)
     return recorder.kernels

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.costs import MASKED
+from widepack_artifacts.program import Node
 
 from ..ir import ops
 from ..ir.limits import tensors
@@ -32,18 +33,28 @@ from ..ir.op_records import RECORDS, OpRecord, by_tags
 from ..ir.torch_internals import op_base_name
 from ..ir.values import known
 from ..runtime.flop_formulas import FlopFormula
-from .expressions import ZERO, World
+from .expressions import ZERO, SizeSymbols
 from .live_storages import LiveStorages
 
 
 @dataclass
-class KernelCount:
-    """What one kernel costs. Each measure is [shared, member].
+class Kernel:
+    """A kernel of a program, and what it costs.
 
-    written: (serial of the storage, bytes, whether it is shared) of each result. counted: whether operations
-    are known.
+    node: the node that starts it. op: its name, such as `aten.addmm`. shared: whether it runs once for all
+    members. times: how often it runs in a call. read: the sizes of the tensors that it reads. strides: of the
+    first of them. made: the sizes of its first result. costs: each measure as [shared, member]. written:
+    (serial of the storage, bytes, whether it is shared) of each result. counted: whether operations are
+    known.
     """
 
+    node: Node
+    op: str
+    shared: bool
+    times: int
+    read: tuple[tuple[Any, ...], ...]
+    strides: tuple[Any, ...]
+    made: tuple[Any, ...]
     costs: dict[str, list[Any]] = field(default_factory=dict)
     written: list[tuple[int, Any, bool]] = field(default_factory=list)
     counted: bool = True
@@ -52,66 +63,62 @@ class KernelCount:
         """Adds to a measure."""
         self.costs.setdefault(measure, [ZERO, ZERO])[0 if shared else 1] += amount
 
-
-def count_kernel(
-    op: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    result: Any,
-    formula: FlopFormula | None,
-    world: World,
-    live: LiveStorages,
-    shared: bool,
-) -> KernelCount:
-    """Counts a kernel. formula: of its FLOP. shared: whether it runs once for all members."""
-    count = KernelCount()
-    count.add("kernels", world.expr(1), True)
-    name = op_base_name(op) or getattr(op, "__name__", "")
-    if formula is not None:
-        flop = world.expr(formula(*args, **kwargs, out_val=result))
-        count.add("flops", flop, shared)
-        if "attention" in name:
-            _add_masked(count, ops.bind(ops.name_of(op), tuple(args), dict(kwargs)), flop, world, shared)
-    else:
-        done = other_ops(name, op, [*args, *kwargs.values()], result)
-        count.counted = done is not None or not reads_numbers([*args, *kwargs.values()])
-        count.add("ops", world.expr(0 if done is None else done), shared)
-    _count_reads(count, name, op, [*args, *kwargs.values()], result, world, live, shared)
-    for tensor in tensors(result):
-        storage = live.made(tensor, shared=shared)
-        size = world.bytes_read(tensor, False)
-        count.add("acts_written", size, storage.shared)
-        count.written.append((storage.serial, size, storage.shared))
-    _drop_unknown(count, world)
-    return count
+    def count(
+        self,
+        op: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        formula: FlopFormula | None,
+        symbols: SizeSymbols,
+        live: LiveStorages,
+    ) -> None:
+        """Adds the costs of a call of the kernel. formula: of its FLOP."""
+        self.add("kernels", symbols.expr(1), True)
+        name, given = op_base_name(op) or getattr(op, "__name__", ""), [*args, *kwargs.values()]
+        if formula is not None:
+            flop = symbols.expr(formula(*args, **kwargs, out_val=result))
+            self.add("flops", flop, self.shared)
+            if "attention" in name:
+                _add_masked(self, ops.bind(ops.name_of(op), tuple(args), dict(kwargs)), flop, symbols)
+        else:
+            done = other_ops(name, op, given, result)
+            self.counted = done is not None or not reads_numbers(given)
+            self.add("ops", symbols.expr(0 if done is None else done), self.shared)
+        _count_reads(self, name, op, given, result, symbols, live)
+        for tensor in tensors(result):
+            storage = live.made(tensor, shared=self.shared)
+            size = symbols.bytes_read(tensor, False)
+            self.add("acts_written", size, storage.shared)
+            self.written.append((storage.serial, size, storage.shared))
+        _drop_unknown(self, symbols)
 
 
-def _add_masked(count: KernelCount, bound: Mapping[str, Any], flop: Any, world: World, shared: bool) -> None:
+def _add_masked(kernel: Kernel, bound: Mapping[str, Any], flop: Any, symbols: SizeSymbols) -> None:
     """Adds the FLOP of the pairs (query, key) that `is_causal` forbids. bound: arguments of attention."""
     if bound.get("is_causal") is not True:
         return
-    queries, keys = (world.expr(bound[name].shape[-2]) for name in ("query", "key"))
+    queries, keys = (symbols.expr(bound[name].shape[-2]) for name in ("query", "key"))
     rows = sympy.Min(queries, keys)  # the queries that are forbidden some keys
     forbidden = rows * keys - rows * (rows + 1) / 2
-    count.add(MASKED, sympy.expand(sympy.cancel(flop / (queries * keys)) * forbidden), shared)
+    kernel.add(MASKED, sympy.expand(sympy.cancel(flop / (queries * keys)) * forbidden), kernel.shared)
 
 
 def _count_reads(
-    count: KernelCount,
+    kernel: Kernel,
     name: str,
     op: Any,
     args: Sequence[Any],
     result: Any,
-    world: World,
+    symbols: SizeSymbols,
     live: LiveStorages,
-    shared: bool,
 ) -> None:
     """Adds the bytes that a kernel reads: every tensor once."""
     seen: set[Any] = set()
     for i, tensor in enumerate(tensors(args)):
         storage = live.of(tensor)
         weight = storage is not None and storage.weight
-        of_all = shared if storage is None else storage.shared
+        of_all = kernel.shared if storage is None else storage.shared
         place = (
             id(tensor) if storage is None else storage.serial,
             str(tensor.storage_offset()),
@@ -123,19 +130,19 @@ def _count_reads(
         elements = looked_up(name, op, args, result) if i == 0 else None
         if elements is not None:
             # a table that all members share is still read at places of each member
-            size, of_all = world.expr(elements) * world.element(tensor.dtype, weight), shared
+            size, of_all = symbols.expr(elements) * symbols.element(tensor.dtype, weight), kernel.shared
         else:
-            size = world.bytes_read(tensor, weight)
-        count.add("weights_read" if weight else "acts_read", size, of_all)
+            size = symbols.bytes_read(tensor, weight)
+        kernel.add("weights_read" if weight else "acts_read", size, of_all)
 
 
-def _drop_unknown(count: KernelCount, world: World) -> None:
+def _drop_unknown(kernel: Kernel, symbols: SizeSymbols) -> None:
     """Leaves out amounts that depend on sizes which only values determine."""
-    for pair in count.costs.values():
+    for pair in kernel.costs.values():
         for i, amount in enumerate(pair):
-            if not world.is_known(amount):
-                pair[i], count.counted = ZERO, False
-    count.written = [row for row in count.written if world.is_known(row[1])]
+            if not symbols.is_known(amount):
+                pair[i], kernel.counted = ZERO, False
+    kernel.written = [row for row in kernel.written if symbols.is_known(row[1])]
 
 
 _ADAPTIVE = ("_adaptive_avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "mkldnn_adaptive_avg_pool")

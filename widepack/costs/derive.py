@@ -77,12 +77,12 @@ def derive_wide(programs: Mapping[int, Program], facts: ModelFacts) -> Costs:
 
 
 def _document(found: Amounts, dtype: str, facts: ModelFacts) -> Costs:
-    world = found.world
+    symbols = found.symbols
     members = "members" if "N" in facts.sizes else "N"
     count = sympy.Symbol(members, integer=True, positive=True)
 
     def texts(pair: list[Any]) -> Pair:
-        return world.text(sympy.expand(pair[0])), world.text(sympy.expand(pair[1]))
+        return symbols.text(sympy.expand(pair[0])), symbols.text(sympy.expand(pair[1]))
 
     def rows() -> Iterator[CostRow]:
         for (path, op, source), costs in found.rows.items():
@@ -106,6 +106,6 @@ def _document(found: Amounts, dtype: str, facts: ModelFacts) -> Costs:
         classes=dict(facts.classes),
         rows=tuple(rows()),
         totals=totals,
-        peak=world.longest(s + count * m for s, m in found.states),
+        peak=symbols.longest(s + count * m for s, m in found.states),
         uncounted=found.uncounted,
     )

@@ -1,7 +1,7 @@
 """Turns sizes into formulas over named dims, and formulas into text that `widepack_artifacts.formulas` reads.
 
-A size of a symbolic tensor is a sympy expression over torch's symbols. `World` renames these to the dims. A
-count is kept as a pair (shared, member); `N` is not a symbol of torch, so it is never in a size.
+A size of a symbolic tensor is a sympy expression over torch's symbols. `SizeSymbols` renames these to the
+dims. A count is kept as a pair (shared, member); `N` is not a symbol of torch, so it is never in a size.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MOST_SUBTRACTED = 20
 """The most terms that a sum subtracts one by one."""
 
 
-class World:
+class SizeSymbols:
     """Names for torch's symbols. dtype: the model's dtype, whose elements have `w_bytes` or `a_bytes`."""
 
     def __init__(self, dims: Mapping[str, Any], dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.symbols = {
+        symbols = {
             name: sympy.Symbol(name, integer=True, positive=True)
             for name, size in dims.items()
             if not isinstance(size, int)
         }
-        self._names = {expression(dims[name]): symbol for name, symbol in self.symbols.items()}
-        self._known = {*self.symbols.values(), W, A}
+        self._names = {expression(dims[name]): symbol for name, symbol in symbols.items()}
+        self._known = {*symbols.values(), W, A}
         self._expanded: dict[Any, Any] = {}
         self._texts: dict[Any, str] = {}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from ..ir.torch_internals import memory_id
-from .expressions import ZERO, World
+from .expressions import ZERO, SizeSymbols
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class LiveStorage:
 class LiveStorages:
     """The storages that are live, and all states of the memory that were seen."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, symbols: SizeSymbols) -> None:
+        self._symbols = symbols
         self._live: dict[int, tuple[Any, LiveStorage]] = {}
         self._states: list[frozenset[tuple[tuple[Any, bool], int]]] = []
         self._count = 0
@@ -75,8 +75,8 @@ class LiveStorages:
 
     def _add(self, tensor: Tensor, *, weight: bool, shared: bool, held: bool) -> LiveStorage:
         memory = tensor.untyped_storage()
-        elements = self._world.expr(memory.nbytes()) / tensor.dtype.itemsize
-        size = elements * self._world.element(tensor.dtype, weight)
+        elements = self._symbols.expr(memory.nbytes()) / tensor.dtype.itemsize
+        size = elements * self._symbols.element(tensor.dtype, weight)
         self._count += 1
         storage = LiveStorage(weight, shared, held, size, self._count)
         self._live[memory_id(tensor)] = (_weak_reference(memory), storage)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from ..ir.recurrent_values import recurrent_result
 from ..ir.torch_internals import is_overload
 from ..runtime.flop_formulas import FlopFormula, kernel_formula, own_formula
 from ..runtime.kernel_count import is_view
-from .counts import KernelCount, count_kernel
-from .expressions import World
+from .counts import Kernel
+from .expressions import SizeSymbols
 from .live_storages import LiveStorages
 
 _NO_KERNEL = frozenset(
@@ -48,33 +47,14 @@ _RESAMPLING = ("aten.upsample_", "aten._upsample_")
 """Ops that torch implements by others where sizes are symbols, and by one kernel where they are numbers."""
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of a program.
-
-    node: the node that starts it. op: its name, such as `aten.addmm`. times: how often it runs in a call.
-    read: the sizes of the tensors that it reads. strides: of the first of them. made: the sizes of its first
-    result.
-    """
-
-    node: Node
-    op: str
-    shared: bool
-    count: KernelCount
-    times: int = 1
-    read: tuple[tuple[Any, ...], ...] = ()
-    strides: tuple[Any, ...] = ()
-    made: tuple[Any, ...] = ()
-
-
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
     """Records the kernels that torch dispatches in a block; `kernels` has them in order."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, symbols: SizeSymbols) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
-        self.live = LiveStorages(world)
-        self._world = world
+        self.live = LiveStorages(symbols)
+        self._symbols = symbols
         self._node = Node("", "")
         self._shared = True
         self._times = 1
@@ -104,19 +84,17 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         """Adds a kernel."""
         if next(tensors(result), None) is None:
             return
-        name = ".".join(ops.name_of(op).split(".")[:2])
-        count = count_kernel(op, args, kwargs, result, formula, self._world, self.live, self._shared)
         given = list(tensors([*args, *kwargs.values()]))
         kernel = Kernel(
             self._node,
-            name,
+            ".".join(ops.name_of(op).split(".")[:2]),
             self._shared,
-            count,
             self._times,
             tuple(tuple(t.shape) for t in given),
             tuple(given[0].stride()) if given else (),
             tuple(next(tensors(result)).shape),
         )
+        kernel.count(op, args, kwargs, result, formula, self._symbols, self.live)
         self.kernels.append(kernel)
 
     def note(self, result: Any) -> None:

@@ -8,6 +8,7 @@ The weights are swapped into the user's own tensors and out again, and all else 
 from __future__ import annotations
 
 import contextvars
+import itertools
 import random
 import sys
 import threading
@@ -25,6 +26,7 @@ from ..capture.named_fields import known_forms
 from ..capture.reachable import walk
 from ..errors import UsageError
 from ..ir.overlapping import copy_into, overlaps
+from ..ir.torch_internals import memory_id
 from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .unchanged import unchanged
@@ -52,7 +54,7 @@ def refuse_other_copies(
         if words:
             raise UsageError(
                 f"a copy of member {i} does not do what member {i} does: {words}.\n"
-                f"{_still_used(member, skeleton) or _NOT_FOUND}\n"
+                f"{_shared_memory(member) or _still_used(member, skeleton) or _NOT_FOUND}\n"
                 "fuse makes its programs from copies. Hold the parts of a member in attributes, closures or "
                 "arguments of its own functions"
             )
@@ -159,6 +161,30 @@ def _still_used(member: nn.Module, skeleton: ModuleSkeleton) -> str:
     hidden = [f"{r.path} is a {kind}" for r in walk(skeleton.module) if (kind := _hidden_kind(r.value))]
     what = f"{', '.join(hidden[:4])}, whose content cannot be followed"
     return f"Where the copy reads the original was not found. A possible place: {what}." if hidden else ""
+
+
+def _shared_memory(member: nn.Module) -> str:
+    """Returns in words which weights have numbers in the same memory; empty if none have."""
+    weights = weights_of(member)
+    by_memory: dict[int, list[str]] = {}
+    for name, first in first_names(weights).items():
+        if name == first and weights[name].layout is torch.strided:
+            by_memory.setdefault(memory_id(weights[name]), []).append(name)
+    for names in by_memory.values():
+        for one, other in itertools.combinations(names, 2):
+            if _places(weights[one]) & _places(weights[other]):
+                return (
+                    f"{one} and {other} share memory: what is written into one changes the other. In a fused "
+                    "module each weight has its own; give the member two tensors, or one for both."
+                )
+    return ""
+
+
+def _places(value: torch.Tensor) -> set[int]:
+    """Returns the bytes of its storage at which the elements of a tensor begin."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride()))
+    places = torch.arange(extent if value.numel() else 0).as_strided(value.shape, value.stride())
+    return {(k + value.storage_offset()) * value.element_size() for k in places.flatten().tolist()}
 
 
 def _hidden_kind(value: Any) -> str:

@@ -84,11 +84,10 @@ def _refuse_special_weights(i: int, model: nn.Module) -> None:
                 f"member {i}: {name} has no size yet; run a lazy module once, on an example, "
                 "before you fuse it"
             )
-        plain = type(value) in (nn.Parameter, nn.Buffer, torch.Tensor)
-        if value.layout is not torch.strided or not plain:
+        if value.layout is not torch.strided or not _is_plain(type(value)):
             raise UsageError(
-                f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; "
-                "fuse stacks only plain dense tensors"
+                f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; fuse stacks only "
+                "dense tensors, and parameters whose class leaves torch's operations as they are"
             )
         if hooks_of_gradients(value):
             raise UsageError(
@@ -96,6 +95,15 @@ def _refuse_special_weights(i: int, model: nn.Module) -> None:
                 "register_post_accumulate_grad_hook), which would not run in a fused module. Remove it "
                 f"before fuse, and register one on the fused module's {name}, whose gradient is [N, ...]"
             )
+
+
+def _is_plain(cls: type[torch.Tensor]) -> bool:
+    """Returns whether tensors of a class compute as torch's own do."""
+    return cls in (nn.Buffer, torch.Tensor) or (
+        issubclass(cls, nn.Parameter)
+        and cls.__torch_function__ is nn.Parameter.__torch_function__
+        and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
 
 
 CapturedReads = tuple[Captured, AttributeReads]

@@ -60,8 +60,7 @@ class ModuleSkeleton:
         empty: dict[int, torch.Tensor] = {}
         for value in weights.values():
             meta = torch.empty_like(value, device="meta", requires_grad=False)
-            is_parameter = isinstance(value, nn.Parameter)
-            empty[id(value)] = nn.Parameter(meta, value.requires_grad) if is_parameter else meta
+            empty[id(value)] = _like(value, meta)
         try:
             self.module, copied = copy_module(module, empty, owners.modules)
         except Exception as e:
@@ -93,8 +92,7 @@ class ModuleSkeleton:
                 continue
             target = empty[name]
             value = values[first].detach().to(device or values[first].device, copy=True)
-            is_parameter = isinstance(target, nn.Parameter)
-            memo[id(target)] = nn.Parameter(value, target.requires_grad) if is_parameter else value
+            memo[id(target)] = _like(target, value)
         if device is not None:
             for _, other in tensors_of(self.module):
                 if id(other) not in memo and other.device not in (device, torch.device("meta")):
@@ -115,6 +113,15 @@ class ModuleSkeleton:
             for path, value in tensors_of(self.module)
             if id(value) not in own and value.layout is torch.strided and memory_id(value) in by_memory
         }
+
+
+def _like(weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns a value as what a weight is: a parameter of the same class, or a buffer."""
+    if not isinstance(weight, nn.Parameter):
+        return value
+    if type(weight) is nn.Parameter:
+        return nn.Parameter(value, weight.requires_grad)
+    return value.detach().as_subclass(type(weight)).requires_grad_(weight.requires_grad)
 
 
 def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ The submodules mirror the member's submodules.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -41,6 +42,8 @@ class StackedWeight:
         aliases: Its other names, if it is tied.
         kind: `stacked`, or `shared` for one value for all members.
         parameter: Whether it is a parameter. Otherwise it is a buffer.
+        marks: The attributes of a parameter that all members have alike, such as `_no_weight_decay`: numbers,
+            texts, and lists and dicts of them.
     """
 
     __module__ = "widepack"  # pickles name the public place
@@ -49,6 +52,7 @@ class StackedWeight:
     aliases: tuple[str, ...]
     kind: Kind
     parameter: bool
+    marks: tuple[tuple[str, Any], ...] = ()
 
 
 def plan_weights(
@@ -65,7 +69,8 @@ def plan_weights(
         UsageError: A name in `share` is not a parameter.
         MemberMismatch: A parameter named in `share` has different values.
     """
-    weights = weights_of(models[0])
+    members = [weights_of(m) for m in models]
+    weights = members[0]
     first = first_names(weights)
     parameters = {n for n, v in weights.items() if isinstance(v, nn.Parameter)}
     shared = _shared_names(share, weights, parameters)
@@ -75,11 +80,31 @@ def plan_weights(
     for name in weights:
         if first[name] == name:
             kind: Kind = "shared" if all_shared or name in shared else "stacked"
-            planned[name] = StackedWeight(name, (), kind, name in parameters)
+            marks = _common_marks([w[name] for w in members]) if name in parameters else ()
+            planned[name] = StackedWeight(name, (), kind, name in parameters, marks)
         else:
             original = planned[first[name]]
             planned[first[name]] = replace(original, aliases=(*original.aliases, name))
     return list(planned.values())
+
+
+def _common_marks(parameters: Sequence[torch.Tensor]) -> tuple[tuple[str, Any], ...]:
+    """Returns the attributes that code outside reads, as far as they are plain and equal for all members."""
+    first, *others = map(vars, parameters)
+    return tuple(
+        (name, value)
+        for name, value in first.items()
+        if name not in (ONE_FOR_ALL, FROZEN)
+        and _is_plain(value)
+        and all(name in o and _is_plain(o[name]) and o[name] == value for o in others)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return type(value) in (list, tuple, dict) and all(map(_is_plain, items))
+    return type(value) in (bool, int, float, str, type(None))
 
 
 def _shared_names(share: Sequence[str], weights: dict[str, torch.Tensor], parameters: set[str]) -> set[str]:
@@ -169,7 +194,7 @@ def stack(root: nn.Module, models: Sequence[nn.Module], weights: Sequence[Stacke
 
 
 def mark_parameters(root: nn.Module, weights: Sequence[StackedWeight], frozen: tuple[int, ...]) -> None:
-    """Sets the attributes of parameters that `widepack.optim` reads.
+    """Sets the attributes of parameters: the members' own, and those that `widepack.optim` reads.
 
     Args:
         root: The module that has the parameters.
@@ -179,6 +204,7 @@ def mark_parameters(root: nn.Module, weights: Sequence[StackedWeight], frozen: t
     for weight in weights:
         if weight.parameter:
             tensors, last = slot_of(root, weight.name)
+            vars(tensors[last]).update(copy.deepcopy(dict(weight.marks)))
             setattr(tensors[last], ONE_FOR_ALL, weight.kind == "shared")
             setattr(tensors[last], FROZEN, frozen if weight.kind == "stacked" else ())
 

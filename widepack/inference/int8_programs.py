@@ -4,9 +4,7 @@ Calls of few rows read the weights, and little else takes time; int8 weights are
 of many rows multiply, and there float32 is faster. So programs over int8 weights serve batches up to `ROWS`
 rows of a member, on average over the layers. Larger batches run the artifact's own programs, which are bound
 when a call first needs one. A layer keeps its float weights if those of all members are fewer than `LEAST`
-numbers.
-
-bench/results/int8-cpu.json has the measurements (scripts/measure/int8_weights.py).
+numbers. Both limits were measured on one CPU (AMD EPYC, one thread).
 """
 
 from __future__ import annotations

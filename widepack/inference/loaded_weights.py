@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 
 from ..backends.task import Mapped

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest, Member
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import Weight
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,14 @@ class NodeWriter:
         """Notes the type of the last value, and returns the value."""
         self.nodes[-1] = replace(self.nodes[-1], out=str(type_))
         return value
+
+
+def all_nodes(program: Program) -> Iterator[Node]:
+    """Yields the nodes of a program; of a loop those of its body, after the loop."""
+    for node in program.nodes:
+        yield node
+        if node.body is not None:
+            yield from all_nodes(node.body)
 
 
 def renamed(node: Node, to: Mapping[str, Any]) -> Node:

@@ -31,6 +31,8 @@ class OpRecord:
         other op is known.
     reads: how much it reads of its first argument: "all"; "result": as many numbers as it returns; "sizes".
     once: why it runs once for each member, for ops and overloads that have no strategy.
+    unguarded: whether it reads or writes at indices, and compiled code cannot check them: no form of the op
+        in `backends/index_flags.py` does.
     """
 
     cost: str = "linear"
@@ -38,6 +40,7 @@ class OpRecord:
     ops: int | None = None
     reads: Literal["all", "result", "sizes"] = "all"
     once: str = ""
+    unguarded: bool = False
 
     def of(self, names: str | Iterable[str]) -> None:
         """Makes this the record of ops, in the place of another.
@@ -199,7 +202,8 @@ OpRecord(rows="pad", ops=0).of("""
     replication_pad3d
 """)
 OpRecord(rows="along", ops=0).of("flip roll")
-OpRecord(rows="spatial", ops=0).of("pixel_shuffle pixel_unshuffle max_unpool2d max_unpool3d")
+OpRecord(rows="spatial", ops=0).of("pixel_shuffle pixel_unshuffle")
+OpRecord(rows="spatial", ops=0, unguarded=True).of("max_unpool2d max_unpool3d")
 OpRecord(rows="in_front", ops=0).of("""
     affine_grid_generator channel_shuffle col2im im2col native_channel_shuffle
 """)
@@ -208,7 +212,8 @@ OpRecord(ops=0).of("""
     as_strided_copy atleast_1d column_stack diag diagonal_scatter dstack hstack meshgrid rot90 unfold_backward
     unfold_copy vstack
 """)
-OpRecord(ops=0, once=_LAYOUT).of("as_strided as_strided_scatter put")
+OpRecord(ops=0, once=_LAYOUT).of("as_strided as_strided_scatter")
+OpRecord(ops=0, once=_LAYOUT, unguarded=True).of("put")
 OpRecord(ops=0, once=_RARE).of("block_diag cartesian_prod")
 
 # ---------------------------------------------------------------- reading and writing at indices
@@ -218,7 +223,7 @@ OpRecord(rows="gather", ops=0, reads="result").of("gather take_along_dim")
 OpRecord(rows="index", ops=0, reads="result").of("index")
 OpRecord(rows="index_select", ops=0, reads="result").of("index_select")
 OpRecord(ops=0, reads="result").of("_unsafe_index")
-OpRecord(ops=0, reads="result", once=_LAYOUT).of("take")
+OpRecord(ops=0, reads="result", once=_LAYOUT, unguarded=True).of("take")
 OpRecord(rows="one_hot", ops=0).of("one_hot")
 OpRecord(rows="scatter", ops=0).of("scatter scatter_add")
 OpRecord(cost="sort", rows="scatter", ops=0).of("scatter_reduce")
@@ -308,11 +313,11 @@ OpRecord(cost="pair", rows="loss", ops=1).of("""
     smooth_l1_loss soft_margin_loss
 """)
 OpRecord(cost="pair").of("cosine_embedding_loss hinge_embedding_loss margin_ranking_loss triplet_margin_loss")
-OpRecord(cost="slow").of("cross_entropy_loss")
-OpRecord(ops=1).of("nll_loss nll_loss2d nll_loss_nd")
-OpRecord(once=_INNER).of("nll_loss_forward")
-OpRecord(once=_RARE).of("multi_margin_loss")
-OpRecord(cost="class pairs", once=_RARE).of("multilabel_margin_loss")
+OpRecord(cost="slow", unguarded=True).of("cross_entropy_loss")
+OpRecord(ops=1, unguarded=True).of("nll_loss nll_loss2d nll_loss_nd")
+OpRecord(once=_INNER, unguarded=True).of("nll_loss_forward")
+OpRecord(once=_RARE, unguarded=True).of("multi_margin_loss")
+OpRecord(cost="class pairs", once=_RARE, unguarded=True).of("multilabel_margin_loss")
 OpRecord(cost="ctc", once=_ONE_TENSOR).of("ctc_loss")
 
 # ---------------------------------------------------------------- products, distances, linear algebra

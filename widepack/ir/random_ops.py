@@ -12,6 +12,7 @@ from dataclasses import replace
 from widepack_artifacts.program import Node, Program, Tag
 
 from . import ops
+from .edit import all_nodes
 
 _ONES = {"aten.bernoulli.p", "aten.bernoulli.default"}
 _LIKE = ops.full_names("rand_like randn_like exponential cauchy geometric log_normal")
@@ -28,12 +29,8 @@ def uses_random_ops(program: Program) -> bool:
 
 
 def random_nodes(program: Program) -> Iterator[Node]:
-    """Yields the nodes of a program that draw random numbers."""
-    for n in program.nodes:
-        if n.body is not None:
-            yield from random_nodes(n.body)
-        elif not ops.pure(n.op, n.args, n.kwargs):
-            yield n
+    """The nodes of a program that draw random numbers."""
+    return (n for n in all_nodes(program) if n.body is None and not ops.pure(n.op, n.args, n.kwargs))
 
 
 def without_randomness(program: Program) -> Program | None:

@@ -324,6 +324,18 @@ def without_modes() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def as_if_exported() -> Iterator[None]:
+    """Lets `torch.compiler.is_compiling` and `is_exporting` return True."""
+    names = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {name: getattr(torch.compiler, name) for name in names}
+    vars(torch.compiler).update(dict.fromkeys(names, True))
+    try:
+        yield
+    finally:
+        vars(torch.compiler).update(before)
+
+
 def is_traced() -> bool:
     """Whether an export records what runs now."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode

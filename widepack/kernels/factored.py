@@ -68,8 +68,8 @@ def _thin(x: Tensor, right: Tensor) -> Tensor:
 def _on_onednn(x: Tensor, base: Tensor) -> bool:
     """Returns whether oneDNN computes the product with the base.
 
-    With a plain float32 weight it takes up to half the time of torch's product at 8 rows and more
-    (bench/results/split-linear-cpu.json). With one row it has no advantage.
+    With a plain float32 weight it takes up to half the time of torch's product at 8 rows and more. With one
+    row it has no advantage.
     """
     return x.shape[0] > 1 and x.dtype == torch.float32 and base.is_contiguous() and onednn.usable(base)
 

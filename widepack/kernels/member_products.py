@@ -4,8 +4,8 @@
     x: [N, R, I], or [1, R, I] for all members   weight: [N, O, I]   bias: [N, O] or none
 
 On a CPU, in float32, products of `LEAST` multiplications or more of a member run through oneDNN, one call for
-each member. oneDNN takes 0.5 to 0.9 times as long as torch's batched product there
-(bench/results/products-cpu.json). Smaller and narrower products are one batched product.
+each member. oneDNN takes 0.5 to 0.9 times as long as torch's batched product there. Smaller and narrower
+products are one batched product.
 
 The derivatives are products of the same form, so that they have derivatives too. `weight` may be a transposed
 view, which oneDNN reads without a copy. `decompose.py` writes the op in ATen ops.

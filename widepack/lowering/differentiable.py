@@ -8,12 +8,13 @@ Ops that answer integers need no derivative.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from widepack_artifacts.program import Kind, Node, Program
+from widepack_artifacts.program import Kind, Program
 
 from ..errors import LoweringError
+from ..ir.edit import all_nodes
 from ..ir.fake_values import Shapes
 from ..kernels.library import DIFFERENTIABLE, INTEGER_ANSWERS
 from ..planning.plan import NodeChoice, Plan
@@ -44,7 +45,7 @@ def for_gradients(
     while True:
         lowered = lower([program], [0] * count, slots, plan, sizes, shapes)
         bad = dict.fromkeys(
-            n.member for n in _nodes(lowered.program) if n.op.startswith(_OWN_OPS) and n.op not in known
+            n.member for n in all_nodes(lowered.program) if n.op.startswith(_OWN_OPS) and n.op not in known
         )
         bad |= dict.fromkeys(n.name for n in program.nodes if _without(n.op, lowered.used.get(n.name, "")))
         if not bad:
@@ -72,11 +73,3 @@ def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[st
     chosen = left[0] if left else "sequential"
     done.add(chosen)
     return NodeChoice(chosen, "the strategy before it has no derivative")
-
-
-def _nodes(program: Program) -> Iterator[Node]:
-    """Yields all nodes, also those in the bodies of loops."""
-    for node in program.nodes:
-        yield node
-        if node.body is not None:
-            yield from _nodes(node.body)

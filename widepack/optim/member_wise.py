@@ -38,6 +38,7 @@ class MemberWise(torch.optim.Optimizer):
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         self._tensors: dict[Any, Tensor] = {}
+        self._accepted: dict[int, dict[str, Any]] = {}  # the options of each group at the last step
         self._check(defaults)
         super().__init__(params, defaults)
 
@@ -140,7 +141,7 @@ class MemberWise(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._tensors = {}
+        self._tensors, self._accepted = {}, {}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 if key != "differentiable":  # torch adds it to the defaults; these optimizers do not have it
@@ -157,21 +158,19 @@ class MemberWise(torch.optim.Optimizer):
             What the closure returns, or None without a closure.
 
         Raises:
-            UsageError: A gradient is sparse.
+            UsageError: A gradient is sparse, or an option that was set since the last step is invalid. No
+                parameter and no state has changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for k, group in enumerate(self.param_groups):  # all before the first parameter changes
+            self._check_step(k, group)
         for group in self.param_groups:
-            for i, p in enumerate(group["params"]):
+            for p in group["params"]:
                 if p.grad is None:
                     continue
-                if p.grad.is_sparse:
-                    raise UsageError(
-                        f"{type(self).__name__}: parameter {i} has a sparse gradient; "
-                        "set sparse=False in its layer"
-                    )
                 grad = -p.grad if group["maximize"] else p.grad
                 state, frozen = self.state[p], list(getattr(p, FROZEN, ()))
                 if not state:
@@ -181,6 +180,28 @@ class MemberWise(torch.optim.Optimizer):
                 else:
                     self._update(p, grad, state, group)
         return loss
+
+    def _check_step(self, k: int, group: dict[str, Any]) -> None:
+        """Checks the gradients of group k, and its options if one was set since the last step: by a
+        scheduler, or by hand. Raises UsageError.
+        """
+        names = [n for n in (*self.member_options, *self.pair_options, *_SWITCHES) if n in group]
+        known = self._accepted.get(k, {})
+        if any(n not in known or group[n] is not known[n] for n in names):
+            before = dict(group)
+            try:
+                self._check(group)
+                self._check_members(group)
+            except UsageError:
+                group.update(before)
+                raise
+            self._accepted[k] = {n: group[n] for n in names}
+        for i, p in enumerate(group["params"]):
+            if p.grad is not None and p.grad.is_sparse:
+                raise UsageError(
+                    f"{type(self).__name__}: parameter {i} has a sparse gradient; "
+                    "set sparse=False in its layer"
+                )
 
     def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state of a parameter before its first step."""

@@ -18,7 +18,8 @@ without a neighbour in its own memory order, is packed up to `LONE_BYTES` only.
 
 In training the limits are `TRAINING` times as high.
 
-bench/results/rules-cpu.json has the measurements of each network and batch (scripts/measure/rules_cpu.py).
+The limits were measured on one CPU (AMD EPYC, one thread). scripts/measure/predictions.py compares the
+choice of these rules with the fastest plan of each network.
 """
 
 from __future__ import annotations

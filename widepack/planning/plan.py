@@ -19,7 +19,6 @@ from ..system.machine import name_of
 
 T = TypeVar("T")
 REQUESTED = "requested"
-_REQUESTED_BEFORE = "asked for"  # the same reason, in artifacts of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class NodeChoice:
     def from_json(cls, data: Any) -> NodeChoice:
         """Reads `[strategy, because]`. In JSON the reason alone says that the user named the strategy."""
         strategy, because = str(data[0]), str(data[1])
-        return cls(strategy, because, requested=because in (REQUESTED, _REQUESTED_BEFORE))
+        return cls(strategy, because, requested=because == REQUESTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ average over the layers, each counted as often as it has weights. Above that the
 weights. The rows of a layer with large factors count more than once: its thin products take longer. So do
 the places of a convolution.
 
-bench/results/split-linear-cpu.json has the times of a linear layer (scripts/measure/split_linear.py). At rank
-8 and 16, `turned` over merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at
-2,048 rows, and 1.3 times at rank 96. `packed` over merged weights takes 0.65 to 1.1 times as long from 64
-rows on; only a race or `tune` chooses it. bench/results/fleets-cpu.json has encoders at up to 512 rows.
+The times of linear layers were measured on one CPU (AMD EPYC, one thread). At rank 8 and 16, `turned` over
+merged weights takes 1.4 times as long as `split` or more from 4 rows on, also at 2,048 rows, and 1.3 times at
+rank 96. `packed` over merged weights takes 0.65 to 1.1 times as long from 64 rows on; only a race or `tune`
+chooses it. bench/results/fleets-cpu.json has encoders at up to 512 rows.
 """
 
 from __future__ import annotations

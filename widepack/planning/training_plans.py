@@ -7,7 +7,7 @@ smaller layers keep their strategies. A batch class is divided at the batch from
 linear layers is in large ones. From there on a network runs wide if its linear layers have `MOSTLY` times the
 multiplications of its convolutions, and it has no recurrent layers: a loop would multiply through torch's own
 products, which take up to twice as long.
-bench/results/products-cpu.json has the times of layers (scripts/measure/products.py).
+The limits were measured on one CPU (AMD EPYC, one thread).
 """
 
 from __future__ import annotations

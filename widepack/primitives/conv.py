@@ -22,9 +22,9 @@ The result of `grouped` is channel-packed: a chain of grouped convolutions copie
 On a GPU, float32 convolutions run in TF32 unless torch.backends.cudnn.conv says otherwise; the batched
 products follow torch.backends.cuda.matmul, and are float32 by default.
 
-bench/results/strategies-cpu.json lists the fastest strategy for each shape; scripts/measure/strategies_cpu.py
-measured it. `packed` wins at most shapes. `grouped` wins where members have 32 channels of 16x16, or many
-groups. The batched products are registered last, because `packed` was faster on that CPU.
+The strategies were measured on one CPU, shape by shape. `packed` wins at most shapes. `grouped` wins where
+members have 32 channels of 16x16, or many groups. The batched products are registered last, because `packed`
+was faster on that CPU.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ the memory order `[R, N, O]`.
 On a GPU, float32 products run in float32 unless torch.backends.cuda.matmul switches TF32 on.
 
 The fastest strategy depends on the size of the weights of all members together: `packed` from 3 MB and 4 rows
-on, `turned` below 1 MB, `bmm` for one row between. bench/results/strategies-cpu.json lists it for each shape;
-scripts/measure/strategies_cpu.py measured it.
+on, `turned` below 1 MB, `bmm` for one row between. These limits were measured on one CPU.
 """
 
 from __future__ import annotations

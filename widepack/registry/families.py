@@ -60,6 +60,8 @@ def promoted(zero: torch.dtype, dims: list[torch.dtype]) -> torch.dtype:
     among = reduce(torch.promote_types, [d for d in dims if category(d) == top])
     if category(zero) == top:
         return among
+    if zero.is_complex and among.is_floating_point:  # it has the precision of the operands with dims
+        return among.to_complex()
     return among.to_real() if among.is_complex and zero.is_floating_point else zero
 
 

@@ -9,13 +9,11 @@ new files, verifies the programs again, and publishes by one rename of the manif
 
 | file | what it does |
 |---|---|
-| `artifact_entry.py` | Holds one entry of an existing artifact as lowering and the comparisons need it |
 | `extra_state_cause.py` | Finds out whether extra state is why a new member answers otherwise |
-| `prove.py` | Verifies one entry of a revised artifact: comparison (b) of every wide program |
 | `report.py` | Defines `ReviseReport` |
-| `request.py` | Holds the arguments of one revision of an artifact |
+| `request.py` | Defines the arguments of one revision, and the members of the revised artifact |
 | `revise.py` | Defines `widepack.update`, `append` and `drop`, which change the members of an artifact |
-| `revised_entry.py` | Rewrites one entry of an artifact for other members: lowers it again |
+| `revised_entry.py` | Rewrites one entry of an artifact for other members: lowers, verifies and writes it |
+| `revised_weights.py` | Makes the weights table of a revised artifact and writes its weights files |
 | `transaction.py` | Runs one revision of an artifact: reads it, checks the new members, writes |
-| `weights.py` | Makes the weights table of a revised artifact and writes its weights files |
 """

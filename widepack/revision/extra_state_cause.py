@@ -7,7 +7,7 @@ module, the extra state is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import nn
@@ -17,10 +17,8 @@ from widepack_artifacts.reader import Reader
 from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
 from ..checkpoints.new_member import with_extra
 from ..errors import MemberMismatch, VerificationError
-from .request import ReviseRequest
-from .slots import MemberSlot
-
-Modules = Mapping[int, Callable[[], nn.Module]]
+from .request import MemberSlot, ReviseRequest
+from .revised_entry import Modules
 
 
 def explained(
@@ -52,7 +50,11 @@ def explained(
         modules[i] = partial(with_extra, factory, slot.new, extra)
         if names := differing_names(slot.new.checkpoint.extra_state(), extra):
             differing[slot.name] = names
-    if not differing or not _passes(prove, modules):
+    if not differing:
+        return error
+    try:
+        prove(modules)
+    except (VerificationError, MemberMismatch):
         return error
     name, names = next(iter(differing.items()))
     return MemberMismatch(
@@ -60,11 +62,3 @@ def explained(
         " members, and forward depends on it: with their extra state and its own weights, it answers as the"
         " artifact's programs. Build the artifact again with this checkpoint"
     )
-
-
-def _passes(prove: Callable[[Modules], object], modules: Modules) -> bool:
-    try:
-        prove(modules)
-    except (VerificationError, MemberMismatch):
-        return False
-    return True

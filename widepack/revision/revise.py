@@ -14,8 +14,7 @@ from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
 from .report import ReviseReport
-from .request import Model, PathText, ReviseRequest
-from .slots import MemberSlot
+from .request import MemberSlot, Model, PathText, ReviseRequest
 from .transaction import revise
 
 
@@ -83,24 +82,14 @@ def update(
         numbers = numbers_of([m.name for m in manifest.members], list(members))
         replaced = dict(zip(numbers, paths))
         return [
-            MemberSlot(m.name, None, open_new(MemberPlace(str(replaced[i]), key)), i)
-            if i in replaced
-            else MemberSlot(m.name, i, place=i)
+            MemberSlot(m.name, i, open_new(MemberPlace(str(replaced[i]), key)) if i in replaced else None)
             for i, m in enumerate(manifest.members)
         ]
 
+    how = opening(key, trust_pickle, ignore, model, model_args)
+    changed_base = None if base is None else Path(checkpoint_of(base, "base"))
     return revise(
-        ReviseRequest(
-            did="update",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            how=opening(key, trust_pickle, ignore, model, model_args),
-            base=None if base is None else Path(checkpoint_of(base, "base")),
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
+        ReviseRequest("update", path, slots, out, force, max_shard_size, progress, how, changed_base)
     )
 
 
@@ -168,28 +157,18 @@ def append(
         if taken := [name for name in new_names if name in old_names]:
             raise UsageError(
                 f"{', '.join(taken)}: a member of {path} has this name already; give the new members other"
-                " names"
-                " (names=[...], --names), or replace the member with widepack update"
+                " names (names=[...], --names), or replace the member with widepack update"
             )
-        kept = [MemberSlot(name, i, place=i) for i, name in enumerate(old_names)]
-        opened = [open_new(p) for p in places]
+        kept = [MemberSlot(name, i) for i, name in enumerate(old_names)]
         return kept + [
-            MemberSlot(name, None, one, k % len(old_names))
-            for k, (name, one) in enumerate(zip(new_names, opened))
+            MemberSlot(name, k % len(old_names), open_new(place))
+            for k, (name, place) in enumerate(zip(new_names, places))
         ]
 
+    how = opening(key, trust_pickle, ignore, model, model_args)
+    changed_base = None if base is None else Path(checkpoint_of(base, "base"))
     return revise(
-        ReviseRequest(
-            did="append",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            how=opening(key, trust_pickle, ignore, model, model_args),
-            base=None if base is None else Path(checkpoint_of(base, "base")),
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
+        ReviseRequest("append", path, slots, out, force, max_shard_size, progress, how, changed_base)
     )
 
 
@@ -237,16 +216,6 @@ def drop(
                 f"drop names all {len(removed)} members of {path}, but an artifact has at least one;"
                 " remove the folder instead"
             )
-        return [MemberSlot(m.name, i, place=i) for i, m in enumerate(manifest.members) if i not in removed]
+        return [MemberSlot(m.name, i) for i, m in enumerate(manifest.members) if i not in removed]
 
-    return revise(
-        ReviseRequest(
-            did="drop",
-            path=path,
-            slots_of=slots,
-            out=out,
-            force=force,
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
-    )
+    return revise(ReviseRequest("drop", path, slots, out, force, max_shard_size, progress))

@@ -3,11 +3,11 @@
 The member programs of the artifact define the model, so the user's code is not needed. A new member is
 checked against the artifact's weights table. Then
 
-1. the weights files are written again (weights.py);
+1. the weights files are written again (revised_weights.py);
 2. if the number of members, a kind or a shape changes, the wide programs and torch.export programs of the
    affected entries are lowered again by rules of thumb, and their measured plans are left out
    (revised_entry.py);
-3. comparison (b) is made for all members, and the probe is computed again (prove.py);
+3. comparison (b) is made for all members, and the probe is computed again;
 4. one rename publishes the result, so a reader sees the old artifact or the new one.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,18 +28,18 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs_file import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
+from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
-from widepack_artifacts.weight_table import KINDS
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import write_revised_costs
+from ..building.costs_file import write_costs
 from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.state_dicts import MemberStates, refuse_code, stored_extra
 from ..building.write import WeightFiles, write_factored, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
+from ..checkpoints.discovery import Checkpoint, MemberPlace
 from ..checkpoints.extra_state import extra_file, extra_of_member
-from ..checkpoints.factory import Factory
 from ..checkpoints.loading import filled
 from ..checkpoints.new_member import NewMember
 from ..checkpoints.unused_names import unused_names
@@ -48,7 +48,6 @@ from ..fleet.new_members import open_new_member
 from ..fleet.orientation import of_programs
 from ..inference.unpublished import check_opens
 from ..ir.random_ops import uses_random_ops
-from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
 from ..runtime.admission import guarded
@@ -62,28 +61,12 @@ from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
 from .extra_state_cause import explained
-from .prove import Modules, ProofContext
 from .report import ReviseReport
 from .request import ReviseRequest
-from .revised_entry import ProvedRevision, RevisedEntry
-from .slots import MemberSlot
-from .weights import RevisedTable, new_table, rewrite
+from .revised_entry import Modules, ProvedRevision, RevisedEntry
+from .revised_weights import new_table, rewrite
 
 _TRIES = 5
-
-
-@dataclass(frozen=True)
-class CheckedRevision:
-    """A revision whose new members were read and checked against the old artifact.
-
-    slots: the members of the revised artifact. modules: makes the own modules of new members. table: the new
-    weights table. entries: the entries for the new members.
-    """
-
-    slots: list[MemberSlot]
-    modules: Modules
-    table: RevisedTable
-    entries: list[RevisedEntry]
 
 
 @plain_modes()
@@ -96,300 +79,254 @@ def revise(request: ReviseRequest) -> ReviseReport:
     path = path_of(request.path)
     if request.out is not None:
         path_of(request.out, "out")
+    shard_bytes = None if request.max_shard_size is None else parse_size(request.max_shard_size)
     for left in reversed(range(_TRIES)):
         first = Reader(path)  # refuses a path without an artifact before anything is written
         try:
-            return _revise_once(request)
+            # Without `out`, the writer's lock is held: no other process publishes while this one reads.
+            with Writer(request.target, force=request.force or request.out is None) as writer:
+                return Revision(request, writer, shard_bytes).run()
         except ArtifactError:
             if request.out is None or not left or not first.replaced():
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-def _revise_once(request: ReviseRequest) -> ReviseReport:
-    shard_bytes = None if request.max_shard_size is None else parse_size(request.max_shard_size)
-    stages = Stages(request.progress)
-    with Writer(request.target, force=request.force or request.out is None) as writer:
-        # Without `out`, the writer's lock is held: no other process publishes while this one reads.
-        reader = Reader(request.path)
-        strategies = _strategies_of(reader.manifest)
-        checked = _checked(request, reader, stages)
-        title = f"{request.path}: a member program"
-        with stages.stage("lower"), guarded(title):
-            wides = {e.name: e.lower(strategies) for e in checked.entries}
-        with stages.stage("write weights"):
-            files, way = rewrite(writer, reader, checked.table, checked.slots, shard_bytes, stages.step)
-            rows = checked.table.factored
-            factored = write_factored(writer, [r.weight for r in rows], (r.corrections for r in rows))
-        context = ProofContext(
-            WeightFiles.open(writer, files, factored), checked.slots, checked.modules, strategies, stages
+class Revision:
+    """One revision of an artifact, while it runs.
+
+    shard_bytes: the requested size of a weights file, or None. reader, old: the artifact before, and its
+    manifest. slots: the members of the revised artifact. modules: makes the own modules of new members.
+    table: the new weights table. entries: the entries for the new members.
+    """
+
+    def __init__(self, request: ReviseRequest, writer: Writer, shard_bytes: int | None) -> None:
+        self.request, self.writer, self.shard_bytes = request, writer, shard_bytes
+        self.stages = Stages(request.progress)
+        self.reader = Reader(request.path)
+        self.old = old = self.reader.manifest
+        self._refuse_draws()
+        with self.stages.stage("read"):
+            files = self._old_weights()
+            self.slots = request.slots_of(old, partial(self._open, files))
+            self.modules = self._modules()
+        with self.stages.stage("check"):
+            # A damaged file must not get a new hash.
+            others = [name for name in (old.probe, old.factored.corrections) if name]
+            self.reader.check_hashes([*(p.name for p in self.reader.weights_files()), *others])
+            files.check(old.weights, len(old.members))
+            self.table = new_table(old, files, self.slots)
+        probed = weight_files.Weights([self.reader.path(old.probe)]) if old.probe else None
+        given = self.reader, self.table, self.slots, probed, _strategies_of(old)
+        self.entries = [RevisedEntry(name, *given) for name in old.entries]
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The members' rows of the new manifest, with the hashes of new checkpoints."""
+        rows = [self.old.members[s.place] for s in self.slots]
+        return tuple(
+            old if s.new is None else _row(s.name, s.new.checkpoint) for old, s in zip(rows, self.slots)
         )
-        with stages.stage("verify"), guarded(title):
-            try:
-                proved = _proved(checked, wides, context)
-            except VerificationError as e:
-                again = partial(_proved_with, checked, wides, context)
-                raise explained(e, request, reader, checked.slots, again) from e
-        new = _exported(reader, checked, proved, writer, stages)
-        with stages.stage("publish"):
-            history = _history(request, reader.manifest, checked, proved)
-            new = _with_history(replace(new, factored=factored), history, shard_bytes)
-            check_opens(writer, new)
-            manifest = writer.publish(new)
-    left_out = [line for p in proved for line in p.left_out]
-    for one in proved:
-        left_out += one.carry_plans(reader.manifest.digest, manifest.digest)
-    return _report(request, manifest, history, checked, proved, left_out, way, stages)
 
+    def _refuse_draws(self) -> None:
+        """Refuses an artifact whose programs draw random numbers. Raises: UsageError."""
+        for name, entry in self.old.entries.items():
+            if any(uses_random_ops(self.reader.program(f)) for f in entry.member):
+                raise UsageError(
+                    f"{self.request.did}: entry {name} of {self.request.path} draws random numbers at every"
+                    " call (dropout that is on), so its programs cannot be revised for other members: build"
+                    " the artifact again"
+                )
 
-def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedRevision:
-    """Reads the new members and checks them against the artifact, whose files are checked too."""
-    old = reader.manifest
-    for name, entry in old.entries.items():
-        if any(uses_random_ops(reader.program(f)) for f in entry.member):
-            raise UsageError(
-                f"{request.did}: entry {name} of {request.path} draws random numbers at every call (dropout"
-                " that is"
-                " on), so its programs cannot be revised for other members: build the artifact again"
+    def _old_weights(self) -> weight_files.Weights:
+        """Opens the weights of the artifact."""
+        factored = self.old.factored
+        corrections = self.reader.path(factored.corrections) if factored.corrections else None
+        return weight_files.Weights(self.reader.weights_files(), factored, corrections)
+
+    def _open(self, files: weight_files.Weights, place: MemberPlace) -> NewMember:
+        """Opens the checkpoint of a new member. files: the artifact's weights."""
+        how = replace(self.request.how, key=place.key, part=place.part)
+        member_files = [f for e in self.old.entries.values() for f in e.member]
+        return open_new_member(
+            self.reader,
+            files,
+            place.path,
+            how,
+            base=self.request.base,
+            turned=lambda: of_programs(map(self.reader.program, member_files)),
+        )
+
+    def _modules(self) -> dict[int, Callable[[], nn.Module]]:
+        """Returns what makes the new members' own modules, by the number of the member.
+
+        It is the factory that the user names, or the torch.export program that is the checkpoint. Raises:
+        UsageError.
+        """
+        found: dict[int, Callable[[], nn.Module]] = {}
+        for i, slot in enumerate(self.slots):
+            if slot.new is None:
+                continue
+            factory = self.request.how.factory(slot.new.checkpoint.path)
+            if factory is not None:
+                factory.dtype = slot.new.dtype
+            elif slot.new.checkpoint.program is not None and list(self.old.entries) == [FORWARD]:
+                factory = ExportedProgramFactory()
+            if factory is not None:
+                found[i] = partial(filled, factory, slot.new.aligned.checkpoints[0], slot.name)
+        return found
+
+    def run(self) -> ReviseReport:
+        """Writes the weights, lowers and verifies the programs, and publishes the result."""
+        title = f"{self.request.path}: a member program"
+        with self.stages.stage("lower"), guarded(title):
+            for entry in self.entries:
+                entry.lower()
+        with self.stages.stage("write weights"):
+            files, way = rewrite(
+                self.writer, self.reader, self.table, self.slots, self.shard_bytes, self.stages.step
             )
-    with stages.stage("read"):
-        files = _weights_of(reader)
-        slots = request.slots_of(
-            old,
-            lambda p: open_new_member(
-                reader,
-                files,
-                p.path,
-                replace(request.how, key=p.key, part=p.part),
-                base=request.base,
-                turned=lambda: of_programs(reader.program(f) for e in old.entries.values() for f in e.member),
+            rows = self.table.factored
+            factored = write_factored(self.writer, [r.weight for r in rows], (r.corrections for r in rows))
+        prove = partial(self._proved, WeightFiles.open(self.writer, files, factored))
+        with self.stages.stage("verify"), guarded(title):
+            try:
+                proved = prove(self.modules)
+            except VerificationError as e:
+                raise explained(e, self.request, self.reader, self.slots, prove) from e
+        with self.stages.stage("export"):
+            new = self._manifest(proved)
+        with self.stages.stage("publish"):
+            history = self._history(any(p.modules_compared for p in proved))
+            new = replace(new, factored=factored, provenance=self._provenance(history))
+            check_opens(self.writer, new)
+            manifest = self.writer.publish(new)
+        left_out = [line for p in proved for line in p.left_out]
+        left_out += [line for p in proved for line in p.carry_plans(self.old.digest, manifest.digest)]
+        return self._report(manifest, history, proved, left_out, way)
+
+    def _proved(self, written: WeightFiles, modules: Modules) -> list[ProvedRevision]:
+        """Verifies all entries. Raises: VerificationError."""
+        with warnings.catch_warnings():
+            # Warnings of members at trial sizes do not concern the user.
+            warnings.simplefilter("ignore")
+            return [entry.prove(written, modules, self.stages) for entry in self.entries]
+
+    def _manifest(self, proved: Sequence[ProvedRevision]) -> form.Manifest:
+        """Writes the programs and the probe, and returns the new manifest without its history."""
+        entries = {p.name: p.write(self.writer) for p in proved}
+        calls = {place: answers for p in proved for place, answers in p.probe.items()}
+        self._keep_costs(entries)
+        return replace(
+            self.old,
+            state_dicts=self._state_dicts(),
+            members=self.members,
+            weights=self.table.weights,
+            entries=entries,
+            probe=write_tensors(self.writer, "probe", probe.make(calls)) if self.old.probe else "",
+            verification=join_records({p.name: p.record for p in proved}),
+        )
+
+    def _state_dicts(self) -> StateDicts:
+        """Writes the extra states of the revised members, and returns the record of the manifest."""
+        record, file = self.old.state_dicts, extra_file(self.reader)
+        extra = []
+        for slot in self.slots:
+            if slot.new is not None:
+                extra.append(stored_extra(slot.new.checkpoint.extra_state(), record.ignored))
+            else:
+                extra.append(extra_of_member(self.reader, file, slot.place))
+            refuse_code(extra[-1], f"member {slot.name}")
+        return MemberStates(record, extra).write(self.writer)
+
+    def _keep_costs(self, entries: Mapping[str, Entry]) -> None:
+        """Keeps the costs of the artifact, which hold for any number of members. New kinds have others."""
+        name = costs_file(self.old.files)
+        same = all(entries[n].member == e.member for n, e in self.old.entries.items())
+        if name and same and not self.table.changed:
+            self.writer.take(self.reader, [name])
+        elif name:
+            before = stored_costs(self.reader)
+            known = [(e, before[e.entry]) for e in self.entries if e.entry in before]
+            write_costs(self.writer, [(e.entry, e, e.facts(costs)) for e, costs in known])
+
+    def _history(self, compared: bool) -> dict[str, Any]:
+        """Returns the revision's row in the history of the artifact's provenance.
+
+        compared: whether new members' own modules were compared with the captured program.
+        """
+        return {
+            "did": self.request.did,
+            "members": self._changed(),
+            "kinds": self.table.changed,
+            "from": self.old.digest,
+            "command": command_line(),
+            "date": timestamp(),
+            "widepack": __version__,
+            "torch": torch.__version__,
+            "asked": [self.slots[i].name for i in sorted(self.modules)] if compared else [],
+        }
+
+    def _changed(self) -> list[dict[str, Any]]:
+        """Returns a row for each member that was removed, replaced or added."""
+        before = {m.name: {"left": m.source} for m in self.old.members}
+        kept = {s.name for s in self.slots}
+        removed: list[dict[str, Any]] = [{"member": n, **row} for n, row in before.items() if n not in kept]
+        new = [m for m, slot in zip(self.members, self.slots) if slot.new is not None]
+        return removed + [
+            {"member": m.name, "source": m.source, "sha256": m.sha256, **before.get(m.name, {})} for m in new
+        ]
+
+    def _provenance(self, history: dict[str, Any]) -> dict[str, Any]:
+        """Returns the provenance with one more row in its history."""
+        before = self.old.provenance.get("history")
+        return {
+            **self.old.provenance,
+            **({} if self.shard_bytes is None else {SHARD_SIZE: self.shard_bytes}),
+            "history": [*(before if isinstance(before, list) else []), history],
+        }
+
+    def _report(
+        self,
+        manifest: form.Manifest,
+        history: Mapping[str, Any],
+        proved: Sequence[ProvedRevision],
+        left_out: list[str],
+        way: str,
+    ) -> ReviseReport:
+        rows, count = self.table.weights, self.table.count
+        return ReviseReport(
+            path=os.fspath(self.request.target),
+            did=self.request.did,
+            members=tuple(s.name for s in self.slots),
+            changed=history["members"],
+            kinds=history["kinds"],
+            lowered=[p.name for p in proved if p.wides],
+            left_out=left_out,
+            written=way,
+            asked=history["asked"],
+            weights={k: sum(w.bytes(count) for w in rows if w.kind == k) for k in KINDS},
+            bytes_disk=sum(f.bytes for f in manifest.files.values()),
+            seconds=self.stages.seconds,
+            before=history["from"],
+            digest=manifest.digest,
+            verification=manifest.verification,
+            not_finite=not_finite({p.name: p.record for p in proved}),
+            unused=unused_names(
+                [s.new.checkpoint for s in self.slots if s.new is not None],
+                (*manifest.state_dicts.ignored, *self.request.how.ignore),
             ),
         )
-        modules = _modules(request, slots, list(old.entries))
-    with stages.stage("check"):
-        # A damaged file must not get a new hash.
-        others = [name for name in (old.probe, old.factored.corrections) if name]
-        reader.check_hashes([*(p.name for p in reader.weights_files()), *others])
-        files.check(old.weights, len(old.members))
-        table = new_table(old, files, slots)
-    probed = weight_files.Weights([reader.path(old.probe)]) if old.probe else None
-    entries = [RevisedEntry(name, row, reader, table, slots, probed) for name, row in old.entries.items()]
-    return CheckedRevision(slots, modules, table, entries)
-
-
-def _weights_of(reader: Reader) -> weight_files.Weights:
-    """Opens the weights of an artifact."""
-    factored = reader.manifest.factored
-    corrections = reader.path(factored.corrections) if factored.corrections else None
-    return weight_files.Weights(reader.weights_files(), factored, corrections)
-
-
-def _proved(
-    checked: CheckedRevision, wides: Mapping[str, list[LoweredProgram]], context: ProofContext
-) -> list[ProvedRevision]:
-    """Verifies all entries. Raises: VerificationError."""
-    with warnings.catch_warnings():
-        # Warnings of members at trial sizes do not concern the user.
-        warnings.simplefilter("ignore")
-        return [entry.prove(wides[entry.name], context) for entry in checked.entries]
-
-
-def _proved_with(
-    checked: CheckedRevision,
-    wides: Mapping[str, list[LoweredProgram]],
-    context: ProofContext,
-    modules: Modules,
-) -> list[ProvedRevision]:
-    """Verifies all entries with other modules of new members. Raises: VerificationError."""
-    return _proved(checked, wides, replace(context, modules=modules))
-
-
-def _exported(
-    reader: Reader,
-    checked: CheckedRevision,
-    proved: Sequence[ProvedRevision],
-    writer: Writer,
-    stages: Stages,
-) -> form.Manifest:
-    """Writes the programs and the probe, and returns the new manifest without its history."""
-    old = reader.manifest
-    with stages.stage("export"):
-        entries = {p.name: p.write(writer, reader) for p in proved}
-        calls = {place: answers for p in proved for place, answers in p.probe.items()}
-        probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
-        _keep_costs(reader, checked, entries, writer)
-        state_dicts = _state_dicts(reader, checked, writer)
-    return replace(
-        old,
-        state_dicts=state_dicts,
-        members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),
-        weights=checked.table.weights,
-        entries=entries,
-        probe=probe_name,
-        verification=join_records(_records(proved)),
-    )
-
-
-def _state_dicts(reader: Reader, checked: CheckedRevision, writer: Writer) -> StateDicts:
-    """Writes the extra states of the revised members, and returns the record of the manifest."""
-    record, file = reader.manifest.state_dicts, extra_file(reader)
-    new = [s.new.checkpoint.extra_state() if s.new is not None else None for s in checked.slots]
-    extra = [
-        extra_of_member(reader, file, slot.old)
-        if slot.old is not None
-        else stored_extra(own or {}, record.ignored)
-        for slot, own in zip(checked.slots, new)
-    ]
-    for slot, state in zip(checked.slots, extra):
-        refuse_code(state, f"member {slot.name}")
-    return MemberStates(record, extra).write(writer)
-
-
-def _keep_costs(
-    reader: Reader, checked: CheckedRevision, entries: Mapping[str, Entry], writer: Writer
-) -> None:
-    """Keeps the costs of the artifact, which hold for any number of members. New kinds have other costs."""
-    old = reader.manifest
-    name = costs_file(old.files)
-    if not name:
-        return
-    same = all(entries[n].member == e.member for n, e in old.entries.items()) and not checked.table.changed
-    if same:
-        writer.take(reader, [name])
-    else:
-        write_revised_costs(writer, [e.entry for e in checked.entries], stored_costs(reader))
-
-
-def _with_history(
-    manifest: form.Manifest, history: Mapping[str, Any], shard_bytes: int | None
-) -> form.Manifest:
-    """Returns the manifest with one more row in the history of its provenance."""
-    before = manifest.provenance.get("history")
-    provenance = {
-        **manifest.provenance,
-        **({} if shard_bytes is None else {SHARD_SIZE: shard_bytes}),
-        "history": [*(before if isinstance(before, list) else []), dict(history)],
-    }
-    return replace(manifest, provenance=provenance)
-
-
-def _history(
-    request: ReviseRequest, old: form.Manifest, checked: CheckedRevision, proved: Sequence[ProvedRevision]
-) -> dict[str, Any]:
-    """Returns the revision's row in the history of the artifact's provenance."""
-    compared = any(p.modules_compared for p in proved)
-    return {
-        "did": request.did,
-        "members": _changed(old, checked.slots),
-        "kinds": [k.to_json() for k in checked.table.changed],
-        "from": old.digest,
-        "command": command_line(),
-        "date": timestamp(),
-        "widepack": __version__,
-        "torch": torch.__version__,
-        "asked": [checked.slots[i].name for i in sorted(checked.modules)] if compared else [],
-    }
-
-
-def _report(
-    request: ReviseRequest,
-    manifest: form.Manifest,
-    history: Mapping[str, Any],
-    checked: CheckedRevision,
-    proved: Sequence[ProvedRevision],
-    left_out: list[str],
-    way: str,
-    stages: Stages,
-) -> ReviseReport:
-    table = checked.table
-    return ReviseReport(
-        path=os.fspath(request.target),
-        did=request.did,
-        members=tuple(s.name for s in checked.slots),
-        changed=history["members"],
-        kinds=history["kinds"],
-        lowered=[p.name for p in proved if p.wides],
-        left_out=left_out,
-        written=way,
-        asked=history["asked"],
-        weights={k: sum(w.bytes(table.count) for w in table.weights if w.kind == k) for k in KINDS},
-        bytes_disk=sum(f.bytes for f in manifest.files.values()),
-        seconds=stages.seconds,
-        before=history["from"],
-        digest=manifest.digest,
-        verification=manifest.verification,
-        not_finite=not_finite(_records(proved)),
-        unused=unused_names(
-            [s.new.checkpoint for s in checked.slots if s.new is not None],
-            (*manifest.state_dicts.ignored, *request.how.ignore),
-        ),
-    )
-
-
-def _records(proved: Sequence[ProvedRevision]) -> dict[str, dict[str, Any]]:
-    """Returns the records of the comparisons by entry."""
-    return {p.name: p.record for p in proved}
 
 
 def _strategies_of(manifest: form.Manifest) -> StrategyRequest:
     """Returns the strategies that the artifact was built with, as far as this version knows them."""
-    names = manifest.provenance.get("strategy")
-    known = strategy_names()
-    return StrategyRequest.parse(
-        [name for name in names if isinstance(name, str) and name in known]
-        if isinstance(names, list)
-        else "auto"
-    )
+    names, known = manifest.provenance.get("strategy"), strategy_names()
+    if not isinstance(names, list):
+        return StrategyRequest()
+    return StrategyRequest.parse([name for name in names if isinstance(name, str) and name in known])
 
 
-def _modules(
-    request: ReviseRequest, slots: Sequence[MemberSlot], entries: Sequence[str]
-) -> dict[int, Callable[[], nn.Module]]:
-    """Returns what makes the new members' own modules, by the number of the member.
-
-    It is the factory that the user names, or the torch.export program that is the checkpoint. Raises:
-    UsageError.
-    """
-    found: dict[int, Callable[[], nn.Module]] = {}
-    for i, slot in enumerate(slots):
-        if slot.new is None:
-            continue
-        factory = request.how.factory(slot.new.checkpoint.path)
-        if factory is not None:
-            factory.dtype = slot.new.dtype
-        elif slot.new.checkpoint.program is not None and entries == [FORWARD]:
-            factory = ExportedProgramFactory()
-        if factory is not None:
-            found[i] = partial(_filled, factory, slot.new, slot.name)
-    return found
-
-
-def _filled(factory: Factory, new: NewMember, name: str) -> nn.Module:
-    """Returns a new member's own module with its weights. Raises: MemberMismatch."""
-    return filled(factory, new.aligned.checkpoints[0], name)
-
-
-def _member_row(slot: MemberSlot) -> Member:
+def _row(name: str, checkpoint: Checkpoint) -> Member:
     """Returns the manifest's row of a new member."""
-    assert slot.new is not None
-    checkpoint = slot.new.checkpoint
-    return Member(slot.name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)
-
-
-def _changed(old: form.Manifest, slots: Sequence[MemberSlot]) -> list[dict[str, Any]]:
-    """Returns a row for each member that was removed, replaced or added."""
-    names = {s.name for s in slots}
-    removed: list[dict[str, Any]] = [
-        {"member": m.name, "left": m.source} for m in old.members if m.name not in names
-    ]
-    sources = {m.name: m.source for m in old.members}
-    rows = [_member_row(s) for s in slots if s.new is not None]
-    return removed + [
-        {
-            "member": m.name,
-            "source": m.source,
-            "sha256": m.sha256,
-            **({"left": sources[m.name]} if m.name in sources else {}),
-        }
-        for m in rows
-    ]
+    return Member(name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Node, Program, refs
-from widepack_artifacts.weight_table import Weight
 
 from ..errors import ArtifactError, WidepackError
 from ..ir import limits, ops

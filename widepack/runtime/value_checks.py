@@ -16,6 +16,7 @@ import torch
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
+from ..ir.edit import all_nodes
 from ..ir.encoding import decode, iter_arguments
 from ..kernels.checks import CHECKS, OF_SIZES, OF_VALUES
 from .graph_module import evaluate_node
@@ -30,12 +31,8 @@ _CHEAP = ("int64", "int32", "bool", "int", "list")
 
 
 def checked_nodes(program: Program) -> Iterator[Node]:
-    """Yields the nodes whose operands must be checked by their values, also those in loops."""
-    for node in program.nodes:
-        if node.body is not None:
-            yield from checked_nodes(node.body)
-        elif node.op in OF_VALUES:
-            yield node
+    """The nodes whose operands must be checked by their values, also those in loops."""
+    return (node for node in all_nodes(program) if node.op in OF_VALUES)
 
 
 class ValueChecks:

@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from widepack_artifacts.factored import FactoredWeight
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Node, Program, Ref, Slot
-from widepack_artifacts.weight_table import Weight
 
 from ..ir.edit import free_name, types_of
 from ..ir.tensor_type import TensorType, parse_slot

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import prod
 
-from widepack_artifacts.weight_table import ITEM_BYTES, Weight
+from widepack_artifacts.manifest_weights import ITEM_BYTES, Weight
 
 from ..errors import UsageError
 

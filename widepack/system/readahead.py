@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from widepack_artifacts import header
-from widepack_artifacts.weight_table import Weight, member_tensor
+from widepack_artifacts.manifest_weights import Weight, member_tensor
 
 Extent = tuple[Path, int, int]
 """A part of a file: offset and bytes."""

@@ -6,8 +6,7 @@
 
 | file | what it does |
 |---|---|
-| `candidate.py` | Defines the candidates of a search, and its result |
-| `candidate_pool.py` | Makes the candidates of one batch and one pattern: it lowers plans |
+| `candidate_pool.py` | Makes the candidates of a search, for one batch and one pattern |
 | `node_times.py` | Measures the seconds of each node of the member program in a wide program |
 | `publish.py` | Writes measured plans into an artifact |
 | `quick_race.py` | Chooses the plans of a new artifact by a quick race on this machine |

@@ -1,5 +1,5 @@
-"""Makes the candidates of one batch and one pattern: it lowers plans, binds programs, and times and checks
-them.
+"""Makes the candidates of a search, for one batch and one pattern: it lowers plans, binds programs, and times
+and checks them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from ..ir.kinds import kinds, weights_only
 from ..kernels.decompose import for_compiler
 from ..lowering.lower import Lowered, lower
 from ..planning.heuristics import plans
-from ..planning.plan import Plan, for_size, scaled
+from ..planning.plan import NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
 from ..simplify.member_programs import SimplifiedPrograms
 from ..system.timing import once, waited
-from .candidate import Candidate, unique_candidates
 from .report import TIME_OVER
 
 RULES, LOOP, COMPOSED, CHOSEN = "rules of thumb", "loop", "composed", "chosen"
@@ -63,6 +62,44 @@ class Workload:
     shapes: Shapes
     lowered: dict[str, Lowered] = field(default_factory=dict)
     plain: bool = False
+
+
+@dataclass
+class Candidate:
+    """A plan with its wide program.
+
+    name: the name in the race.
+    plan, program: the plan and the wide program.
+    used: the strategy of each node of the member program.
+    bound: the runnable program; None after it was released.
+    origin: for a plan that runs on another backend than `eager`, the name of the same plan on `eager`.
+    seconds: about how long a call takes.
+    slower: the time of a call relative to the fastest candidate at that time.
+    """
+
+    name: str
+    plan: Plan
+    program: Program
+    used: Mapping[str, str]
+    bound: Any
+    origin: str = ""
+    seconds: float = 0.0
+    slower: float = 1.0
+
+    @property
+    def backend(self) -> str:
+        """The backend that runs the plan."""
+        return self.plan.backend or "eager"
+
+
+def unique_candidates(candidates: Sequence[Candidate | None]) -> list[Candidate]:
+    """Returns the candidates that exist, each once."""
+    return list({id(c): c for c in candidates if c is not None}.values())
+
+
+def with_choices(base: Plan, choices: Mapping[str, NodeChoice]) -> Plan:
+    """Returns a plan with other strategies for some nodes."""
+    return replace(base, choices={**base.choices, **choices})
 
 
 class CandidatePool:

@@ -51,12 +51,7 @@ def publish_plans(
 
 
 def _with_rows(
-    entry: Entry,
-    name: str,
-    pattern: str,
-    device: str,
-    rows: Sequence[tuple[Program, Plan]],
-    writer: Writer,
+    entry: Entry, name: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]], writer: Writer
 ) -> Entry:
     """Returns an entry with measured programs, whose files it writes."""
     kind, machine = device.partition(":")[0], name_of(device)

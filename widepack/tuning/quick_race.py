@@ -33,6 +33,7 @@ from .candidate_pool import LOOP, RULES
 from .publish import publish_plans
 from .quick_search import CALLS, QuickSearch, RacedBatch, chosen_plans
 from .report import TIME_OVER, MeasuredBatch, TuneReport
+from .search import SearchOptions
 from .searches import batch_classes, searches_of
 
 SECONDS = 10.0
@@ -104,7 +105,7 @@ def race_plans(
             progress(f"race {name} {pattern}", done, len(pairs))
         part = limit.part(1 / (len(pairs) - done))
         entry = ens.entry(name)
-        searches, _ = searches_of(QuickSearch, entry, pattern, batches, seconds)
+        searches, _ = searches_of(QuickSearch, entry, pattern, batches, SearchOptions(seconds))
         raced = _raced(searches, part, _may_pack(ens))
         refused |= {f"{name}, {pattern}, batch {b}": TIME_OVER for b in searches if b not in raced}
         names = chosen_plans(raced) if raced else {}
@@ -223,12 +224,7 @@ def programs_by_class(
 
 
 def _row(
-    entry: WideEntry,
-    pattern: str,
-    batch: int,
-    classes: tuple[int, int | None],
-    raced: RacedBatch,
-    name: str,
+    entry: WideEntry, pattern: str, batch: int, classes: tuple[int, int | None], raced: RacedBatch, name: str
 ) -> MeasuredBatch:
     """Returns the report's row of a batch."""
     cost = raced.plans[name].cost

@@ -19,8 +19,7 @@ from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import REGISTRY
 from ..system.time_limit import NO_LIMIT, TimeLimit
 from ..system.timing import LEAST_ROUNDS, LONG_S, once, race, ratio
-from .candidate import Candidate, with_choices
-from .candidate_pool import LOOP, RULES
+from .candidate_pool import LOOP, RULES, Candidate, with_choices
 from .search import OVER_THREADS, Search
 from .weight_forms import forms_of
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,10 +34,22 @@ from ..errors import VerificationError
 from ..ir.encoding import map_arguments
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import REGISTRY
+from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
 from ..system.timing import LEAST_ROUNDS, fastest, race, ratio
-from .candidate import Candidate, SearchResult, unique_candidates, with_choices
-from .candidate_pool import CHOSEN, COMPOSED, KEPT, LOOP, RULES, CandidatePool, Workload, affordable
+from .candidate_pool import (
+    CHOSEN,
+    COMPOSED,
+    KEPT,
+    LOOP,
+    RULES,
+    Candidate,
+    CandidatePool,
+    Workload,
+    affordable,
+    unique_candidates,
+    with_choices,
+)
 from .node_times import cost_of_nodes
 from .report import TIME_OVER
 
@@ -54,15 +66,47 @@ PROFILES, RACE, REFINEMENT, BACKENDS = (
 GAIN = 0.98  # a change is adopted if it takes at most this part of the time, in the median over rounds
 
 
+@dataclass
+class SearchResult:
+    """The result of a search.
+
+    best: the fastest candidate. on_eager: the fastest candidate on the backend `eager`. times_ms: the median
+    milliseconds of every candidate in its last race. against_rules, against_loop: how many times as long the
+    plan by rules of thumb and the loop take; None if they did not run. dropped: for each candidate that took
+    no part, the reason. changes: the changes of the refinement that the best plan has.
+    """
+
+    best: Candidate
+    on_eager: Candidate
+    times_ms: dict[str, float]
+    against_rules: float | None
+    against_loop: float | None
+    dropped: dict[str, str] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What the searches of all batches have in common.
+
+    budget_s: seconds of measuring for each batch of a pattern. backends: other backends than `eager` that may
+    be chosen. compile_s: seconds after which a search begins no compilation. progress: called with
+    (stage, done, total).
+    """
+
+    budget_s: float
+    backends: Sequence[str] = ()
+    compile_s: float = COMPILE_S
+    progress: Report | None = None
+
+
 class Search(CandidatePool):
     """The search for one batch of one pattern.
 
     Args:
         work, bind, right: As in `CandidatePool`.
-        budget_s: Seconds of measuring.
-        backends: Other backends than `eager` that may be chosen.
-        compile_s: Seconds after which no compilation begins.
-        report: Called with (stage, done, total).
+        options: Those of all batches.
+        label: What is searched, for the progress.
     """
 
     def __init__(
@@ -70,17 +114,18 @@ class Search(CandidatePool):
         work: Workload,
         bind: Callable[[Program, Plan], Any],
         right: Callable[[Any], str],
-        *,
-        budget_s: float,
-        backends: Sequence[str] = (),
-        compile_s: float = COMPILE_S,
-        report: Callable[[str, int, int], None] | None = None,
+        options: SearchOptions,
+        label: str = "",
     ) -> None:
         super().__init__(work, bind, right)
-        self.budget_s, self.backends, self.compile_s = budget_s, backends, compile_s
-        self.report = report or (lambda stage, done, total: None)
+        self.options, self.budget_s, self.label = options, options.budget_s, label
         self.limit = NO_LIMIT
         self._costs: dict[str, dict[str, float]] = {}  # seconds by candidate and node
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Reports the progress of a stage."""
+        if self.options.progress is not None:
+            self.options.progress(f"{self.label}: {stage}", done, total)
 
     def run(self, limit: TimeLimit = NO_LIMIT) -> SearchResult:
         """Searches.
@@ -99,7 +144,7 @@ class Search(CandidatePool):
         first = next(c for c in candidates if c.name == fastest(times))
         eager, changes = self._refine(first, groups, start)
         finalists = self.ready(eager, first, rules, loop, *self._on_backends(eager, limit.part(BACKENDS)))
-        # The best of many was also lucky. So the figures are those of another race, with the candidates near
+        # The best of many was also lucky. So the times are those of another race, with the candidates near
         # it.
         if len(finalists) > 3:
             raced = self._race("confirm", finalists, limit.part(1 / 2))
@@ -323,14 +368,16 @@ class Search(CandidatePool):
             plans[f"{LOOP} {OVER_THREADS}"] = replace(plans[LOOP], workers=threads)
         candidates: list[Candidate | None] = []
         begin = time.perf_counter()
-        for number, backend in enumerate(self.backends):
+        for number, backend in enumerate(self.options.backends):
             for origin, plan in plans.items():
                 if backend == "aot" and plan.workers:
                     continue  # its code has no threads for members
                 name = f"{origin} on {backend}"
-                self.report(name, number, len(self.backends))
-                if limit.over or time.perf_counter() - begin > self.compile_s:
-                    self.dropped[name] = f"the limit of {self.compile_s:.0f} s for compilation was reached"
+                self.report(name, number, len(self.options.backends))
+                if limit.over or time.perf_counter() - begin > self.options.compile_s:
+                    self.dropped[name] = (
+                        f"the limit of {self.options.compile_s:.0f} s for compilation was reached"
+                    )
                     if limit.over:
                         self.dropped[name] = f"{TIME_OVER} before it was tried"
                     continue

@@ -20,22 +20,14 @@ from ..ir.fake_values import Shapes
 from ..lowering.lower import Lowered
 from ..planning.plan import Plan
 from ..simplify.member_programs import SimplifiedPrograms, simplified
-from ..system.progress import Report
 from .candidate_pool import COMPILED, Workload
-from .search import COMPILE_S, Search
+from .search import Search, SearchOptions
 
 S = TypeVar("S", bound=Search)
 
 
 def searches_of(
-    kind: type[S],
-    entry: WideEntry,
-    pattern: str,
-    batches: Sequence[int],
-    budget_s: float,
-    others: Sequence[str] = (),
-    compile_s: float = COMPILE_S,
-    progress: Report | None = None,
+    kind: type[S], entry: WideEntry, pattern: str, batches: Sequence[int], options: SearchOptions
 ) -> tuple[dict[int, S], dict[int, str]]:
     """Prepares a search of a class for each batch of a pattern. None of them is started.
 
@@ -44,10 +36,7 @@ def searches_of(
         entry: The entry of a loaded artifact.
         pattern: The pattern of inputs.
         batches: The batches to measure.
-        budget_s: Seconds of measuring for each batch.
-        others: Other backends than `eager` that may be chosen.
-        compile_s: Seconds after which a search begins no compilation.
-        progress: Called with (stage, done, total).
+        options: Those of all batches.
 
     Returns:
         The searches by batch; for each batch that was refused, the reason.
@@ -74,15 +63,7 @@ def searches_of(
             plain=programs.source.plain,
         )
         label = f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"
-        searches[batch] = kind(
-            work,
-            bind,
-            AnswerCheck(entry, pattern, inputs),
-            budget_s=budget_s,
-            backends=others,
-            compile_s=compile_s,
-            report=_labelled(progress, label),
-        )
+        searches[batch] = kind(work, bind, AnswerCheck(entry, pattern, inputs), options, label)
     for batch, classes in batch_classes({b: s.scaled for b, s in searches.items()}).items():
         searches[batch].classes = classes
     return searches, refused
@@ -166,13 +147,6 @@ def _refusal(entry: WideEntry, sizes: Mapping[str, int]) -> str:
             return f"{d} = {n}; the model is valid for {dim.min} <= {d}{most}"
     broken = next((g for g in entry.entry.guards if not guard_forms.holds(g.expr, sizes)), None)
     return f"the model is valid where {guard_forms.text(broken.expr)}" if broken else ""
-
-
-def _labelled(progress: Report | None, label: str) -> Callable[[str, int, int], None] | None:
-    """Returns a progress function that puts a label before each stage."""
-    if progress is None:
-        return None
-    return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
 
 
 def batch_classes(sizes: Mapping[int, int]) -> dict[int, tuple[int, int | None]]:

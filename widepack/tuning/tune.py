@@ -5,14 +5,12 @@ the artifact.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 
 import torch
 
 from widepack_artifacts.opset import EXTRA
-from widepack_artifacts.program import Program
 from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
@@ -20,7 +18,7 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.random_ops import uses_random_ops
 from ..planning import plan_cache
-from ..planning.plan import Plan, for_size
+from ..planning.plan import for_size
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
@@ -28,8 +26,8 @@ from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.progress import Report
 from ..system.time_limit import TimeLimit
 from .publish import publish_plans
-from .report import MeasuredBatch, TuneReport
-from .search import COMPILE_S, Search
+from .report import TuneReport
+from .search import COMPILE_S, Search, SearchOptions
 from .searches import searches_of
 from .tuned_pattern import TunedPattern, tune_pattern
 
@@ -110,68 +108,48 @@ def tune(
     names = tuple(entries or ens.entries)
     _refuse_random_entries(path, ens, names)
     _check_places(path, write)
-    others = _other_backends(ens, backends)
-    measured = _Measured(str(ens.device), ens.manifest.digest)
+    options = SearchOptions(budget_s, _other_backends(ens, backends), compile_s, progress)
+    device, digest, kept = str(ens.device), ens.manifest.digest, fspath(path)
+    tuned: dict[tuple[str, str], TunedPattern] = {}
     try:
         pairs, order = list(itertools.product(names, patterns)), sorted(set(batches))
         for done, (name, pattern) in enumerate(pairs):
             part = limit.part(1 / (len(pairs) - done))
             with guarded(f"{fspath(path)}: the programs of entry {name}, pattern {pattern}"):
-                tuned = tune_pattern(
-                    ens.entry(name), pattern, order, budget_s, others, compile_s, progress, part
-                )
-            measured.add(name, pattern, tuned)
+                one = tune_pattern(ens.entry(name), pattern, order, options, part)
+            tuned[name, pattern] = one
             if not write:
-                measured.store(name, pattern)
-        if not measured.plans:
-            reasons = "; ".join(f"{b}: {why}" for b, why in measured.refused.items())
+                kept = _store({(name, pattern): one}, digest, device) or kept
+        refused = {f"{n}, {p}, batch {b}": w for (n, p), t in tuned.items() for b, w in t.refused.items()}
+        plans = {place: t.programs for place, t in tuned.items() if t.programs}
+        if not plans:
+            reasons = "; ".join(f"{b}: {why}" for b, why in refused.items())
             raise UsageError(f"no batch could be measured: {reasons}")
         if write:
-            measured.digest = publish_plans(path, measured.device, measured.plans, measured.digest)
+            digest = publish_plans(path, device, plans, digest)
     except BaseException:  # also after an interruption the measured plans go to the cache
         if write:
-            for name, pattern in measured.plans:
-                measured.store(name, pattern)
+            _store(tuned, digest, device)
         raise
-    return measured.report(path, others)
+    return TuneReport(
+        path=fspath(path),
+        machine=name_of(device),
+        threads=torch.get_num_threads(),
+        backends=("eager", *options.backends),
+        rows=tuple(row for t in tuned.values() for row in t.rows),
+        refused=refused,
+        kept=kept,
+        digest=digest,
+    )
 
 
-@dataclass
-class _Measured:
-    """What was measured so far. `folder` is the folder of the user's cache, once a plan is stored there."""
-
-    device: str
-    digest: str
-    rows: list[MeasuredBatch] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = field(default_factory=dict)
-    folder: str = ""
-
-    def add(self, name: str, pattern: str, tuned: TunedPattern) -> None:
-        """Adds the plans of a pattern of an entry."""
-        self.refused.update({f"{name}, {pattern}, batch {b}": why for b, why in tuned.refused.items()})
-        self.rows += tuned.rows
-        if tuned.programs:
-            self.plans[name, pattern] = tuned.programs
-
-    def store(self, name: str, pattern: str) -> None:
-        """Stores the plans of a pattern, if there are any, in the user's cache."""
-        if (name, pattern) in self.plans:
-            rows = self.plans[name, pattern]
-            self.folder = str(plan_cache.keep(self.digest, name, pattern, self.device, rows).parent)
-
-    def report(self, path: str | PathLike[str], others: Sequence[str]) -> TuneReport:
-        """Returns the report. `others` are the backends beside `eager` that a plan could name."""
-        return TuneReport(
-            path=fspath(path),
-            machine=name_of(self.device),
-            threads=torch.get_num_threads(),
-            backends=("eager", *others),
-            rows=tuple(self.rows),
-            refused=self.refused,
-            kept=self.folder or fspath(path),
-            digest=self.digest,
-        )
+def _store(tuned: Mapping[tuple[str, str], TunedPattern], digest: str, device: str) -> str:
+    """Stores the plans of patterns in the user's cache. Returns: its folder; "" if there are no plans."""
+    folder = ""
+    for (name, pattern), one in tuned.items():
+        if one.programs:
+            folder = str(plan_cache.keep(digest, name, pattern, device, one.programs).parent)
+    return folder
 
 
 def _check_arguments(batches: Sequence[int], patterns: Sequence[str], backends: Sequence[str] | None) -> None:
@@ -182,10 +160,9 @@ def _check_arguments(batches: Sequence[int], patterns: Sequence[str], backends: 
         raise UsageError(f"unknown pattern {', '.join(map(str, unknown))}; known: {', '.join(PATTERNS)}")
     if unknown := [b for b in backends or () if b not in CHOOSABLE]:
         raise UsageError(
-            f"a plan cannot name the backend {', '.join(unknown)}: "
-            "a measured plan must run in another process "
-            f"without compilation, and {', '.join(CHOOSABLE)} can; "
-            "leave the backend out to try all of them that this machine has"
+            f"a plan cannot name the backend {', '.join(unknown)}: a measured plan must run in another"
+            f" process without compilation, and {', '.join(CHOOSABLE)} can; leave the backend out to try all"
+            " of them that this machine has"
         )
 
 
@@ -208,9 +185,8 @@ def _refuse_random_entries(path: str | PathLike[str], ens: WideModel, names: Seq
     for name in names:
         if uses_random_ops(ens.entry(name).programs.source.member(0)[0]):
             raise UsageError(
-                f"{fspath(path)}: entry {name} draws random numbers at every call, "
-                "but tune compares the answers "
-                "of strategies; its plans by rules of thumb stay"
+                f"{fspath(path)}: entry {name} draws random numbers at every call, but tune compares the"
+                " answers of strategies; its plans by rules of thumb stay"
             )
 
 
@@ -249,9 +225,8 @@ def measured_again(
     """
     ens = load(path, device=device, backend="eager", allow_ops=tuple(EXTRA))
     wide_entry = ens.entry(entry or next(iter(ens.entries)))
-    searches, refused = searches_of(
-        Search, wide_entry, pattern, [batch], budget_s, _other_backends(ens, backends)
-    )
+    options = SearchOptions(budget_s, _other_backends(ens, backends))
+    searches, refused = searches_of(Search, wide_entry, pattern, [batch], options)
     if not searches:
         raise UsageError(f"batch {batch} cannot be measured: {'; '.join(refused.values())}")
     (search,) = searches.values()

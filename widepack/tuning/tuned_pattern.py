@@ -14,13 +14,11 @@ from ..errors import VerificationError
 from ..inference.entry import WideEntry
 from ..planning.plan import Plan
 from ..system.machine import name_of
-from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from .candidate import SearchResult
 from .report import MeasuredBatch
-from .search import Search
+from .search import Search, SearchOptions, SearchResult
 from .searches import batch_classes, searches_of
-from .weight_forms import ServedBatch, one_form, without_forms
+from .weight_forms import one_form, without_forms
 
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
@@ -43,17 +41,14 @@ def tune_pattern(
     entry: WideEntry,
     pattern: str,
     batches: Sequence[int],
-    budget_s: float,
-    others: Sequence[str],
-    compile_s: float,
-    progress: Report | None,
+    options: SearchOptions,
     limit: TimeLimit = NO_LIMIT,
 ) -> TunedPattern:
     """Searches the plans of one pattern. The arguments are those of `searches_of`.
 
     limit: when all searches must end. They share the time equally; what one leaves, the next ones have.
     """
-    searches, refused = searches_of(Search, entry, pattern, batches, budget_s, others, compile_s, progress)
+    searches, refused = searches_of(Search, entry, pattern, batches, options)
     results: dict[int, SearchResult] = {}
     for done, (batch, search) in enumerate(searches.items()):
         try:
@@ -63,15 +58,15 @@ def tune_pattern(
     if not results:
         return TunedPattern(refused=refused)
     searches = {b: searches[b] for b in results}
-    if progress is not None:
-        progress(f"{entry.name} {pattern}: one form of each weight", 0, 1)
-    chosen, on_eager = _serve(results, searches, min(budget_s, limit.left))
+    if options.progress is not None:
+        options.progress(f"{entry.name} {pattern}: one form of each weight", 0, 1)
+    chosen, on_eager = _serve(results, searches, min(options.budget_s, limit.left))
     # the classes are wider than in the searches if a batch was refused
     classes = batch_classes({b: s.scaled for b, s in searches.items()})
     machine, threads = name_of(str(entry.programs.artifact.device)), torch.get_num_threads()
     tuned = TunedPattern(refused=refused)
-    for batch, served in chosen.items():
-        result, best = _result_of(results[batch], served), served.best
+    for batch, result in chosen.items():
+        best = result.best
         # a second program for machines where the backend's compiled program or package does not exist
         second = [on_eager[batch].best] if best.backend != "eager" else []
         for c in (best, *second):
@@ -101,26 +96,13 @@ def tune_pattern(
 
 def _serve(
     results: Mapping[int, SearchResult], searches: Mapping[int, Search], budget_s: float
-) -> tuple[dict[int, ServedBatch], dict[int, ServedBatch]]:
+) -> tuple[dict[int, SearchResult], dict[int, SearchResult]]:
     """Returns the plans of all batches, and those for machines that have the backend `eager` only."""
-    chosen = one_form({b: r.best for b, r in results.items()}, searches, budget_s)
-    if all(served.best.backend == "eager" for served in chosen.values()):
+    chosen = one_form(results, searches, budget_s)
+    if all(r.best.backend == "eager" for r in chosen.values()):
         return chosen, chosen
     eager = {
-        b: served.best if served.best.backend == "eager" else results[b].on_eager
-        for b, served in chosen.items()
+        b: r if r.best.backend == "eager" else replace(results[b], best=results[b].on_eager)
+        for b, r in chosen.items()
     }
     return chosen, one_form(eager, searches, budget_s)
-
-
-def _result_of(result: SearchResult, served: ServedBatch) -> SearchResult:
-    """Returns the figures of the plan that serves a batch, if it is another one than the search's best."""
-    if served.best is result.best:
-        return result
-    return replace(
-        result,
-        times_ms={**result.times_ms, **served.times_ms},
-        against_rules=served.rules,
-        against_loop=served.loop,
-        changes=[],
-    )

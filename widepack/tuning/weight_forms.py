@@ -4,68 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from widepack_artifacts.program import refs
 
 from ..system.timing import race, ratio
-from .candidate import Candidate
-from .candidate_pool import LOOP, RULES
-from .search import Search
+from .candidate_pool import LOOP, RULES, Candidate
+from .search import Search, SearchResult
 
 WHERE = "(where)"  # a key beside the names of nodes: the session that owns the weights
 
 
-@dataclass(frozen=True)
-class ServedBatch:
-    """The plan that serves a batch.
-
-    `times_ms`, `rules` and `loop` are as in `MeasuredBatch`. They are set if the plan is another one than the
-    search's best and was measured again beside it.
-    """
-
-    best: Candidate
-    times_ms: dict[str, float] = field(default_factory=dict)
-    rules: float | None = None
-    loop: float | None = None
-
-
 def one_form(
-    best: dict[int, Candidate], searches: Mapping[int, Search], budget_s: float
-) -> dict[int, ServedBatch]:
-    """Returns plans for all batch classes with one form of each weight beside the mapped one.
+    results: Mapping[int, SearchResult], searches: Mapping[int, Search], budget_s: float
+) -> dict[int, SearchResult]:
+    """Returns the results with plans that have one form of each weight beside the mapped one.
 
     Weights in two packed orders would be in memory twice. If the best plans of the classes differ in that,
     one of them serves all classes, except those that the loop serves best. It is the plan with the least time
     over all batches.
     """
-    forms = {b: forms_of(searches[b], c) for b, c in best.items()}
+    forms = {b: forms_of(searches[b], r.best) for b, r in results.items()}
     strategies: dict[str, set[str]] = {}
     for form in forms.values():
         for node, strategy in form.items():
             strategies.setdefault(node, set()).add(strategy)
     if all(len(s) == 1 for s in strategies.values()):
-        return {b: ServedBatch(c) for b, c in best.items()}
+        return dict(results)
     totals: dict[int, float] = {}
-    served: dict[int, dict[int, ServedBatch]] = {}
-    for leader in (b for b in best if forms[b]):
+    served: dict[int, dict[int, SearchResult]] = {}
+    for leader in (b for b in results if forms[b]):
         totals[leader], served[leader] = 0.0, {}
         for b, search in searches.items():
-            batch, log_ratio = _serve(search, best[b], best[leader], leader, b == leader, budget_s)
-            served[leader][b] = batch
+            plan = results[leader].best
+            served[leader][b], log_ratio = _serve(search, results[b], plan, leader, b == leader, budget_s)
             totals[leader] += log_ratio
     chosen = served[min(totals, key=lambda of: totals[of])]
-    return {b: ServedBatch(c.best) if c.best is best[b] else c for b, c in chosen.items()}
+    return {b: results[b] if r.best is results[b].best else r for b, r in chosen.items()}
 
 
 def _serve(
-    search: Search, best: Candidate, leader: Candidate, of: int, is_own: bool, budget_s: float
-) -> tuple[ServedBatch, float]:
+    search: Search, result: SearchResult, leader: Candidate, of: int, is_own: bool, budget_s: float
+) -> tuple[SearchResult, float]:
     """Serves a batch with the leader's plan, the rules of thumb in the same form, or the loop: the fastest of
     them.
 
-    Returns: the plan; the logarithm of its time relative to the batch's best plan, infinite if none of them
-    runs.
+    Returns: the result with this plan, which was measured again beside the batch's best one; the logarithm of
+    its time relative to that, infinite if none of them runs.
     """
     mine: Candidate | None = leader if is_own else search.candidate(f"as at {of}", leader.plan)
     mine = mine if mine is not None and search.is_right(search.bound(mine)) else None
@@ -73,17 +58,24 @@ def _serve(
     same_form = rules is not None and forms_of(search, rules) in ({}, forms_of(search, leader))
     options = {"mine": mine, "rules": rules if same_form else None, "loop": loop}
     runs = {k: c for k, c in options.items() if c is not None}
-    calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(best)}.items()}
+    calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(result.best)}.items()}
     if rules is not None:
         calls["(rules)"] = search.call(rules)
     times = race(calls, budget_s / 20, limit_s=budget_s)
     if not runs:
-        return ServedBatch(best), math.inf
+        return result, math.inf
     use = min(runs, key=lambda k: ratio(times, k, "best"))
     against = {k: ratio(times, k, use) for k in ("(rules)", "loop") if k in times}
     ms = {c.name: 1e3 * sorted(times[k])[len(times[k]) // 2] for k, c in runs.items()}
-    batch = ServedBatch(runs[use], ms, against.get("(rules)"), against.get("loop"))
-    return batch, math.log(ratio(times, use, "best"))
+    served = replace(
+        result,
+        best=runs[use],
+        times_ms={**result.times_ms, **ms},
+        against_rules=against.get("(rules)"),
+        against_loop=against.get("loop"),
+        changes=[],
+    )
+    return served, math.log(ratio(times, use, "best"))
 
 
 def without_forms(search: Search, c: Candidate) -> float:

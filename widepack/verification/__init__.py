@@ -15,11 +15,10 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `calls.py` | Makes the calls of a verification: their batches and sizes |
 | `capture_causes.py` | Finds why a member's own module answers otherwise than the captured program |
 | `coarse_eps.py` | Finds the coarsest dtype that each output of a program is computed through |
-| `entry_rows.py` | Decides for an entry whether the rows of its batch are independent |
 | `equivalent_runs.py` | Evaluates members again after a first comparison failed |
 | `float64_members.py` | Estimates the rounding error of members in float64 |
-| `member_costs.py` | Checks what the member programs of an untrusted file take, before one of them runs |
 | `module_run.py` | Runs the user's own module on one call, and restores its buffers afterwards |
+| `node_run.py` | Runs a program node by node |
 | `near_ties.py` | Finds the answers of a member whose decisions rounding may change |
 | `op_record.py` | Records what a module does in one call: each op with its literals |
 | `own_module.py` | Runs comparison (a): the answers of the user's own modules against those |

@@ -12,161 +12,107 @@ Members run one at a time. The bound of every answer is in `tolerance.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import VerificationError
-from ..ir.cast import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
 from .coarse_eps import coarsest
 from .float64_members import add_rounding
 from .own_module import OwnModules
-from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
+from .subject import AnsweredCalls, Subject, VerifiedCall
 from .term_sizes import scale_by_terms
-from .tolerance import ErrorStats, floating, reference_of
+from .tolerance import floating, reference_of
 from .unsteady import why_unsteady
-
-LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to float64 layer by layer
-
-
-@dataclass(frozen=True)
-class VerifiedAnswers:
-    """The results of a verification for the members.
-
-    Attributes:
-        answers: For each call the members' own answers and their float64 answers.
-        captured: For each output the errors that comparison (a) measured.
-        float64: Whether the reference is float64. If not, the members' own answers are the reference.
-    """
-
-    answers: list[MemberAnswers]
-    captured: list[ErrorStats]
-    float64: bool
-
-
-@dataclass(frozen=True)
-class ShiftedAnswers:
-    """The members' answers to calls with an offset. Their bounds are their own, as their errors are.
-
-    Attributes:
-        calls: The calls.
-        answers: For each call the members' own answers and their float64 answers.
-        stats: For each output the members' own errors in these calls.
-    """
-
-    calls: list[VerifiedCall]
-    answers: list[MemberAnswers]
-    stats: list[ErrorStats]
 
 
 def collect(
-    subject: Subject,
-    calls: Sequence[VerifiedCall],
-    stats: Sequence[ErrorStats],
-    progress: Callable[[int, int], None] | None = None,
-) -> VerifiedAnswers:
+    subject: Subject, calls: Sequence[VerifiedCall], progress: Callable[[int, int], None] | None = None
+) -> AnsweredCalls:
     """Computes every member's own and float64 answers, and runs comparison (a).
 
-    stats: for each output; gets the members' own errors.
     Raises: VerificationError for a wrong capture, and for members whose answers cannot be verified.
     """
-    found = [MemberAnswers() for _ in calls]
-    modules = OwnModules(subject, calls, [ErrorStats(s.name) for s in stats])
-    float64 = True
+    answered = AnsweredCalls.of(subject, calls)
+    stats, modules = answered.stats, OwnModules(answered)
     for i in range(len(subject.members)):
         subject.readahead([i])
-        float64 = run_program(subject, i, calls, found, stats) and float64
+        run_program(answered, i)
         give_back()
         if subject.module is not None:
-            modules.run(i, found)
+            modules.run(i)
             give_back()
         if progress:
             progress(i + 1, len(subject.members))
     coarse = coarsest(subject.program(0))
-    if float64:
-        scale_by_terms(subject, calls, stats, coarse)
-    in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
-    if in_double:
-        add_rounding(subject, calls, found, stats, in_double)
-    unsteady = next((w for s, eps in zip(stats, coarse) if float64 and (w := s.unsteady(eps))), "")
+    if answered.float64:
+        scale_by_terms(answered, coarse)
+    add_rounding(answered, coarse)
+    unsteady = next((w for s, eps in zip(stats, coarse) if answered.float64 and (w := s.unsteady(eps))), "")
     if unsteady:
-        if not _repeatable(subject, calls, found):
+        if not _repeatable(answered):
             raise VerificationError(f"{unsteady}, and change from run to run: {why_unsteady(subject, 0)}")
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
-        float64 = False
+        answered.float64 = False
         for s, eps in zip(stats, coarse):
             if s.unsteady(eps):
                 s.say_doubt(s.own_rms)
-        _use_own_answers(found, stats)
-    modules.check(stats, float64)
-    return VerifiedAnswers(found, modules.captured, float64)
+        _use_own_answers(answered)
+    modules.check()
+    return answered
 
 
-def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall], names: Sequence[str]) -> ShiftedAnswers:
+def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall]) -> AnsweredCalls:
     """Computes every member's own and float64 answers to calls that are outside of the example's range.
 
-    Returns: the answers; without calls if members are not defined there: an answer is not finite, or float64
-    is no reference.
+    Their bounds are their own, as their errors are. Returns: the answers; without calls if members are not
+    defined there: an answer is not finite, or float64 is no reference.
     """
-    found, stats = [MemberAnswers() for _ in calls], [ErrorStats(name) for name in names]
-    nothing = ShiftedAnswers([], [], stats)
+    answered, nothing = AnsweredCalls.of(subject, calls), AnsweredCalls.of(subject, ())
     for i in range(len(subject.members)):
         try:
-            if not run_program(subject, i, calls, found, stats):
-                return nothing
+            run_program(answered, i)
         except VerificationError:  # another member than the first refuses such numbers
             return nothing
-        if not all(torch.isfinite(o).all() for answer in found for o in answer.own[i] if floating(o)):
+        own = [o for answer in answered.found for o in answer.own[i] if floating(o)]
+        if not answered.float64 or not all(torch.isfinite(o).all() for o in own):
             return nothing
         give_back()
     coarse = coarsest(subject.program(0))
-    scale_by_terms(subject, calls, stats, coarse)
-    if any(s.unsteady(eps) for s, eps in zip(stats, coarse)):
+    scale_by_terms(answered, coarse)
+    if any(s.unsteady(eps) for s, eps in zip(answered.stats, coarse)):
         return nothing
-    in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
-    if in_double and calls:
-        add_rounding(subject, calls, found, stats, in_double)
-        if any(s.doubt for s in stats):
-            return nothing
-    return ShiftedAnswers(list(calls), found, stats)
+    add_rounding(answered, coarse)
+    return nothing if any(s.doubt for s in answered.stats) else answered
 
 
-def _use_own_answers(found: Sequence[MemberAnswers], stats: Sequence[ErrorStats]) -> None:
+def _use_own_answers(answered: AnsweredCalls) -> None:
     """Makes the members' own answers the reference."""
-    for answer in found:
+    for answer in answered.found:
         answer.truth = [[reference_of(o) for o in own] for own in answer.own]
     # One call's answers may be those of two patterns.
-    distinct = list({id(own): own for answer in found for own in answer.own}.values())
-    for k, output in enumerate(stats):
+    distinct = list({id(own): own for answer in answered.found for own in answer.own}.values())
+    for k, output in enumerate(answered.stats):
         output.restart()
         for own in distinct:
             output.add_own(own[k], reference_of(own[k]))
 
 
-def run_program(
-    subject: Subject,
-    i: int,
-    calls: Sequence[VerifiedCall],
-    found: Sequence[MemberAnswers],
-    stats: Sequence[ErrorStats],
-) -> bool:
-    """Computes member i's own answers and its float64 answers, and adds them to `found` and `stats`.
+def run_program(answered: AnsweredCalls, i: int) -> None:
+    """Computes and adds member i's own answers and its float64 answers, and notes if these do not exist.
 
-    Returns: whether the float64 answers exist. Raises: VerificationError if the program fails for this
-    member.
+    Raises: VerificationError if the program fails for this member.
     """
+    subject = answered.subject
     weights = subject.arguments(i)
-    exact_answer = float64_function(subject, i, weights)
-    float64 = True
-    left: list[
-        tuple[list[Any], list[Any]]
-    ] = []  # for each call the answers that the next step takes its states from
-    for call, into in zip(calls, found):
+    exact_answer = subject.float64_function(i, weights)
+    # For each call the answers that the next step takes its states from.
+    left: list[tuple[list[Any], list[Any]]] = []
+    for call, into in zip(answered.calls, answered.found):
         before = left[call.after] if call.after is not None else ([], [])
-        same = earlier_answers(calls, found, call, i)
+        same = answered.earlier(call, i)
         if same is not None:  # the same inputs in another pattern
             into.own.append(same.own[i])
             into.truth.append(same.truth[i])
@@ -178,36 +124,15 @@ def run_program(
             try:
                 truth = exact_answer(exact)
             except RuntimeError:  # an op without a float64 kernel: the member's own answer is the reference
-                truth, float64 = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
+                truth = [o.to(torch.float64) if o.is_floating_point() else o for o in own]
+                answered.float64 = False
         into.own.append(own)
         into.truth.append(
             [t.to(torch.float64) if floating(o) and not t.is_complex() else t for t, o in zip(truth, own)]
         )
-        for output, o, t in zip(stats, own, into.truth[-1]):
+        for output, o, t in zip(answered.stats, own, into.truth[-1]):
             output.add_own(o, t)
         left.append((own, truth) if subject.states else ([], []))
-    return float64
-
-
-def float64_function(
-    subject: Subject, i: int, weights: Sequence[Any]
-) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
-    """Returns what computes the outputs of member i in float64 from its inputs.
-
-    Args:
-        subject: The members.
-        i: The member.
-        weights: Its weights, in the order of its program.
-    """
-    # To raise all weights at once is faster, but takes twice a member's memory.
-    late = sum(w.nbytes for w in weights) > LATE_BYTES
-    doubles = weights if late else [raise_value(w) for w in weights]
-
-    def answer(inputs: Sequence[torch.Tensor]) -> list[Any]:
-        run = subject.run(i, exact=not late, late=late)
-        return list(run(*doubles, *(raise_value(x) for x in inputs)))
-
-    return answer
 
 
 def _own_answer(
@@ -226,11 +151,12 @@ def _own_answer(
         ) from e
 
 
-def _repeatable(subject: Subject, calls: Sequence[VerifiedCall], found: Sequence[MemberAnswers]) -> bool:
+def _repeatable(answered: AnsweredCalls) -> bool:
     """Returns whether all members give the same answers again, bit for bit."""
+    subject, found = answered.subject, answered.found
     for i in range(len(subject.members)):
         run, weights = subject.run(i), subject.arguments(i)
-        for call, answer in zip(calls, found):
+        for call, answer in zip(answered.calls, found):
             before = found[call.after].own[i] if call.after is not None else ()
             with torch.inference_mode(), as_torch_computes():
                 again = run(*weights, *subject.with_states(call.inputs[i], before))

@@ -14,32 +14,23 @@ from typing import Any
 import torch
 
 from ..errors import VerificationError
-from .answers import float64_function
 from .record import ApproximationError
 from .root_mean_square import RootMeanSquare
-from .subject import MemberAnswers, Subject, VerifiedCall, Weights
-from .tolerance import ErrorStats, floating, reference_of
+from .subject import AnsweredCalls, Subject, VerifiedCall, Weights
+from .tolerance import floating, reference_of
 
 
 def measure(
-    subject: Subject,
-    calls: Sequence[VerifiedCall],
-    found: Sequence[MemberAnswers],
+    answered: AnsweredCalls,
     original: Callable[[int], Mapping[str, torch.Tensor]],
     base: Mapping[str, torch.Tensor],
-    stats: Sequence[ErrorStats],
-    float64: bool,
 ) -> list[ApproximationError]:
     """Measures the errors of all floating outputs over all calls that continue no other call.
 
     Args:
-        subject: The members, with the approximate weights.
-        calls: The calls.
-        found: Their answers.
+        answered: The answers of the members with the approximate weights.
         original: Returns the weights of a member's checkpoint that are approximate in the artifact, by name.
         base: The base's values of these weights.
-        stats: For each output the members' own rounding errors.
-        float64: Whether the answers of `found` were computed in float64.
 
     Returns: a row for each output and member.
 
@@ -47,10 +38,11 @@ def measure(
         VerificationError: No output is floating, or a member fails with its checkpoint's weights.
     """
     rows = []
+    subject = answered.subject
     for i, member in enumerate(subject.members):
         found_errors: dict[int, tuple[RootMeanSquare, RootMeanSquare]] = {}
-        ways = [_function(subject, i, weights, float64) for weights in (original(i), base)]
-        for call, answers in zip(calls, found):
+        ways = [_function(subject, i, weights, answered.float64) for weights in (original(i), base)]
+        for call, answers in zip(answered.calls, answered.found):
             if call.after is not None:
                 continue
             checkpoint, start = (_answers(way, subject, i, call) for way in ways)
@@ -59,7 +51,7 @@ def measure(
                     sums = found_errors.setdefault(k, (RootMeanSquare(), RootMeanSquare()))
                     _add(*sums, near, checkpoint[k], start[k])
         for k, (error, effect) in found_errors.items():
-            bound = stats[k].rms_bound()
+            bound = answered.stats[k].rms_bound()
             rows.append(ApproximationError(subject.outputs[k], member, error.value, effect.value, bound))
     if not rows:
         raise VerificationError(
@@ -90,7 +82,7 @@ def _function(subject: Subject, i: int, changed: Weights, float64: bool) -> Answ
     weights = {**subject.weights(i), **changed}
     arguments = [weights[s.source] for s in subject.program(i).weights]
     if float64:
-        return float64_function(subject, i, arguments)
+        return subject.float64_function(i, arguments)
     return lambda inputs: subject.run(i)(*arguments, *inputs)
 
 
@@ -115,11 +107,10 @@ def check(rows: Sequence[ApproximationError], tolerance: float, entry: str) -> N
     if not worst.part <= tolerance:
         over = len({row.member for row in rows if not row.part <= tolerance})
         raise VerificationError(
-            f"{entry}: the approximate weights of member {worst.member} change output"
-            f" {worst.output or '0'} by {worst.error:.2e} (rms), which is {worst.part:.3g} of what its"
-            f" fine-tuning changes ({worst.effect:.2e}); declared is {tolerance:g}. {over} of"
-            f" {len({row.member for row in rows})} members are over it. Nothing was written; try another"
-            " --tolerance, or build without it"
+            f"{entry}: the approximate weights of member {worst.member} change output {worst.output or '0'}"
+            f" by {worst.error:.2e} (rms), which is {worst.part:.3g} of what its fine-tuning changes"
+            f" ({worst.effect:.2e}); declared is {tolerance:g}. {over} of {len({row.member for row in rows})}"
+            " members are over it. Nothing was written; try another --tolerance, or build without it"
         )
 
 

@@ -42,7 +42,8 @@ def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
     large = _large(subject, rows_left) if subject.batch else 0
     at_large = {**subject.sizes, **({subject.batch: large} if subject.batch else {})}
     affordable = max(0, math.floor(rows_left / max(large, 1)) - 1)
-    repeats = min(MORE, affordable, math.ceil(SAMPLES / _smallest(subject, at_large)) - 1)
+    smallest = min(_numbers(subject, at_large) or [SAMPLES])
+    repeats = min(MORE, affordable, math.ceil(SAMPLES / smallest) - 1)
     found: list[VerifiedCall] = []
     for pattern in patterns:
         found += _batches(subject, pattern, large, at_large, len(found))
@@ -184,8 +185,7 @@ def _answers_to(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
     """
     subject.before_call(inputs)
     try:
-        with torch.inference_mode():
-            subject.run(0)(*subject.arguments(0), *inputs)
+        subject.answers(0, inputs)
     except (RuntimeError, ValueError, IndexError):
         return False
     return True
@@ -224,18 +224,12 @@ def _large(subject: Subject, affordable: float) -> int:
     )
 
 
-def _smallest(subject: Subject, sizes: Mapping[str, int]) -> int:
-    """Returns how many numbers the smallest floating output of a call has; `SAMPLES` if that is not known."""
-    return min(_numbers(subject, sizes) or [SAMPLES])
-
-
 def _numbers(subject: Subject, sizes: Mapping[str, int]) -> list[int] | None:
     """Returns how many numbers each floating output of a call has; None if member 0 does not answer."""
     drawn = draw_all(subject.sources, sizes, 1)
     if not _answers_to(subject, drawn):
         return None
-    with torch.inference_mode():
-        values = subject.run(0)(*subject.arguments(0), *drawn)
+    values = subject.answers(0, drawn)
     return [v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)]
 
 

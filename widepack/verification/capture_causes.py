@@ -4,6 +4,8 @@
 |---|---|
 | a new module that answers as the program does | it keeps something between calls; what changed is named |
 | the member that was captured differs too | no difference of members: the program differs from its module |
+| the captured member without attributes of its parameters agrees | torch.export does not see them |
+| it agrees while `torch.compiler.is_compiling()` is True | its code does something else then |
 | this module with the captured member's weights | members differ in something that is not a weight |
 | this module agrees with the program then | the program holds for the values of some weights only |
 
@@ -20,6 +22,7 @@ from torch import nn
 from ..capture.attributes import attributes_of, differences
 from ..capture.reachable import tensors_of
 from ..ir.overlapping import copy_into
+from ..ir.torch_internals import as_if_exported
 from .module_run import run_module
 from .subject import Subject, VerifiedCall
 
@@ -40,8 +43,7 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
     make = subject.module
     assert make is not None
     runs = [c for c in calls if c.user and c.after is None]
-    known = subject.same_program.explain(i) if subject.same_program is not None else ""
-    first = list(subject.signatures).index(subject.signatures[i])
+    known, first = subject.explain(i), subject.first_like(i)
     name = subject.members[first]
     if i == first or any(_differ(subject, first, make(first), call) for call in runs):
         if known:
@@ -49,7 +51,8 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
                 f"Modules of {name} differ in something that is not a weight: {known}. Make it a buffer or "
                 "an argument of the factory"
             )
-        return f"{name} was captured, and its own answers differ from the program's as well. {_REPORT}"
+        why = _read_otherwise(subject, first, runs) or _REPORT
+        return f"{name} was captured, and its own answers differ from the program's as well. {why}"
     differ = [_differ(subject, first, _with_weights(make(i), make(first)), call) for call in runs]
     if any(differ):
         what = f": {known[:1].lower()}{known[1:]}" if known else ""
@@ -69,11 +72,42 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
     return ""
 
 
+def _read_otherwise(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> str:
+    """Returns a sentence about what member i's module reads that torch.export sees otherwise, if a run shows
+    it: the module answers as the program does without it.
+    """
+    make = subject.module
+    assert make is not None
+    module = make(i)
+    marked = [value for value in _weights(module).values() if vars(value)]
+    for value in marked:
+        vars(value).clear()
+    if marked and all(_differ(subject, i, module, call) is False for call in runs):
+        names = ", ".join(f"{n}.{key}" for n, v in _weights(make(i)).items() for key in vars(v))
+        return (
+            f"It answers as the program does without {names[:200]}: torch.export does not see attributes of "
+            "parameters and buffers. Hold them as attributes of the module"
+        )
+    module = make(i)
+    with as_if_exported():
+        same = all(_differ(subject, i, module, call) is False for call in runs)
+    if same:
+        return (
+            "It answers as the program does while torch.compiler.is_compiling() is True: its code does "
+            "something else then. Remove the branch from the member"
+        )
+    return ""
+
+
+def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def cause_of_failure(subject: Subject, i: int, inputs: Sequence[torch.Tensor]) -> str:
     """Returns a sentence about why member i's module fails where its program answers; "" if none is shown."""
     make = subject.module
     assert make is not None
-    first = list(subject.signatures).index(subject.signatures[i])
+    first = subject.first_like(i)
     if i == first:
         return (
             "It is the member that was captured, so no difference of members is the cause: it does not take "
@@ -88,10 +122,9 @@ def cause_of_failure(subject: Subject, i: int, inputs: Sequence[torch.Tensor]) -
         except Exception:  # noqa: BLE001  # whatever the user's code raises
             if words:
                 return f"{words}: it does not take these inputs, which are drawn"
-            known = subject.same_program.explain(i) if subject.same_program is not None else ""
             return (
                 "The members differ in something that is not a weight: it fails with the weights of "
-                f"{subject.members[first]}, too. {known}".strip()
+                f"{subject.members[first]}, too. {subject.explain(i)}".strip()
             )
     return f"With the weights of {subject.members[first]} it answers"
 
@@ -153,9 +186,9 @@ def _changed(before: tuple[torch.Tensor, torch.Tensor], now: tuple[torch.Tensor,
 
 def _with_weights(module: nn.Module, other: nn.Module) -> nn.Module:
     """Returns a module with the parameters and buffers of another one, as far as their shapes agree."""
-    values = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    values = _weights(other)
     with torch.no_grad():
-        for name, own in (*module.named_parameters(), *module.named_buffers()):
+        for name, own in _weights(module).items():
             if name in values and values[name].shape == own.shape:
                 copy_into(own.data, values[name])
     return module
@@ -169,8 +202,7 @@ def _differ(subject: Subject, i: int, module: nn.Module, call: VerifiedCall) -> 
     inputs = call.inputs[i]
     try:
         returned = run_module(module, subject, inputs)
-        with torch.inference_mode():
-            own = subject.run(i)(*subject.arguments(i), *inputs)
+        own = subject.answers(i, inputs)
     except Exception:  # noqa: BLE001  # whatever the user's code raises
         return None
     found: list[bool | None] = []

@@ -19,13 +19,12 @@ the same numbers in contiguous memory:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..ir.cast import raise_value
 from ..kernels.exact_norms import as_torch_computes
 from . import near_ties
 from .root_mean_square import RootMeanSquare, root_mean_square
@@ -35,7 +34,7 @@ from .tolerance import ErrorStats, floating, measure
 MOST = 2.0
 """How many times the member's own error of the first evaluation its error may count, at most."""
 
-Run = Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]
+Run = Callable[[Sequence[torch.Tensor]], list[Any]]
 
 
 @dataclass
@@ -65,16 +64,16 @@ def evaluate(
     weights, inputs = subject.arguments(i), subject.with_states(call.inputs[i], before)
     own, found = answers.own[i], Evaluations()
 
-    def run(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+    def run(inputs: Sequence[torch.Tensor]) -> list[Any]:
         with as_torch_computes():
             return list(subject.run(i)(*weights, *inputs))
 
     ways: list[tuple[list[list[torch.Tensor]], Callable[[], list[list[Any]]]]] = [
-        (found.equal, lambda: [_without_onednn(run, weights, inputs)]),
+        (found.equal, lambda: [_without_onednn(run, inputs)]),
         (found.decided, lambda: near_ties.answers(subject.program(i), weights, inputs)),
     ]
     if _halves_are_equal(subject, i, weights, inputs, answers):
-        ways.append((found.equal, lambda: [_in_halves(run, weights, inputs)]))
+        ways.append((found.equal, lambda: [_in_halves(run, inputs)]))
     for into, way in ways:
         try:
             with torch.inference_mode():
@@ -97,14 +96,11 @@ def raise_errors(
     """
     most_rms, most = MOST * stats.own_rms, MOST * stats.own_max
     for number in range(max((len(e.equal) for e, _ in rows), default=0)):
-        errors, largest = RootMeanSquare(), 0.0
+        errors = RootMeanSquare()
         for evaluations, truth in rows:
             if number < len(evaluations.equal):
-                error = _errors(evaluations.equal[number][output], truth, bound)
-                if error.numel():
-                    errors.add(error)
-                    largest = max(largest, float(error.max()))
-        stats.raise_own(min(errors.value, most_rms), min(largest, most))
+                errors.add(_errors(evaluations.equal[number][output], truth, bound))
+        stats.raise_own(min(errors.value, most_rms), min(errors.largest, most))
 
 
 def own_rms(
@@ -120,11 +116,7 @@ def own_rms(
 
 
 def nearest(
-    wide: torch.Tensor,
-    own: torch.Tensor,
-    truth: torch.Tensor,
-    others: Sequence[torch.Tensor],
-    bound: float,
+    wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor], bound: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the own and the float64 answer that a wide answer is compared with.
 
@@ -155,56 +147,33 @@ def _errors(answer: torch.Tensor, truth: torch.Tensor, bound: float) -> torch.Te
     return error[error <= bound]
 
 
-def _without_onednn(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+def _without_onednn(run: Run, inputs: Sequence[torch.Tensor]) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of settings of Intel GPUs
         with torch.backends.mkldnn.flags(enabled=False):
-            return run(weights, inputs)
+            return run(inputs)
 
 
-def _in_halves(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+def _in_halves(run: Run, inputs: Sequence[torch.Tensor]) -> list[Any]:
     half = inputs[0].shape[0] // 2
-    parts = [run(weights, [x[:half] for x in inputs]), run(weights, [x[half:] for x in inputs])]
+    parts = [run([x[:half] for x in inputs]), run([x[half:] for x in inputs])]
     return [torch.cat(pair) for pair in zip(*parts)]
 
 
 def _halves_are_equal(
-    subject: Subject,
-    i: int,
-    weights: Sequence[Any],
-    inputs: Sequence[torch.Tensor],
-    answers: MemberAnswers,
+    subject: Subject, i: int, weights: Sequence[Any], inputs: Sequence[torch.Tensor], answers: MemberAnswers
 ) -> bool:
     """Returns whether the batch is axis 0 of all inputs and outputs, and its rows are independent."""
     rows = {x.shape[0] if x.dim() else 0 for x in (*inputs, *answers.own[i])}
     if len(rows) != 1 or min(rows) < 2:
         return False
 
-    def exact(weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
-        doubles = [raise_value(v) for v in (*weights, *inputs)]
-        return list(subject.run(i, exact=True)(*doubles))
-
+    exact = subject.float64_function(i, weights)
     try:
-        with torch.inference_mode():
-            whole, halves = exact(weights, inputs), _in_halves(exact, weights, inputs)
+        whole, halves = exact(inputs), _in_halves(exact, inputs)
     except (RuntimeError, IndexError, ValueError):
         return False
     return all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
         for a, b in zip(whole, halves)
     )
-
-
-def evaluations_of(
-    subject: Subject,
-    pattern: str,
-    calls: Sequence[VerifiedCall],
-    found: Sequence[MemberAnswers],
-    members: Sequence[int],
-) -> Iterator[tuple[int, int, Evaluations]]:
-    """Yields (number of the call, member, its evaluations) for the calls of a pattern."""
-    for number, call in enumerate(calls):
-        if call.pattern == pattern:
-            for i in members:
-                before = found[call.after].own[i] if call.after is not None else ()
-                yield number, i, evaluate(subject, i, call, before, found[number])

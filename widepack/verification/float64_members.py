@@ -24,79 +24,59 @@ from ..ir.fake_values import CPU
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import graph_module
 from .root_mean_square import RootMeanSquare
-from .subject import MemberAnswers, Subject, VerifiedCall
-from .tolerance import ErrorStats, floating
+from .subject import AnsweredCalls, Subject
+from .tolerance import FLOAT64_EPS, floating
 
-_FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+_FINER = FLOAT64_EPS / torch.finfo(torch.float32).eps
 _MOST_RMS = 1e-3  # of the scale: a larger error is no rounding
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 
 
-class _Errors:
-    """The errors of one output in one of the two ways."""
-
-    def __init__(self) -> None:
-        self.rms, self.largest = RootMeanSquare(), 0.0
-
-    def add(self, found: torch.Tensor, own: torch.Tensor) -> None:
-        if not floating(own) or found.shape != own.shape:
-            return
-        finite = torch.isfinite(own) & torch.isfinite(found)
-        error = (found[finite].to(own.dtype) - own[finite]).abs()
-        if error.numel():
-            self.rms.add(error)
-            self.largest = max(self.largest, float(error.max()))
-
-
-def add_rounding(
-    subject: Subject,
-    calls: Sequence[VerifiedCall],
-    answers: Sequence[MemberAnswers],
-    stats: Sequence[ErrorStats],
-    outputs: Sequence[int],
-) -> None:
-    """Adds to the statistics of float64 outputs what rounding costs.
+def add_rounding(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
+    """Adds to the statistics of outputs that are computed in float64 throughout what rounding costs.
 
     A way adds nothing if the program fails, or if it decides otherwise at a threshold. Moved numbers add at
     most the error of float32. An output of which they change more than 0.1% is in doubt (`ErrorStats.doubt`).
 
-    outputs: the numbers of the outputs that are computed in float64 throughout.
+    coarse: for each output the coarsest eps that it is computed through.
     """
-    single = _errors(_in_float32, subject, calls, answers, outputs)
-    moved = _errors(_moved_by_an_ulp, subject, calls, answers, outputs)
+    outputs = [k for k, eps in enumerate(coarse) if eps == FLOAT64_EPS]
+    if not outputs or not answered.calls:
+        return
+    single = _errors(_in_float32, answered, outputs)
+    moved = _errors(_moved_by_an_ulp, answered, outputs)
     for k in outputs:
-        rms, largest = single[k].rms.value, single[k].largest
-        most = _MOST_RMS * stats[k].scale
+        stats, rms, largest = answered.stats[k], single[k].value, single[k].largest
+        most = _MOST_RMS * stats.scale
         if rms <= most:
-            stats[k].raise_own(rms * _FINER, largest * _FINER)
-        if moved[k].rms.value <= most:
-            stats[k].raise_own(min(moved[k].rms.value, rms), min(moved[k].largest, largest))
+            stats.raise_own(rms * _FINER, largest * _FINER)
+        if moved[k].value <= most:
+            stats.raise_own(min(moved[k].value, rms), min(moved[k].largest, largest))
         else:
-            stats[k].say_doubt(moved[k].rms.value)
+            stats.say_doubt(moved[k].value)
 
 
 def _errors(
-    way: Callable[[Subject, int], Run],
-    subject: Subject,
-    calls: Sequence[VerifiedCall],
-    answers: Sequence[MemberAnswers],
-    outputs: Sequence[int],
-) -> dict[int, _Errors]:
+    way: Callable[[Subject, int], Run], answered: AnsweredCalls, outputs: Sequence[int]
+) -> dict[int, RootMeanSquare]:
     """Returns the errors of the outputs over all members and calls; none if a call fails."""
-    errors = {k: _Errors() for k in outputs}
-    for i in range(len(subject.members)):
-        run = way(subject, i)
-        for call, answer in zip(calls, answers):
+    errors = {k: RootMeanSquare() for k in outputs}
+    for i in range(len(answered.subject.members)):
+        run = way(answered.subject, i)
+        for call, answer in zip(answered.calls, answered.found):
             if call.after is not None:
                 continue
             try:
                 with torch.inference_mode():
                     found = run(call.inputs[i])
             except (RuntimeError, IndexError, ValueError):
-                return {k: _Errors() for k in outputs}
-            for k, error in errors.items():
-                error.add(found[k], answer.own[i][k])
+                return {k: RootMeanSquare() for k in outputs}
+            for k, of_output in errors.items():
+                own = answer.own[i][k]
+                if floating(own) and found[k].shape == own.shape:
+                    finite = torch.isfinite(own) & torch.isfinite(found[k])
+                    of_output.add(found[k][finite].to(own.dtype) - own[finite])
     return errors
 
 

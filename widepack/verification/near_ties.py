@@ -20,14 +20,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Program, refs, substitute
+from widepack_artifacts.program import Node, Program
 
-from ..ir import ops
 from ..ir.cast import raise_value, raised
-from ..ir.encoding import decode
-from ..ir.fake_values import CPU
 from ..kernels.exact_norms import as_torch_computes
-from ..runtime.graph_module import Loop
+from .node_run import run_nodes
 from .root_mean_square import root_mean_square
 
 DRAWS = 16  # of the directions in which numbers are moved
@@ -39,7 +36,6 @@ _JUMPS |= {"sign", "special_round", "trunc"}
 these.
 """
 _ROUNDED_QUOTIENTS = ("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-_Step = Callable[[Node, Callable[[], Any], list[Any]], Any]
 
 
 def answers(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) -> list[list[Any]]:
@@ -73,7 +69,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
             decided[node.name], operands[node.name] = value, given
         return value
 
-    _run(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
+    run_nodes(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
     margins: dict[str, float] = {}
 
     def as_decided(node: Node, compute: Callable[[], Any], given: list[Any]) -> Any:
@@ -88,7 +84,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
         )
 
     with as_torch_computes():
-        _run(program, [*weights, *inputs], as_decided)
+        run_nodes(program, [*weights, *inputs], as_decided)
     return margins
 
 
@@ -125,7 +121,7 @@ def _with_other_decisions(
 
         return pytree.tree_map(lambda a, b: _jump(a, b, 2 * margin), value, compute(move))
 
-    return _run(program, given, moved)
+    return run_nodes(program, given, moved)
 
 
 def _jump(value: Any, other: Any, margin: float) -> Any:
@@ -147,36 +143,3 @@ def _decides(node: Node, value: Any, operands: Sequence[Any]) -> bool:
 
 def _floats(values: Any) -> list[Tensor]:
     return [v for v in pytree.tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point()]
-
-
-def _run(program: Program, given: Sequence[Any], step: _Step) -> list[Any]:
-    """Runs a program node by node, and returns its outputs.
-
-    step: gets each node, what computes it (of operands that a function changes, if one is given), and its
-    operands. It returns the node's value.
-    """
-    slots = [*program.weights, *program.inputs]
-    values: dict[str, Any] = {s.name: v for s, v in zip(slots, given)}
-    last: dict[str, int] = {}
-    for number, node in enumerate(program.nodes):
-        last.update(dict.fromkeys(refs((node.args, node.kwargs)), number))
-    kept = {name for o in program.outputs for name in refs(o.value)}
-    for number, node in enumerate(program.nodes):
-        args = decode(substitute(node.args, values.__getitem__), CPU)
-        kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
-        function: Any = ops.function(node.op) if node.body is None else Loop(node.body, program.members, CPU)
-
-        def compute(
-            change: Callable[[Any], Any] = lambda x: x,
-            function: Any = function,
-            args: Any = args,
-            kwargs: Any = kwargs,
-        ) -> Any:
-            args, kwargs = pytree.tree_map(change, (args, kwargs))
-            return function(*args, **kwargs)
-
-        values[node.name] = step(node, compute, [args, kwargs])
-        for name in refs((node.args, node.kwargs)):
-            if last[name] == number and name not in kept:
-                values.pop(name, None)
-    return [decode(substitute(o.value, values.__getitem__), CPU) for o in program.outputs]

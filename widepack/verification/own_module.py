@@ -13,7 +13,7 @@ from ..kernels.exact_norms import as_torch_computes
 from .capture_causes import answers_change, cause, cause_of_failure, kept_between_calls
 from .module_run import run_module
 from .op_record import Recorded
-from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
+from .subject import AnsweredCalls, Subject
 from .tolerance import ErrorStats, reference_of
 from .unsteady import why_unsteady
 
@@ -21,25 +21,24 @@ _NOT_SHOWN = "No comparison shows the cause. Please report it, with the member's
 
 
 class OwnModules:
-    """Collects the answers of the members' own modules.
+    """Compares the answers of the members' own modules with those of the programs.
 
     Attributes:
-        captured: For each output the errors of the modules' answers against the programs' answers.
+        answered: The programs' answers; `captured` gets the errors of the modules' answers against them.
         ordered: For each output the own errors of the members whose modules have weights in another memory
             order than the files, with the weights in that order.
     """
 
-    def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
-        self.subject, self.calls, self.captured = subject, calls, captured
-        self.ordered = [ErrorStats(output.name) for output in captured]
+    def __init__(self, answered: AnsweredCalls) -> None:
+        self.answered = answered
+        self.ordered = [ErrorStats(name) for name in answered.subject.outputs]
 
-    def run(self, i: int, found: Sequence[MemberAnswers]) -> None:
-        """Runs member i's module on the user's calls. found: for each call the programs' answers, up to
-        member i.
+    def run(self, i: int) -> None:
+        """Runs member i's module on the user's calls, after the program has answered them.
 
         The module is built when the program's float64 weights are freed. Raises: VerificationError.
         """
-        subject = self.subject
+        answered, subject = self.answered, self.answered.subject
         assert subject.module is not None
         module = subject.module(i)
         if subject.same_program is not None and subject.same_program.note_module(i, module):
@@ -48,16 +47,16 @@ class OwnModules:
         record = True  # the first call
         ordered = _in_order_of(module, subject, i)
         left: list[list[Any]] = []  # for each call what the module returned
-        for call, into in zip(self.calls, found):
+        for call, into in zip(answered.calls, answered.found):
             theirs: list[torch.Tensor] = []
-            if call.user and earlier_answers(self.calls, found, call, i) is None:
+            if call.user and answered.earlier(call, i) is None:
                 inputs = subject.with_states(
                     call.inputs[i], left[call.after] if call.after is not None else ()
                 )
                 returned = _module_answer(subject, i, module, inputs, call.label, record)
                 theirs = _tensors(subject, i, returned, into.own[i])
                 record = False
-                for output, y, o in zip(self.captured, theirs, into.own[i]):
+                for output, y, o in zip(answered.captured, theirs, into.own[i]):
                     output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
                 if ordered and call.after is None:
                     with torch.inference_mode(), as_torch_computes():
@@ -66,21 +65,20 @@ class OwnModules:
                         output.add_own(o, t)
             left.append(theirs if subject.states else [])
 
-    def check(self, own: Sequence[ErrorStats], float64: bool) -> None:
-        """Checks the answers against the bounds. own: the members' own errors. float64: whether they are
-        against float64.
+    def check(self) -> None:
+        """Checks the answers against the bounds of the members' own errors.
 
         They are raised to those of weights in the modules' own memory order.
 
         Raises: VerificationError for a wrong capture; MemberMismatch for a member with another program.
         """
-        subject = self.subject
-        for output, errors in zip(self.ordered, own):
+        answered, subject = self.answered, self.answered.subject
+        for output, errors in zip(self.ordered, answered.stats):
             errors.raise_own(output.own_rms, output.own_max)
-        for output, errors in zip(self.captured, own):
+        for output, errors in zip(answered.captured, answered.stats):
             output.take_own(errors)
             output.accept_float64(subject.float64_ulps)
-            if not float64:
+            if not answered.float64:
                 output.widen()
             member, wrong = output.first_wrong()
             if wrong:
@@ -89,14 +87,15 @@ class OwnModules:
             subject.same_program.check()
 
     def _refuse(self, member: str, wrong: str) -> None:
-        subject, i = self.subject, self.subject.members.index(member)
-        why = kept_between_calls(subject, i, self.calls)
-        if not why and answers_change(subject, self.calls):
+        subject, calls = self.answered.subject, self.answered.calls
+        i = subject.members.index(member)
+        why = kept_between_calls(subject, i, calls)
+        if not why and answers_change(subject, calls):
             raise VerificationError(
                 f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be verified: "
                 f"{why_unsteady(subject, i)}"
             )
-        why = why or cause(subject, i, self.calls) or _NOT_SHOWN
+        why = why or cause(subject, i, calls) or _NOT_SHOWN
         raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
 
 
@@ -116,14 +115,6 @@ def _in_order_of(module: nn.Module, subject: Subject, i: int) -> list[Any]:
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         found.append(value)
     return found
-
-
-def _explanation(subject: Subject, i: int) -> str:
-    """Returns how member i's module differs from the captured one, as the next sentence; "" if nothing is
-    known.
-    """
-    why = subject.same_program.explain(i) if subject.same_program is not None else ""
-    return f". {why}" if why else ""
 
 
 def _module_answer(
@@ -170,11 +161,16 @@ def _tensors(
         raise VerificationError(
             f"member {member} returns {rest} beside its tensors, the captured program {list(numbers)}: "
             "numbers in the result belong to the program and must be the same for all members and calls; "
-            f"return them as tensors, or leave them out{_explanation(subject, i)}"
+            f"return them as tensors, or leave them out{_sentence(subject.explain(i))}"
         )
     if len(tensors) != len(own):
         raise VerificationError(
             f"member {member} gives {len(tensors)} tensors, the captured program {len(own)}; "
-            f"what forward returns must not depend on values{_explanation(subject, i)}"
+            f"what forward returns must not depend on values{_sentence(subject.explain(i))}"
         )
     return tensors
+
+
+def _sentence(words: str) -> str:
+    """Returns words as the next sentence of a message; "" if there are none."""
+    return f". {words}" if words else ""

@@ -9,14 +9,14 @@ checked against the probe at the first load, as on every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from widepack_artifacts.program import Program, refs
-from widepack_artifacts.weight_table import member_tensor
+from widepack_artifacts.manifest_weights import member_tensor
+from widepack_artifacts.program import Program
 
 from ..ir import ops
 from ..ir.encoding import iter_arguments
@@ -26,6 +26,7 @@ from ..lowering.lowering_entry import EntryOfPart, LoweringEntry
 from ..planning.plan import Plan
 from ..runtime.kernel_count import is_view
 from ..runtime.prologue import split
+from ..runtime.walk import LiveMemory, WalkedValue, last_uses
 
 MOST_BYTES = 192 * 2**20
 """How many bytes derived weights may take. A part has at least two members, even if they take more."""
@@ -53,18 +54,19 @@ class WeightsReader(Protocol):
 
 
 def parts(
-    entry: LoweringEntry, pattern: str, program: Program, plan: Plan | None, lowering: Lowered | None = None
+    entry: EntryOfPart, pattern: str, program: Program, plan: Plan | None, lowering: Lowered | None = None
 ) -> list[MemberPart]:
     """Returns the parts in which a wide program is compared.
 
     It is the program itself if it is small enough, or if it is not known how it was made.
 
-    plan: what it was lowered by. lowering: its lowering, if it was made now.
+    entry: for the members of the program. plan: what it was lowered by. lowering: its lowering, if it was
+    made now.
     """
-    count = entry.count
-    whole = [MemberPart(range(count), program, lowering)]
+    count, first = entry.count, entry.members.start
+    whole = [MemberPart(entry.members, program, lowering)]
     try:
-        size = max(2, MOST_BYTES * count // max(derived(program, entry.sizes), 1))
+        size = max(2, int(MOST_BYTES * count // max(derived(program, entry.sizes), 1)))
     except (DynamicOutputShapeException, DataDependentOutputException):  # values of weights decide sizes
         return whole
     if size >= count or plan is None:
@@ -76,28 +78,13 @@ def parts(
     by_signatures: dict[tuple[int, ...], Lowered] = {}
     found = []
     for start in starts:
-        members = range(start, start + size)
-        if (key := tuple(entry.signatures[i] for i in members)) not in by_signatures:
+        if (key := tuple(entry.signatures[start : start + size])) not in by_signatures:
             by_signatures[key] = lowered(entry, pattern, plan, key)
+        members = range(first + start, first + start + size)
         found.append(MemberPart(members, by_signatures[key].program, by_signatures[key]))
     # A strategy that depends on the number of members may differ for fewer. Then only the program itself is
     # compared.
     return found if all(low.used == lowering.used for low in by_signatures.values()) else whole
-
-
-def parts_of(
-    entry: LoweringEntry,
-    pattern: str,
-    program: Program,
-    plan: Plan | None,
-    lowering: Lowered | None,
-    members: range,
-) -> list[MemberPart]:
-    """Returns the parts in which a wide program for some members is compared. members: their numbers."""
-    return [
-        replace(part, members=range(members.start + part.members.start, members.start + part.members.stop))
-        for part in parts(EntryOfPart(entry, members), pattern, program, plan, lowering)
-    ]
 
 
 def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:
@@ -105,34 +92,19 @@ def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence
     return lower(entry.simple(pattern), signatures, entry.slots(pattern), plan, entry.sizes, entry.shapes[0])
 
 
-def derived(program: Program, sizes: Mapping[str, int]) -> int:
+def derived(program: Program, sizes: Mapping[str, int]) -> float:
     """Returns how many bytes the derived weights of a wide program take: the most at one time."""
     prologue = split(program).prologue
     values = replay(prologue, Fakes(sizes, static=True))
-    base = {s.name: s.name for s in prologue.weights}  # value -> the value whose memory it is a view of
-    size: dict[str, int] = {}
-    last_read: dict[str, int] = {}
-    for at, node in enumerate(prologue.nodes):
-        read = [base[r] for r in refs((node.args, node.kwargs))]
-        last_read.update(dict.fromkeys(read, at))
-        view = (
-            node.body is None and read and (node.op.startswith("operator.") or is_view(ops.resolve(node.op)))
-        )
-        base[node.name] = read[0] if view else node.name
-        size[node.name] = 0 if view else _bytes(values[node.name])
-        last_read.setdefault(base[node.name], at)
-    last_read.update({base[r]: len(prologue.nodes) for o in prologue.outputs for r in refs(o.value)})
-    most = now = 0
-    for at, node in enumerate(prologue.nodes):
-        now += size[node.name]
-        most = max(most, now)
-        touched = {base[node.name], *(base[r] for r in refs((node.args, node.kwargs)))}
-        now -= sum(size.get(name, 0) for name in touched if last_read[name] == at)
+    live, most = LiveMemory(0), 0.0
+    for node, ended in zip(prologue.nodes, last_uses(prologue)):
+        views = node.body is None and (node.op.startswith("operator.") or is_view(ops.resolve(node.op)))
+        tensors = [v for v in iter_arguments(values[node.name]) if isinstance(v, torch.Tensor)]
+        live.add(node, WalkedValue(None, 0 if views else sum(t.nbytes for t in tensors), views=views))
+        most = max(most, live.total)
+        for name in ended:
+            live.end(name)
     return most
-
-
-def _bytes(value: Any) -> int:
-    return sum(v.numel() * v.element_size() for v in iter_arguments(value) if isinstance(v, torch.Tensor))
 
 
 def all_weights(

@@ -8,7 +8,7 @@ identity of the weights files, device, dtype and torch version. If one of them c
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
 """
 
 _MOST_SCALE, _MOST_RMS, _MOST_ERROR = 1e4, 1.0, 100.0
-"""How large recorded figures may be: the scale in largest answers of the probe, the members' own errors in
+"""How large recorded statistics may be: the scale in largest answers of the probe, the members' own errors in
 scales.
 
 Honest builds are far below: a build takes the members' own answers as the reference if float64 is off by a
@@ -80,9 +80,8 @@ def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[
     stored = tensors.get(name) if isinstance(tensors, Weights) else tensors[name]
     if stored.dim() != 1 or not stored.numel() or not floating(stored):
         raise ProbeError(
-            f"probe: the answer {name} is "
-            f"{str(stored.dtype).removeprefix('torch.')}{list(stored.shape)}; it must be one row of "
-            "floats that begins with a stride"
+            f"probe: the answer {name} is {str(stored.dtype).removeprefix('torch.')}{list(stored.shape)}; it"
+            " must be one row of floats that begins with a stride"
         )
     stride = float(stored[0].real)
     if not 1 <= stride < 2**53 or stride != int(stride):
@@ -90,6 +89,38 @@ def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[
             f"probe: the answer {name} has the stride {stride:g}, which is not a positive integer"
         )
     return int(stride), stored[1:]
+
+
+def compared(
+    tensors: Mapping[str, torch.Tensor],
+    pattern: str,
+    outputs: Sequence[Any],
+    kinds: Sequence[str],
+    names: Sequence[str],
+    members: Mapping[int, str],
+    anywhere: Container[tuple[int, int]] = (),
+) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+    """Yields (output, member, its answer, the recorded answer), with the same numbers of both answers.
+
+    tensors: the probe's answers. pattern: with the entry's prefix. outputs: the program's answers to
+    `<pattern>.x*`. kinds, names: of each output. members: the name of each of the program's members, by its
+    number in the artifact. anywhere: (member, output) whose NaN and inf may be at any place: both answers get
+    NaN where one is not finite. Raises: ProbeError.
+    """
+    for k, (output, kind, name) in enumerate(zip(outputs, kinds, names)):
+        for at, (i, member) in enumerate(members.items()):
+            stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
+            value = output if kind == "shared" else output[at]
+            # The sizes are compared before the value is made contiguous, which may copy it.
+            if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
+                raise ProbeError(
+                    f"probe: output {name} of member {member} has {value.numel()} numbers, the artifact's"
+                    " answer is of another size or kind; the artifact and this program do not belong together"
+                )
+            thinned = value.detach().cpu().reshape(-1)[::stride]
+            if (i, k) in anywhere:
+                thinned, truth = with_same_places(thinned, truth)
+            yield k, i, thinned, truth
 
 
 def check(
@@ -104,31 +135,18 @@ def check(
     """Checks a loaded program's answers against the probe. The bounds allow for another device than the
     build's.
 
-    tensors: the probe's answers. pattern: with the entry's prefix. outputs: the program's answers to
-    `<pattern>.x*`. kinds: of each output. bounds: of each output. members: the numbers of the program's
-    members in the artifact. anywhere: (member, output) whose NaN and inf may be at any place.
+    tensors, pattern, outputs, kinds, anywhere: as `compared` takes them. bounds: of each output. members: the
+    numbers of the program's members in the artifact.
 
     Returns: how the first answer exceeds the narrower bounds of a build; "" if none does. Raises: ProbeError.
     """
     beyond = ""
-    for k, (output, kind, bound) in enumerate(zip(outputs, kinds, bounds)):
-        for at, i in enumerate(members):
-            stored = recorded(tensors, f"{pattern}.y{k}.{i}")
-            value = output if kind == "shared" else output[at]
-            if (i, k) in anywhere:
-                value, stored = with_places_of(value, stored)
-            found = _check_output(value, stored, bound, f"output {bound.output or k} of member {i}")
-            beyond = beyond or found
+    names = [bound.output or str(k) for k, bound in enumerate(bounds)]
+    labels = {i: str(i) for i in members}
+    for k, i, value, truth in compared(tensors, pattern, outputs, kinds, names, labels, anywhere):
+        found = _check_output(value, truth, bounds[k], f"output {names[k]} of member {i}")
+        beyond = beyond or found
     return beyond
-
-
-def with_places_of(value: Any, stored: tuple[int, torch.Tensor]) -> tuple[Any, tuple[int, torch.Tensor]]:
-    """Returns an answer, thinned as the stored one, and the stored one, with NaN where one is not finite."""
-    stride, truth = stored
-    if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
-        return value, stored  # `_check_output` says so
-    thinned, truth = with_same_places(value.detach().cpu().reshape(-1)[::stride], truth)
-    return thinned, (1, truth)
 
 
 def check_bounds(
@@ -182,19 +200,11 @@ def recorded_terms(
     return found
 
 
-def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBounds, what: str) -> str:
+def _check_output(value: torch.Tensor, truth: torch.Tensor, bounds: OutputBounds, what: str) -> str:
     """Checks one member's output. Returns and raises: as `check`. what: the output and member, for
     messages.
     """
-    stride, truth = stored
-    # The sizes are compared before the value is made contiguous, which may copy it.
-    if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
-        raise ProbeError(
-            f"probe: {what} has {value.numel()} numbers, the artifact's answer is of another size or kind; "
-            "the artifact and this program do not belong together"
-        )
-    thinned = value.detach().cpu().reshape(-1)[::stride]
-    flat = thinned.to(truth.dtype)
+    flat = value.to(truth.dtype)
     if not floating(value):
         if not torch.equal(flat, truth):
             raise ProbeError(
@@ -202,7 +212,7 @@ def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBo
             )
         return ""
     stats = ErrorStats.from_bounds(bounds, float(torch.finfo(value.dtype).eps))
-    most = at_limit(thinned)
+    most = at_limit(value)
     finite = torch.isfinite(truth) & ~most
     error = (flat[finite] - truth[finite]).abs()
     limits = (flat[most] / truth[most] - 1).abs() <= _FACTOR * stats.eps
@@ -213,18 +223,16 @@ def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBo
         or (error.numel() and not largest <= _FACTOR * stats.max_bound)
     ):
         raise ProbeError(
-            f"probe: {what} is off by {largest:.2e} from the float64 answer recorded at build, "
-            f"the bound is {_FACTOR * stats.max_bound:.2e}; this torch ({torch.__version__}) or device runs "
-            "the "
-            "program differently. Build the artifact again here, or load(strategies='loop')"
+            f"probe: {what} is off by {largest:.2e} from the float64 answer recorded at build, the bound is"
+            f" {_FACTOR * stats.max_bound:.2e}; this torch ({torch.__version__}) or device runs the program"
+            " differently. Build the artifact again here, or load(strategies='loop')"
         )
     rms = root_mean_square(error)
     if not error.numel() or (rms <= stats.rms_bound() and largest <= stats.max_bound):
         return ""
     return (
-        f"{what}: rms error {rms:.2e} (bound {stats.rms_bound():.2e}), "
-        f"largest {largest:.2e} (bound {stats.max_bound:.2e}); a build accepts only errors within these "
-        "bounds"
+        f"{what}: rms error {rms:.2e} (bound {stats.rms_bound():.2e}), largest {largest:.2e} (bound"
+        f" {stats.max_bound:.2e}); a build accepts only errors within these bounds"
     )
 
 

@@ -81,11 +81,6 @@ def program_key(pattern: str, number: int) -> str:
     return f"{pattern}.{number}"
 
 
-def _pattern_of(key: str) -> str:
-    """Returns the pattern of a key that `program_key` made."""
-    return key.partition(".")[0]
-
-
 def reference_text(float64: bool) -> str:
     """Returns the record's value of `truth`. float64: whether the members' float64 answers are the
     reference.
@@ -124,7 +119,7 @@ def read_bounds(verification: Mapping[str, Any], entry: str, pattern: str) -> li
             f"verification of {entry}: wide is a {type(programs).__name__}, "
             "but it must be an object with one list for each program"
         )
-    rows = next((r for key, r in programs.items() if _pattern_of(key) == pattern), None)
+    rows = next((r for key, r in programs.items() if key.partition(".")[0] == pattern), None)
     if rows is None:
         return None
     if not isinstance(rows, list) or not all(map(_is_row, rows)):

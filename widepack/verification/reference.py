@@ -16,19 +16,19 @@ from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
 from ..lowering.lower import Lowered
-from ..lowering.lowering_entry import LoweringEntry
+from ..lowering.lowering_entry import EntryOfPart, LoweringEntry
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..spec.state import BUFFER
 from ..system.memory import give_back
 from ..system.progress import Stages
-from . import answers, probe, subject, wide
+from . import answers, probe
 from .calls import shifted
-from .parts import MemberPart, WeightsReader, all_weights, parts, parts_of
+from .parts import MemberPart, WeightsReader, all_weights, parts
 from .record import NOT_FINITE, reference_text
-from .subject import CallCase, Subject, VerifiedCall
+from .subject import AnsweredCalls, CallCase, MemberAnswers, Subject, VerifiedCall, Weights
 from .tolerance import ErrorStats, floating
-from .wide import bisect
+from .wide import WideRun, bisect, bits_warning
 
 SMALL_BATCHES = (2, 1, 5)  # for a small call, the preferred first
 
@@ -57,7 +57,8 @@ class ReferenceAnswers:
         stages: Reports each member that has answered.
 
     Attributes:
-        captured: What comparison (a) measured, if the subject has modules.
+        own: The answers.
+        shifted: The answers to calls whose inputs have an offset.
 
     Raises: VerificationError for a wrong capture, and for a member that fails where others answer.
     """
@@ -70,21 +71,17 @@ class ReferenceAnswers:
         calls: Sequence[VerifiedCall],
         stages: Stages,
     ) -> None:
-        self.entry, self.subject, self.weights, self.calls = entry, subject, weights, calls
-        self.stats = [ErrorStats(name) for name in subject.outputs]
-        found = answers.collect(subject, calls, self.stats, stages.step)
-        self.answers, self.captured, self.float64 = found.answers, found.captured, found.float64
-        if not self.float64:
-            for output in self.stats:
+        self.entry, self.subject, self.weights = entry, subject, weights
+        self.own = answers.collect(subject, calls, stages.step)
+        if not self.own.float64:
+            for output in self.own.stats:
                 output.widen()
-        self.shifted = [
-            answers.collect_shifted(subject, some, subject.outputs)
-            for some in (shifted(subject, calls) if self.float64 else ())
-        ]
+        some = shifted(subject, calls) if self.own.float64 else ()
+        self.shifted = [answers.collect_shifted(subject, one) for one in some]
 
     def accept_float64(self, ulps: int) -> None:
         """Raises the own errors of outputs in float64 to a number of ulp of their rms."""
-        for output in (*self.stats, *(s for some in self.shifted for s in some.stats)):
+        for output in (s for answered in (self.own, *self.shifted) for s in answered.stats):
             output.accept_float64(ulps)
 
     def check(
@@ -102,19 +99,21 @@ class ReferenceAnswers:
         message. members: the parts of the members that the program is for; none for all members. Raises:
         VerificationError, which names the first wrong node.
         """
-        stats = [output.without_wide() for output in self.stats]
+        stats = [output.without_wide() for output in self.own.stats]
         divided = [
-            part for some in members for part in parts_of(self.entry, pattern, program, plan, lowered, some)
-        ] or parts(self.entry, pattern, program, plan, lowered)
+            part
+            for some in tuple(members) or (range(self.entry.count),)
+            for part in parts(EntryOfPart(self.entry, some), pattern, program, plan, lowered)
+        ]
         for part in divided:
             weights = all_weights(part.program, self.weights, self.entry.count, part.members)
             give_back()
             self.subject.readahead(part.members)
-            stats, wrong = self._compared(part, weights, pattern, self.calls, self.answers, stats)
+            stats, wrong = self._compared(part, weights, pattern, self.own, stats)
             for some in self.shifted:
                 if not wrong and some.calls:
                     own = [output.without_wide() for output in some.stats]
-                    _, wrong = self._compared(part, weights, pattern, some.calls, some.answers, own)
+                    _, wrong = self._compared(part, weights, pattern, some, own)
             if wrong:
                 doubt = next((output.doubt for output in stats if output.wrong()), "")
                 raise VerificationError(
@@ -126,10 +125,9 @@ class ReferenceAnswers:
     def _compared(
         self,
         part: MemberPart,
-        weights: subject.Weights,
+        weights: Weights,
         pattern: str,
-        calls: Sequence[VerifiedCall],
-        found: Sequence[subject.MemberAnswers],
+        answered: AnsweredCalls,
         stats: list[ErrorStats],
     ) -> tuple[list[ErrorStats], str]:
         """Runs a wide program on calls.
@@ -137,29 +135,29 @@ class ReferenceAnswers:
         Returns: the errors with those of its answers added, and what is wrong.
         """
         before = [list(output.wide) for output in stats]
-        compared = (part.program, weights, pattern, calls, found)
-        anywhere = self._anywhere_in(found)
-        wide.check_wide(self.subject, *compared, stats, part.members, anywhere)
+        anywhere = self._anywhere_in(answered.found)
+        run = WideRun(answered, part.program, weights, pattern, part.members, anywhere)
+        run.check(stats)
         wrong = _wrong(stats)
         # one evaluation of a member is a small sample of its own error; bits of floats have no error
-        if wrong and not wide.bits_warning(part.program):
+        if wrong and not bits_warning(part.program):
             again = [output.with_wide(rows) for output, rows in zip(stats, before)]
-            wide.check_again(self.subject, *compared, again, part.members, anywhere)
+            run.check_again(again)
             if not _wrong(again):
                 return again, ""
         return stats, wrong
 
-    def _where(self, part: MemberPart, pattern: str, weights: subject.Weights) -> str:
+    def _where(self, part: MemberPart, pattern: str, weights: Weights) -> str:
         """Returns a sentence that names the first wrong node."""
         if part.lowered is None:
             return "It is the program that was there before"
-        call = next(c for c in self.calls if c.pattern == pattern)
+        call = next(c for c in self.own.calls if c.pattern == pattern)
         simplified = self.entry.simple(pattern)
         known = self.subject.weights(part.members[0])
         if any(slot.source not in known for program in simplified for slot in program.weights):
             return "It computes with the factors of members, which a member alone does not have"
         node = bisect(self.subject, simplified, part.lowered, weights, call, part.members)
-        return (node or "no single node exceeds its bound") + wide.bits_warning(simplified[0])
+        return (node or "no single node exceeds its bound") + bits_warning(simplified[0])
 
     def record(self, capture: Mapping[str, Any], compared: Mapping[str, ComparedOutputs]) -> dict[str, Any]:
         """Returns the record for the manifest.
@@ -168,8 +166,8 @@ class ReferenceAnswers:
         """
         in_parts = {key: one.at_once for key, one in compared.items() if one.at_once is not None}
         return {
-            "calls": [f"{c.pattern} {c.label}" for c in self.calls],
-            "truth": reference_text(self.float64),
+            "calls": [f"{c.pattern} {c.label}" for c in self.own.calls],
+            "truth": reference_text(self.own.float64),
             "nested_tensor_fast_path": "off",
             **capture,
             "wide": {key: [output.record() for output in one.stats] for key, one in compared.items()},
@@ -197,7 +195,7 @@ class ReferenceAnswers:
             if any(floating(w) and not torch.isfinite(w).all() for w in self.subject.arguments(i))
         )
 
-    def _anywhere_in(self, found: Sequence[subject.MemberAnswers]) -> frozenset[tuple[int, int, int]]:
+    def _anywhere_in(self, found: Sequence[MemberAnswers]) -> frozenset[tuple[int, int, int]]:
         """Returns (call, member, output) of the answers whose NaN and inf may be at other places.
 
         Numbers of a member with finite weights leave the dtype in some calls only. Its answers to other calls
@@ -216,9 +214,9 @@ class ReferenceAnswers:
         Another call must be finite, and show what the wide program computes of this member: otherwise NaN
         everywhere would pass.
         """
-        pairs = [(a.own[i][k], a.truth[i][k]) for a in self.answers]
+        pairs = [(a.own[i][k], a.truth[i][k]) for a in self.own.found]
         return (
-            self.float64
+            self.own.float64
             and all(bool(torch.isfinite(truth).all()) for _, truth in pairs)
             and any(bool(torch.isfinite(own).all()) for own, _ in pairs)
         )
@@ -246,10 +244,12 @@ class ReferenceAnswers:
         rows = []
         count = len(self.subject.members)
         for k in range(len(self.subject.outputs)):
-            bad = [sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.answers) for i in range(count)]
+            bad = [
+                sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.own.found) for i in range(count)
+            ]
             # If all members have some, they are probably meant, like a mask of -inf.
             meant = all(bad)
-            sizes = [sum(a.own[i][k].numel() for a in self.answers) for i in range(count)]
+            sizes = [sum(a.own[i][k].numel() for a in self.own.found) for i in range(count)]
             rows += [
                 (i, k, n, of)
                 for i, (n, of) in enumerate(zip(bad, sizes))
@@ -261,7 +261,7 @@ class ReferenceAnswers:
         """Returns the call at batch 2; if it is missing, at another small batch, or the first call."""
         order = [CallCase.of_sizes({self.entry.batch: n}) for n in SMALL_BATCHES]
         return min(
-            (c for c in self.calls if c.pattern == pattern),
+            (c for c in self.own.calls if c.pattern == pattern),
             key=lambda c: order.index(c.case) if c.case in order else len(order),
         )
 
@@ -275,8 +275,8 @@ class ReferenceAnswers:
         for pattern in PATTERNS:
             call = next((c for c in own if c.pattern == pattern), None) or self.small(pattern)
             inputs = [None if k in buffers else x for k, x in enumerate(call.stacked())]
-            answer = next(answer for c, answer in zip(self.calls, self.answers) if c is call)
-            zero = [output.cancels for output in self.stats]
+            answer = next(answer for c, answer in zip(self.own.calls, self.own.found) if c is call)
+            zero = [output.cancels for output in self.own.stats]
             truths = [list(map(_as_answered, *pair, zero)) for pair in zip(answer.own, answer.truth)]
             found[f"{probe.prefix(self.entry.entry)}{pattern}"] = inputs, truths
         return found

@@ -17,19 +17,19 @@ class RootMeanSquare:
     """The root mean square of numbers that are added in several parts.
 
     Attributes:
-        size: What the numbers are divided by before they are squared: the largest size so far.
+        largest: The largest absolute value so far, by which the numbers are divided before they are squared.
         squares: The sum of the squares of the divided numbers.
         count: How many numbers were added.
     """
 
-    size: float = 0.0
+    largest: float = 0.0
     squares: float = 0.0
     count: int = 0
 
     @property
     def value(self) -> float:
         """The root mean square; 0 without numbers."""
-        return self.size * math.sqrt(self.squares / self.count) if self.count else 0.0
+        return self.largest * math.sqrt(self.squares / self.count) if self.count else 0.0
 
     def add(self, numbers: torch.Tensor) -> None:
         """Adds the numbers of a tensor. Numbers in float32 or a coarser dtype are raised to float64."""
@@ -47,14 +47,14 @@ class RootMeanSquare:
     def raise_to(self, value: float) -> None:
         """Raises the root mean square to at least this one. The count stays."""
         if self.count and self.value < value:
-            self.size, self.squares = value, float(self.count)
+            self.largest, self.squares = value, float(self.count)
 
     def _add(self, size: float, squares: float, count: int) -> None:
         self.count += count
-        if size > self.size:
-            self.size, self.squares, size, squares = size, squares, self.size, self.squares
+        if size > self.largest:
+            self.largest, self.squares, size, squares = size, squares, self.largest, self.squares
         if size:
-            self.squares += squares * (size / self.size) ** 2 if self.size < math.inf else 0.0
+            self.squares += squares * (size / self.largest) ** 2 if self.largest < math.inf else 0.0
 
 
 def root_mean_square(numbers: torch.Tensor) -> float:

@@ -32,9 +32,8 @@ TRIED_LONG = 2  # the same for values longer than LONG characters: dates, paths,
 LONG = 24
 MOST = 6  # captures because of operations that differ
 WAY_OUT = (
-    "Members differ in weights only: give all of them one value (an argument of the factory, --model-arg), "
-    "make it a "
-    "buffer that is saved with each checkpoint, or build these members apart"
+    "Members differ in weights only: give all of them one value (an argument of the factory, --model-arg),"
+    " make it a buffer that is saved with each checkpoint, or build these members apart"
 )
 
 

@@ -16,7 +16,6 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 
-from ..ir.cast import raise_value
 from .module_run import run_module
 from .subject import Subject, fitting
 from .tolerance import floating, same_places
@@ -218,7 +217,7 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool
     carried = {s.input for s in subject.states}
     for inputs in _valid_inputs(subject, sizes):
         of_member, theirs = _failure(_of_module, subject, inputs)
-        of_program, answers = _failure(_of_program, subject, inputs)
+        of_program, answers = _failure(lambda s, x: s.answers(0, x), subject, inputs)
         if not of_member and not of_program:
             return _difference_of(subject, inputs, theirs, answers)
         if of_program and not of_member:
@@ -229,12 +228,6 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool
     return refusal or ("neither answers there" if answered else "")
 
 
-def _of_program(subject: Subject, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns what the captured program of member 0 answers."""
-    with torch.inference_mode():
-        return list(subject.run(0)(*subject.arguments(0), *inputs))
-
-
 def _difference_of(
     subject: Subject,
     inputs: Sequence[torch.Tensor],
@@ -242,27 +235,17 @@ def _difference_of(
     answers: Sequence[torch.Tensor],
 ) -> str:
     """Returns how the answers of member 0 and of its program differ; "" if by rounding only."""
-    truths = _float64_answers(subject, subject.arguments(0), inputs, len(answers))
+    truths: Sequence[torch.Tensor | None]
+    try:
+        truths = subject.float64_function(0)(inputs)
+    except RuntimeError:  # an op has no float64 kernel
+        truths = [None] * len(answers)
     for o, t, truth in zip(answers, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
         if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
             return "the member's own answer there is not its captured program's"
     return ""
-
-
-def _float64_answers(
-    subject: Subject, weights: Sequence[Any], inputs: Sequence[torch.Tensor], count: int
-) -> Sequence[torch.Tensor | None]:
-    """Returns member 0's float64 answers; `count` times None if an op has no float64 kernel."""
-    try:
-        with torch.inference_mode():
-            found: Sequence[torch.Tensor | None] = subject.run(0, late=True)(
-                *weights, *map(raise_value, inputs)
-            )
-    except RuntimeError:
-        return [None] * count
-    return found
 
 
 def _close(answer: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:

@@ -17,7 +17,7 @@ from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 
 from ..capture.named_fields import Make
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
 from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
@@ -25,9 +25,11 @@ from ..spec.draws import NOISES, InputSource, draw, draw_all
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState
 from .same_program import SameProgram
+from .tolerance import ErrorStats
 
 Weights = Mapping[str, Any]
 ACCEPTED = 3  # draws that a member must answer to
+LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to float64 layer by layer
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,38 @@ class Subject:
             ).forward
         return self.functions[key]
 
+    def answers(self, i: int, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """Returns the outputs of member i for its inputs of a call."""
+        with torch.inference_mode():
+            return list(self.run(i)(*self.arguments(i), *inputs))
+
+    def float64_function(
+        self, i: int, weights: Sequence[Any] | None = None
+    ) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+        """Returns what computes the outputs of member i in float64 from its inputs.
+
+        weights: in the order of its program. Default: its own.
+        """
+        weights = self.arguments(i) if weights is None else weights
+        # To raise all weights at once is faster, but takes twice a member's memory.
+        late = sum(w.nbytes for w in weights) > LATE_BYTES
+        doubles = weights if late else [raise_value(w) for w in weights]
+
+        def answers(inputs: Sequence[torch.Tensor]) -> list[Any]:
+            run = self.run(i, exact=not late, late=late)
+            with torch.inference_mode():
+                return list(run(*doubles, *map(raise_value, inputs)))
+
+        return answers
+
+    def first_like(self, i: int) -> int:
+        """Returns the member from which the program of member i was captured: the first with its shapes."""
+        return list(self.signatures).index(self.signatures[i])
+
+    def explain(self, i: int) -> str:
+        """Returns how member i's module differs from the captured one; "" if nothing is known."""
+        return self.same_program.explain(i) if self.same_program is not None else ""
+
     def with_states(self, inputs: Sequence[torch.Tensor], before: Sequence[Any]) -> list[torch.Tensor]:
         """Returns the inputs of a call, with the states that the call before it returned.
 
@@ -224,30 +258,54 @@ def with_accepted_inputs(subject: Subject) -> Subject:
     for noise in NOISES:
         sources = [replace(s, noise=noise) for s in subject.sources]
         try:
-            with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]):
                 for seed in range(1, 1 + ACCEPTED):
-                    tried.run(0)(*subject.arguments(0), *draw_all(sources, subject.sizes, seed))
+                    tried.answers(0, draw_all(sources, subject.sizes, seed))
         except (RuntimeError, ValueError, IndexError):
             continue
         return replace(subject, sources=sources) if noise != NOISES[0] else subject
     return subject
 
 
-def earlier_answers(
-    calls: Sequence[VerifiedCall], found: Sequence[MemberAnswers], call: VerifiedCall, i: int
-) -> MemberAnswers | None:
-    """Returns the answers of an earlier call with the same inputs of member i; None if no such call exists.
+@dataclass
+class AnsweredCalls:
+    """Calls of members, and their answers.
 
-    Calls with states are never the same: each pattern has its own chain of states.
+    Attributes:
+        subject: The members.
+        calls: The calls.
+        found: For each call the members' own and float64 answers.
+        stats: For each output the members' own errors.
+        captured: For each output the errors that comparison (a) measured.
+        float64: Whether the reference is float64. If not, the members' own answers are the reference.
     """
-    for other, answer in zip(calls, found):
-        if other is call or call.carried:
-            return None
-        if other.case == call.case and all(
-            torch.equal(a, b) for a, b in zip(other.inputs[i], call.inputs[i])
-        ):
-            return answer
-    return None
+
+    subject: Subject
+    calls: Sequence[VerifiedCall]
+    found: list[MemberAnswers]
+    stats: list[ErrorStats]
+    captured: list[ErrorStats]
+    float64: bool = True
+
+    @classmethod
+    def of(cls, subject: Subject, calls: Sequence[VerifiedCall]) -> AnsweredCalls:
+        """Returns calls that no member has answered."""
+        stats, captured = ([ErrorStats(name) for name in subject.outputs] for _ in range(2))
+        return cls(subject, calls, [MemberAnswers() for _ in calls], stats, captured)
+
+    def earlier(self, call: VerifiedCall, i: int) -> MemberAnswers | None:
+        """Returns the answers of an earlier call with the same inputs of member i; None if there is none.
+
+        Calls with states are never the same: each pattern has its own chain of states.
+        """
+        for other, answer in zip(self.calls, self.found):
+            if other is call or call.carried:
+                return None
+            if other.case == call.case and all(
+                torch.equal(a, b) for a, b in zip(other.inputs[i], call.inputs[i])
+            ):
+                return answer
+        return None
 
 
 class VerifiedEntry(LoweringEntry, Protocol):

@@ -32,9 +32,10 @@ from ..ir import ops
 from ..ir.cast import raise_value, raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
+from .node_run import run_nodes
 from .root_mean_square import RootMeanSquare
-from .subject import Subject, VerifiedCall
-from .tolerance import FLOAT64_EPS, ROUNDING, ErrorStats
+from .subject import AnsweredCalls
+from .tolerance import FLOAT64_EPS, ROUNDING
 
 Rule = Callable[..., Any]
 
@@ -67,41 +68,37 @@ def term_sizes(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor
         inputs: The inputs, in the order of the program.
     """
     exact = raised(program)
-    values: dict[str, Any] = {}
-    sizes: dict[str, Any] = {}
-    for slot, value in zip((*exact.weights, *exact.inputs), (*weights, *inputs)):
-        values[slot.name] = raise_value(value)
-        sizes[slot.name] = _absolute(values[slot.name])
+    given = [raise_value(v) for v in (*weights, *inputs)]
+    sizes = {s.name: _absolute(v) for s, v in zip((*exact.weights, *exact.inputs), given)}
+
+    def with_terms(node: Node, compute: Callable[..., Any], operands: list[Any]) -> Any:
+        value = compute()
+        terms = decode(substitute((node.args, node.kwargs), sizes.__getitem__), CPU)
+        sizes[node.name] = _of_node(node, value, operands[0], *terms)
+        return value
+
     with torch.inference_mode():
-        for node in exact.nodes:
-            args = decode(substitute(node.args, values.__getitem__), CPU)
-            kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
-            values[node.name] = ops.function(node.op)(*args, **kwargs)
-            terms = decode(substitute((node.args, node.kwargs), sizes.__getitem__), CPU)
-            sizes[node.name] = _of_node(node, values[node.name], args, *terms)
+        run_nodes(exact, given, with_terms)
     found = [decode(substitute(o.value, sizes.__getitem__), CPU) for o in exact.outputs]
     return [s if isinstance(s, Tensor) and s.is_floating_point() else None for s in found]
 
 
-def scale_by_terms(
-    subject: Subject, calls: Sequence[VerifiedCall], stats: Sequence[ErrorStats], coarse: Sequence[float]
-) -> None:
+def scale_by_terms(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
     """Gives outputs whose answers cancel the size of their terms as the scale.
 
     An answer cancels if its float64 value is rounding of float64, or if the members' own errors are large for
     its size, and rounding for the size of its terms.
 
     Args:
-        subject: The members.
-        calls: Their calls.
-        stats: For each output the members' own errors.
+        answered: The members' answers, with their own errors.
         coarse: For each output the coarsest eps that it is computed through.
     """
+    subject, stats = answered.subject, answered.stats
     in_doubt = [k for k, s in enumerate(stats) if s.count and (s.eps == FLOAT64_EPS or s.unsteady(coarse[k]))]
     if not in_doubt:
         return
     sums = {k: RootMeanSquare() for k in in_doubt}
-    for call in calls:
+    for call in answered.calls:
         for i in range(len(subject.members)) if call.after is None else ():
             try:
                 found = term_sizes(subject.program(i), subject.arguments(i), call.inputs[i])

@@ -25,6 +25,7 @@ import torch
 
 from widepack_artifacts.program import Program
 
+from ..ir.edit import all_nodes
 from ..ir.op_records import record
 from ..kernels.triton_kernels.available import TF32_SWITCH
 from .record import OutputBounds
@@ -79,14 +80,7 @@ def runs_in_tf32(program: Program, kinds: Set[str]) -> bool:
     some = {c for kind in kinds for c in _KINDS[kind]}
     if "products" in kinds:
         some |= _KINDS["convolutions"] | _KINDS["recurrent layers"]
-    nodes = list(program.nodes)
-    while nodes:
-        node = nodes.pop()
-        if node.body is not None:
-            nodes += node.body.nodes
-        elif record(node.op).cost in some:
-            return True
-    return False
+    return any(n.body is None and record(n.op).cost in some for n in all_nodes(program))
 
 
 def in_tf32(bounds: OutputBounds) -> OutputBounds:

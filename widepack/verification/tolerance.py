@@ -67,7 +67,7 @@ class ErrorStats:
     answers: RootMeanSquare = field(default_factory=RootMeanSquare)
     terms: float = 0.0
     doubt: str = ""
-    wide: list[WrongValue] = field(default_factory=list)
+    wide: list[MeasuredError] = field(default_factory=list)
 
     @classmethod
     def from_bounds(cls, bounds: OutputBounds, eps: float) -> ErrorStats:
@@ -175,7 +175,7 @@ class ErrorStats:
         """Returns a copy that has the members' own errors and no wide answer."""
         return self.with_wide(())
 
-    def with_wide(self, rows: Iterable[WrongValue]) -> ErrorStats:
+    def with_wide(self, rows: Iterable[MeasuredError]) -> ErrorStats:
         """Returns a copy that has the members' own errors and these errors of wide answers."""
         return replace(self, own=replace(self.own), answers=replace(self.answers), wide=list(rows))
 
@@ -192,9 +192,8 @@ class ErrorStats:
         """
         if self.own_rms > max(1e-3, 100 * max(self.eps, eps)) * self.scale:
             return (
-                f"output {self.name or '0'}: the members' own answers are off by {self.own_rms:.1e} from "
-                "float64, "
-                f"at a scale of {self.scale:.1e}"
+                f"output {self.name or '0'}: the members' own answers are off by {self.own_rms:.1e} from"
+                f" float64, at a scale of {self.scale:.1e}"
             )
         return ""
 
@@ -253,7 +252,7 @@ class ErrorStats:
 
     def record(self) -> dict[str, Any]:
         """Returns the row of the manifest's record."""
-        by_member: dict[str, list[WrongValue]] = {}
+        by_member: dict[str, list[MeasuredError]] = {}
         for w in self.wide:
             by_member.setdefault(w.member, []).append(w)
         pooled = self.pooled()
@@ -271,7 +270,7 @@ class ErrorStats:
 
 
 @dataclass(frozen=True)
-class WrongValue:
+class MeasuredError:
     """The error of one member's wide answer in one call, against float64.
 
     Attributes:
@@ -303,29 +302,28 @@ def reference_of(own: torch.Tensor) -> torch.Tensor:
     return own.to(torch.complex128 if own.is_complex() else torch.float64) if floating(own) else own
 
 
-def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> WrongValue:
+def measure(
+    member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor
+) -> MeasuredError:
     """Compares a wide answer with the member's own (shape, dtype, NaN and inf) and with its float64 answer
     (error).
     """
     words = _mismatch(wide, own, truth)
     if words or not floating(own):
-        return WrongValue(member, call, 0.0, 0.0, words)
+        return MeasuredError(member, call, 0.0, 0.0, words)
     errors, own_errors = RootMeanSquare(), RootMeanSquare()
-    largest = 0.0
     for found, mine, exact in parts(wide, own, truth):
         most = at_limit(mine)
         if bool(most.any()) and not bool(
             ((found[most] / mine[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()
         ):
             words = f"another number where the member's own answer is the largest of {own.dtype}"
-            return WrongValue(member, call, 0.0, 0.0, words)
+            return MeasuredError(member, call, 0.0, 0.0, words)
         found, mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~most, found, mine, exact)
         if exact.numel():
-            error = (found.to(exact.dtype) - exact).abs()
-            errors.add(error)
-            largest = max(largest, float(error.max()))
+            errors.add(found.to(exact.dtype) - exact)
             own_errors.add(mine.to(exact.dtype) - exact)
-    return WrongValue(member, call, errors.value, largest, "", errors.count, own_errors.value)
+    return MeasuredError(member, call, errors.value, errors.largest, "", errors.count, own_errors.value)
 
 
 def _mismatch(wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> str:

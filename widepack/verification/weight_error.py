@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ProbeError, VerificationError
-from . import probe as probes
+from ..errors import VerificationError
+from . import probe
 from .root_mean_square import root_mean_square
 from .tolerance import floating, same_places
 
@@ -84,27 +84,16 @@ def measure(
         ProbeError: An answer is missing, or of another size.
     """
     rows = []
-    for k, (output, kind, name) in enumerate(zip(outputs, kinds, names)):
-        for at, (number, member) in enumerate(members.items()):
-            stored = probes.recorded(recorded, f"{prefix}.y{k}.{number}")
-            value = output if kind == "shared" else output[at]
-            if (number, k) in anywhere:
-                value, stored = probes.with_places_of(value, stored)
-            largest, rms = _errors(value, stored, f"output {name} of member {member}")
-            rows.append(WeightError(entry, pattern, name, member, largest, rms))
+    numbers = probe.compared(recorded, prefix, outputs, kinds, names, members, anywhere)
+    for k, i, value, truth in numbers:
+        largest, rms = _errors(value, truth)
+        rows.append(WeightError(entry, pattern, names[k], members[i], largest, rms))
     return rows
 
 
-def _errors(value: Tensor, stored: tuple[int, Tensor], what: str) -> tuple[float, float]:
+def _errors(value: Tensor, truth: Tensor) -> tuple[float, float]:
     """Returns the largest error and the rms of the errors, as parts of the rms of the recorded answer."""
-    stride, truth = stored
-    thinned = value.detach().cpu().reshape(-1)[::stride]
-    if thinned.numel() != truth.numel() or value.is_complex() != truth.is_complex():
-        raise ProbeError(
-            f"probe: {what} has {value.numel()} numbers, the artifact's answer is of another size or kind;"
-            " the artifact and this program do not belong together"
-        )
-    flat = thinned.to(truth.dtype)
+    flat = value.to(truth.dtype)
     if not truth.numel():
         return 0.0, 0.0
     if not floating(value):

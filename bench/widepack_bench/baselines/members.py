@@ -23,7 +23,7 @@ def named_factory(
     name: str, args: Mapping[str, Any], ens: WideModel
 ) -> Callable[[Mapping[str, Any]], nn.Module]:
     """Returns the factory of this name, as `widepack build --model` takes it. Raises: UsageError."""
-    from widepack.building.factories import find_factory
+    from widepack.checkpoints.named_factory import find_factory
 
     return find_factory(name, args, [m.source for m in ens.manifest.members])
 

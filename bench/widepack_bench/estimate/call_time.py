@@ -107,7 +107,7 @@ def large_results(program: Program, sizes: Mapping[str, int], least: int) -> flo
     """
     found = 0.0
     for kernel in kernels_at(program, sizes):
-        written = float(sum(kernel.count.costs.get("acts_written", [0])))
+        written = float(sum(kernel.costs.get("acts_written", [0])))
         found += kernel.times * written if written >= least else 0.0
     return found
 

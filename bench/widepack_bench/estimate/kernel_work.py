@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from widepack.costs.recorder import Kernel
+from widepack.costs.counts import Kernel
 from widepack.ir import ops
 from widepack.ir.op_records import RECURRENT_LAYERS, RECURRENT_STEPS
 
@@ -79,7 +79,7 @@ def work_of(kernel: Kernel) -> KernelWork:
     """Returns the work of a kernel that was counted at sizes which are numbers."""
 
     def amount(measure: str) -> float:
-        return float(sum(kernel.count.costs.get(measure, [0])))
+        return float(sum(kernel.costs.get(measure, [0])))
 
     weights, flops, made = amount("weights_read"), amount("flops"), [int(n) for n in kernel.made]
 

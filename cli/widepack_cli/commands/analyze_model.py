@@ -7,10 +7,10 @@ from pathlib import Path
 
 from widepack import primitives as primitives  # fills the registry
 from widepack.building.artifact_costs import program_costs, wide_program_costs
-from widepack.building.factories import find_factory
 from widepack.building.model_costs import model_costs
 from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.hugging_face import NAME, hugging_face
+from widepack.checkpoints.named_factory import find_factory
 from widepack.spec.config import parse_model_args
 from widepack_artifacts.costs import Costs
 from widepack_artifacts.reader import Reader

@@ -91,7 +91,7 @@ def blocks() -> list[list[str]]:
 
 def factory(model: str, given: Sequence[str]) -> Callable[[], Any]:
     """Returns the factory that `--model` names. Raises: Refusal, UsageError."""
-    from widepack.building.factories import find_factory
+    from widepack.checkpoints.named_factory import find_factory
     from widepack.spec.config import parse_model_args
 
     if model == "hf":

@@ -250,7 +250,7 @@ def parts_of(manifest: Manifest) -> list[range]:
 def _factory(
     model: str, args: tuple[str, ...], checkpoints: Sequence[str], base: str | None, manifest: Manifest
 ) -> Callable[..., Any]:
-    from widepack.building.factories import find_factory
+    from widepack.checkpoints.named_factory import find_factory
     from widepack.spec.config import parse_model_args
 
     beside = _with_configs(checkpoints or [m.source for m in manifest.members], base, manifest)

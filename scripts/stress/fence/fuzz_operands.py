@@ -195,7 +195,7 @@ def _equal(results: Any, others: Any) -> bool:
 # ---------------------------------------------------------------- worker and monitor
 
 
-def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
+def work(tasks: str, seed: int, unchecked: bool) -> None:
     """Runs the cases of a list `[[op, first, last], ...]`, and writes one line before and after each."""
     import warnings
 
@@ -207,11 +207,8 @@ def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
     warnings.simplefilter("ignore")
     widepack.primitives.find("linear")  # the ops and the samples are created before the fence is on
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    fill: Fill | None = None
-    if fence:
-        library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-        assert library.fence_enable(1) == 0, "no addresses for the fence"
-        fill = library.fence_fill
+    library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    assert library.fence_enable(1) == 0, "no addresses for the fence"
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -219,7 +216,7 @@ def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
     for op, first, last in json.loads(tasks):
         for number in range(first, last):
             out.write(f"> {op} {number}\n")
-            found = case(op, seed, number, unchecked, fill)
+            found = case(op, seed, number, unchecked, library.fence_fill)
             out.write(f"< {found[0]} {found[1]}\n")
 
 
@@ -228,11 +225,11 @@ class Monitor:
 
     Args:
         seed: The seed of all cases.
-        library: The compiled allocator, or None to run without a fence.
+        library: The compiled allocator.
         unchecked: Whether ops run without their checks.
     """
 
-    def __init__(self, seed: int, library: Path | None, unchecked: bool) -> None:
+    def __init__(self, seed: int, library: Path, unchecked: bool) -> None:
         self.seed, self.library, self.unchecked = seed, library, unchecked
         self.ended: list[dict[str, Any]] = []
         self.crashes = 0
@@ -244,11 +241,10 @@ class Monitor:
             tasks = self._once(tasks)
 
     def _once(self, tasks: list[list[Any]]) -> list[list[Any]]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        if self.library is not None:
-            environment |= {"LD_PRELOAD": str(self.library)}
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**os.environ, **threads, "LD_PRELOAD": str(self.library)}
         options = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
-        options += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
+        options += ["--unchecked"] if self.unchecked else []
         worker = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), *options],
             stdout=subprocess.PIPE,
@@ -310,20 +306,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="run this case of the op in this process, without the fence")
     parser.add_argument("--unchecked", action="store_true", help="call the ops without their checks")
-    parser.add_argument("--no-fence", action="store_true", help="do not compile and load the allocator")
     parser.add_argument("-o", "--out", type=Path, help="a JSON file for the result")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT / package) for package in (".", "artifacts", "bench", "cli")] + [str(HERE)]
     if given.worker:
-        work(given.worker, given.seed, not given.no_fence, given.unchecked)
+        work(given.worker, given.seed, given.unchecked)
         return
     names = given.ops.split(",") if given.ops else fuzzed()
     if given.case is not None:
         show(names[0], given.seed, given.case)
         return
     with tempfile.TemporaryDirectory(prefix="widepack-fence-") as folder:
-        monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)), given.unchecked)
+        monitor = Monitor(given.seed, compiled(Path(folder)), given.unchecked)
         with contextlib.suppress(KeyboardInterrupt):
             document = _run(monitor, names, given.cases, given.out)
     crashes = Counter(f"{e['op']} {e['how']}" for e in monitor.ended)

@@ -9,6 +9,7 @@ oneDNN's order in the place of a dense one.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,57 +24,19 @@ from widepack.ir.torch_internals import schema_of
 from widepack.registry.samples import SAMPLES, Draw
 
 INTEGERS = (
-    -(2**63),
-    -(2**31),
-    -100,
-    -3,
-    -2,
-    -1,
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    16,
-    33,
-    100,
-    10**8,
-    2**31 - 1,
-    2**63 - 1,
-)
+    -(2**63), -(2**31), -100, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 16, 33, 100, 10**8, 2**31 - 1, 2**63 - 1,
+)  # fmt: skip
 SMALL = (-3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 16, 33)
 FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 0.5, 1.0, 2.0, 1e-30, 1e30, -1e30)
 TEXTS = (
-    "",
-    "none",
-    "mean",
-    "sum",
-    "max",
-    "prod",
-    "amax",
-    "reflect",
-    "constant",
-    "zeros",
-    "tanh",
-    "relu",
-    "fro",
+    "", "none", "mean", "sum", "max", "prod", "amax", "reflect", "constant", "zeros", "tanh", "relu", "fro",
     "nuc",
-)
+)  # fmt: skip
 SIZES = (0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.int8,
-    torch.bool,
-    torch.complex64,
-)
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8,
+    torch.int8, torch.bool, torch.complex64,
+)  # fmt: skip
 MOST_NUMBERS = 200_000  # of one operand
 
 Operands = tuple[list[Any], dict[str, Any]]
@@ -237,7 +200,7 @@ class Drawn:
             shape[place] = self.random.choice(
                 (max(old - 1, 0), old + 1, 2 * old, 1, 0, self.random.choice(SIZES))
             )
-        return _refilled(x, shape) if _count(shape) <= MOST_NUMBERS else x
+        return _refilled(x, shape) if math.prod(shape) <= MOST_NUMBERS else x
 
     def _other_rank(self, x: Tensor) -> Tensor:
         kind = self.random.randrange(4)
@@ -315,13 +278,6 @@ class Drawn:
         return ops.function("widepack.pack_linear.default")(x.reshape(x.shape[0], x.shape[1], -1), 4)
 
 
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Returns an operand with a change of each dense tensor in it."""
     if isinstance(value, Tensor):
@@ -342,7 +298,7 @@ def _other_order(x: Tensor) -> Tensor:
 
 def _refilled(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Returns a tensor of another shape with the numbers of x, repeated as needed, in new memory."""
-    count, flat = _count(shape), x.reshape(-1)
+    count, flat = math.prod(shape), x.reshape(-1)
     if not flat.numel():
         return torch.zeros(list(shape), dtype=x.dtype)
     return flat.repeat(count // flat.numel() + 1)[:count].clone().reshape(list(shape))

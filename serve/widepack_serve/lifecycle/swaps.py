@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from widepack.fleet.adapter_files import is_adapter
-
 from ..errors import RequestError
 
 
@@ -14,7 +12,7 @@ def checkpoint_in(folder: Path, name: str) -> Path:
 
     Args:
         folder: The only folder from which checkpoints are read.
-        name: The path of the file, or of the folder of a LoRA adapter, relative to the folder.
+        name: The path of the file, or of a folder (of shards, or of a LoRA adapter), relative to the folder.
 
     Raises:
         RequestError: The path leaves the folder, also by way of a link, or there is no such file.
@@ -25,7 +23,7 @@ def checkpoint_in(folder: Path, name: str) -> Path:
         root = folder.resolve()
         path = (root / name).resolve()
         inside = path.is_relative_to(root)
-        found = inside and (path.is_file() or (is_adapter(path) and _stays_inside(path, root)))
+        found = inside and (path.is_file() or (path.is_dir() and _stays_inside(path, root)))
     except (OSError, RuntimeError):  # a name that is too long, or links in a circle
         inside, found = True, False
     if not inside:
@@ -36,5 +34,5 @@ def checkpoint_in(folder: Path, name: str) -> Path:
 
 
 def _stays_inside(path: Path, root: Path) -> bool:
-    """Returns whether no file of a folder is a link to outside of the folder of swaps."""
-    return all(file.resolve().is_relative_to(root) for file in path.iterdir())
+    """Returns whether no file of a folder is a link to outside of the folder of swaps, which it is not."""
+    return path != root and all(file.resolve().is_relative_to(root) for file in path.rglob("*"))

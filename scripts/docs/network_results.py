@@ -1,0 +1,218 @@
+"""Writes the results of networks and layers: the suites, training, layers and blocks, predicted times."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from results import part, ratio, rows_of, table, where
+from widepack_bench.layers import table as layer_table
+from widepack_bench.models.factory import factory_of
+from widepack_bench.suite import real_table
+from widepack_bench.suite import table as suite_table
+from widepack_bench.suite.rows import ROWS, Form, SuiteRow
+from widepack_bench.text import duration, interval
+from widepack_bench.training.table import training_table
+
+README_BATCH, README_MEMBERS = 4, 8
+TUNED_COLUMNS = (
+    "network", "N", "batch", "default", "tuned", "fastest baseline", "over the loop", "default ratio",
+    "tuned ratio", "roofline", "verdict",
+)  # fmt: skip
+DEFAULT_COLUMNS = ("network", "N", "batch", "threads", "default", "over the loop", "verdict")
+TRAINING_COLUMNS = (
+    "network", "N", "batch", "widepack", "compiled", "fastest baseline", "over the loop", "ratio",
+    "compiled ratio",
+)  # fmt: skip
+
+
+def _lines_as_list(text: str) -> str:
+    """Returns a table and the lines below it. The lines form a list, so Markdown does not join them."""
+    rows, _, notes = text.partition("\n\n")
+    return rows + "\n\n" + "\n".join(f"- {line}" for line in notes.splitlines() if line)
+
+
+def _suite(document: Any, threads: int) -> str:
+    ending = f", {threads} thread" + ("" if threads == 1 else "s")
+    rows = {key: row for key, row in document["rows"].items() if key.endswith(ending)}
+    return _lines_as_list(suite_table.table({**document, "rows": rows, "summary": suite_table.summary(rows)}))
+
+
+@part("suite-one-thread", "suite-cpu", place=False)
+def suite_one_thread(document: Any) -> str:
+    return _suite(document, 1)
+
+
+@part("suite-two-threads", "suite-cpu", place=False)
+def suite_two_threads(document: Any) -> str:
+    return _suite(document, 2)
+
+
+@part("suite-bfloat16", "suite-bfloat16-cpu", place=False)
+@part("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", place=False)
+def suite_bfloat16(document: Any) -> str:
+    return _lines_as_list(suite_table.table(document))
+
+
+@part("suite-sizes", "suite-cpu", place=False)
+def suite_sizes(_: Any) -> str:
+    """Returns the sizes of all networks of the suite, one row for each."""
+    lines = {
+        (
+            row.title,
+            _arguments(row, row.forms[0]),
+            _input(row.forms[0]),
+            f"{parameters(row, row.forms[0]):,}",
+            f"{parameters(row, row.forms[1]):,}, {_input(row.forms[1])}",
+        ): None
+        for row in ROWS
+    }
+    return table("network | sizes for a CPU | input of one sample | parameters of a member | in full", lines)
+
+
+def parameters(row: SuiteRow, form: Form) -> int:
+    """Returns the number of parameters of one member."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in factory_of(row.model)(**form.options).parameters())
+
+
+def _arguments(row: SuiteRow, form: Form) -> str:
+    """Returns all arguments of the factory with their values: width, depth, heads and others."""
+    given = inspect.signature(factory_of(row.model)).parameters.items()
+    values = {name: form.options.get(name, parameter.default) for name, parameter in given}
+    return ", ".join(f"{name} {value}" for name, value in values.items() if not isinstance(value, bool))
+
+
+def _input(form: Form) -> str:
+    """Returns the sizes of a sample: `3x32x32` of `x=float32[B,3,32,32]`."""
+    return "x".join(form.inputs[0].partition("[")[2].partition("]")[0].split(",")[1:])
+
+
+def _tuned(document: Any) -> dict[str, Any]:
+    """Returns the rows of one thread that were tuned, or skipped because the loop takes too long."""
+
+    def is_tuned(row: Mapping[str, Any]) -> bool:
+        return real_table.TUNED in row["result"]["others"] if "result" in row else "skipped" in row
+
+    rows = document["rows"].items()
+    return {k: r for k, r in rows if r["threads"] == 1 and r["pattern"] == "shared" and is_tuned(r)}
+
+
+def _with_notes(rows: Any, columns: tuple[str, ...]) -> str:
+    notes = "\n".join(f"- {line}" for line in real_table.notes(rows))
+    return f"{real_table.real_table(rows, columns)}\n\n{notes}"
+
+
+@part("real-tuned", "real-cpu", place=False)
+def real_tuned(document: Any) -> str:
+    return _with_notes(_tuned(document), TUNED_COLUMNS)
+
+
+@part("real-default", "real-default-cpu", place=False)
+def real_default(document: Any) -> str:
+    """Returns the table of the rows that were measured as built, beside the eager loop alone."""
+    return _with_notes(document["rows"], DEFAULT_COLUMNS)
+
+
+@part("real-rows", "real-cpu", place=False)
+def real_rows(document: Any) -> str:
+    """Returns the table of the README: one batch and one number of members of every network."""
+    rows = [row for row in _tuned(document).values() if "result" in row]
+    rows = [r for r in rows if r["batch"] == README_BATCH and r["members"] == README_MEMBERS]
+    lines = []
+    for row in rows:
+        result = row["result"]
+        ours, fastest = result["others"][real_table.TUNED], result["baselines"][result["fastest"]]
+        lines.append(
+            (
+                real_table.COLUMNS["network"](row),
+                row["members"],
+                row["batch"],
+                duration(result["baselines"]["loop"]["median_ms"]),
+                duration(result["median_ms"]),
+                duration(ours["median_ms"]),
+                f"{result['fastest']}, {duration(fastest['median_ms'])}",
+                interval(ours["ratio"]),
+            )
+        )
+    env = rows[0]["environment"]
+    dates = " and ".join(sorted({row["environment"]["date"] for row in rows}))
+    head = "network | members | batch | eager loop | as built | tuned | fastest alternative | speedup tuned"
+    return (
+        f"{table(head, lines)}\n\n{dates}, {env['device']}, one thread, torch {env['versions']['torch']}. "
+        "Weights are random. Times are of one call of all members; the last column has a 95% interval."
+    )
+
+
+@part("layers", "primitives-cpu", place=False)
+def layers(document: Any) -> str:
+    return _lines_as_list(layer_table.markdown(document))
+
+
+@part("blocks", "blocks-cpu")
+def blocks(document: Any) -> str:
+    summary = document["summary"]
+    rows = (
+        (key.split(",")[0].removeprefix("block:"), ratio(row["ratio"]), row["verdict"])
+        for key, row in document["rows"].items()
+    )
+    return (
+        f"{summary['holds']} of {summary['measured']} blocks hold. The geometric mean of the ratios to the "
+        f"fastest baseline is {summary['geometric_mean']:.2f}.\n\n{table('block | ratio | verdict', rows)}"
+    )
+
+
+@part("training", "training-cpu", place=False)
+def training(document: Any) -> str:
+    """Returns the rows of the suite `training`, and the summary."""
+    totals = document["summary"]
+    fastest, plain, loop = (totals[name] for name in ("over_fastest", "over_uncompiled", "over_loop"))
+    left_out = ", ".join(totals["not_measured"])
+    noisy = f", without noisy ones ({left_out})" if left_out else ""
+    place = where(next(r["environment"] for r in rows_of(document) if "environment" in r))
+    return (
+        f"{training_table(document['rows'], TRAINING_COLUMNS)}\n\n"
+        f"{fastest['rows']} rows are counted{noisy}. Geometric means: the fused module is "
+        f"{loop['geometric_mean']:.2f} times as fast as the loop, and {plain['geometric_mean']:.2f} times as "
+        "fast as the fastest baseline without compilation. The faster of it and its compiled form is "
+        f"{fastest['geometric_mean']:.2f} times as fast as the fastest of all baselines. Slower than that "
+        f"baseline: {', '.join(totals['below_1']) or 'none'}. {place}"
+    )
+
+
+SETS = {
+    "all": "all",
+    "suite": "rows of the suite",
+    "known": "other configurations",
+    "drawn": "configurations drawn afterwards",
+}
+
+
+@part("predictions", "predictions-cpu", "scripts/measure/predictions.py")
+def predictions(document: Any) -> str:
+    """Returns how well speed-ups over the members' modules are predicted."""
+    keys = ("geometric_error", "largest_error", "noise_geometric_error", "time_geometric_error")
+    rows = []
+    for key, title in SETS.items():
+        s = document["summary"][key]
+        error, largest, noise, of_times = (f"{s[k]:.2f}x" for k in keys)
+        start = (title, s["configurations"], f"{s['spearman']:.2f}")
+        rows.append((*start, error, largest, s["within_1.5"], noise, of_times))
+    return table(
+        "networks | number | Spearman | error of speed-ups | most | within 1.5x | noise | error of times",
+        rows,
+    )
+
+
+@part("prediction-choices", "predictions-cpu", "scripts/measure/predictions.py")
+def choices(document: Any) -> str:
+    """Returns what a choice between plans costs over the fastest of them."""
+    s = document["summary"]["all"]
+    rows = (
+        (title, f"{s[f'regret_{key}']:.3f}x", f"{s[f'largest_regret_{key}']:.2f}x")
+        for key, title in (("rules", "the rules of thumb"), ("predicted", "the predictions"))
+    )
+    return table("who chooses | time over the fastest plan, geometric mean | most", rows)
