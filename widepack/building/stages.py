@@ -22,8 +22,8 @@ from widepack_artifacts.writer import Writer
 from ..capture.reachable import tensors_of
 from ..checkpoints.unused_names import unused_names
 from ..errors import CaptureError, UsageError, WidepackError
-from ..fleet.base_record import BASE
-from ..inference.unpublished import check_opens
+from ..fleet.adapter_members import BASE
+from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs

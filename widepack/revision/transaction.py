@@ -44,9 +44,8 @@ from ..checkpoints.loading import filled
 from ..checkpoints.new_member import NewMember
 from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
-from ..fleet.new_members import open_new_member
-from ..fleet.orientation import of_programs
-from ..inference.unpublished import check_opens
+from ..fleet.open_member import open_new_member
+from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
@@ -147,15 +146,7 @@ class Revision:
     def _open(self, files: weight_files.Weights, place: MemberPlace) -> NewMember:
         """Opens the checkpoint of a new member. files: the artifact's weights."""
         how = replace(self.request.how, key=place.key, part=place.part)
-        member_files = [f for e in self.old.entries.values() for f in e.member]
-        return open_new_member(
-            self.reader,
-            files,
-            place.path,
-            how,
-            base=self.request.base,
-            turned=lambda: of_programs(map(self.reader.program, member_files)),
-        )
+        return open_new_member(self.reader, files, place.path, how, base=self.request.base)
 
     def _modules(self) -> dict[int, Callable[[], nn.Module]]:
         """Returns what makes the new members' own modules, by the number of the member.
