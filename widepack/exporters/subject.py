@@ -28,8 +28,8 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..inference.programs.bound_program import StoredProgram
 from ..inference.programs.merged_weights import SPLIT
-from ..ir.at_rest import draws
 from ..ir.fake_values import CPU
+from ..ir.random_ops import uses_random_ops
 from ..runtime.admission import check_member_run, guarded
 from ..runtime.executable import Executable
 from ..spec.entries import FORWARD
@@ -91,7 +91,7 @@ class ExportSubject:
         self.entry: Entry = wide.entry
         self.chosen = self.artifact.chosen
         self.members = 0 if single else len(self.chosen)
-        if draws(self._programs.source.member(0)[0]):
+        if uses_random_ops(self._programs.source.member(0)[0]):
             raise UsageError(
                 f"{self.artifact.reader.root}: entry {name} draws random numbers at every call "
                 "(dropout that is on), so that the answers of an exported file cannot be compared; "

@@ -338,7 +338,7 @@ class OpenArtifact:
         """
         if not self.manifest.factored.weights or (self.cast is not None and self.cast.widens):
             return {}
-        from ..simplify.stored_factors import stored_factors  # only lowering needs it
+        from ..simplify.factored_weights import stored_factors  # only lowering needs it
 
         table = {w.name: w for w in self.manifest.weights}
         return stored_factors(self.manifest.factored.weights, table, self.cast.table if self.cast else None)

@@ -46,7 +46,7 @@ from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
 from ..fleet.open_member import open_new_member
 from ..inference.load import check_opens
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
 from ..runtime.admission import guarded
@@ -130,7 +130,7 @@ class Revision:
     def _refuse_draws(self) -> None:
         """Refuses an artifact whose programs draw random numbers. Raises: UsageError."""
         for name, entry in self.old.entries.items():
-            if any(draws(self.reader.program(f)) for f in entry.member):
+            if any(uses_random_ops(self.reader.program(f)) for f in entry.member):
                 raise UsageError(
                     f"{self.request.did}: entry {name} of {self.request.path} draws random numbers at every"
                     " call (dropout that is on), so its programs cannot be revised for other members: build"

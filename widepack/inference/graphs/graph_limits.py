@@ -11,7 +11,7 @@ from widepack_artifacts.program import Node, Program, Ref
 
 from ...backends.index_flags import is_flagged
 from ...ir import ops
-from ...ir.at_rest import draws
+from ...ir.random_ops import uses_random_ops
 from ...ir.tensor_type import tensor_type
 from ...kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ...kernels.grouped_experts import SORTING_KERNELS
@@ -34,7 +34,7 @@ def why_no_graph(bound: BoundProgram) -> str:
     """Returns why no graph can run a program; "" if one may."""
     if bound.backend not in _BACKENDS:
         return f"the backend {bound.backend!r} does not run on streams of torch"
-    if draws(bound.program):
+    if uses_random_ops(bound.program):
         return "it draws random numbers, which differ from call to call"
     main, function = bound.executable.main, bound.runnable.function
     device = bound.executable.device.type

@@ -213,7 +213,7 @@ def check_own_extra(
 
 def _answers(module: nn.Module, e: EntryPrograms, pattern: str, place: int) -> list[object] | str:
     """Returns the leaves of a module's answer to the probe's inputs, or the error that it raises."""
-    from ...capture.results import known_forms
+    from ...capture.named_fields import known_forms
     from ...verification.subject import caller_arguments
 
     inputs = [

@@ -33,7 +33,7 @@ from ...checkpoints.new_member import opening as opening
 from ...checkpoints.unused_names import unused_names, unused_text
 from ...errors import UsageError, VerificationError
 from ...fleet.open_member import open_new_member
-from ...ir.at_rest import draws
+from ...ir.random_ops import uses_random_ops
 from ...spec.entries import PATTERNS
 from ...system.autocast import plain_modes
 from ...system.progress import StageClock
@@ -103,7 +103,7 @@ def swap(
     """
     place = artifact.index(member)
     for e in entries:
-        if draws(e.source.member(place)[0]):
+        if uses_random_ops(e.source.member(place)[0]):
             raise UsageError(
                 f"swap: entry {e.name} draws random numbers at every call, so that the new member's answers "
                 "cannot be "

@@ -14,7 +14,7 @@ from torch import Tensor
 from widepack_artifacts.program import Program
 
 from ...errors import ArtifactError
-from ...ir.at_rest import draws, rested
+from ...ir.random_ops import uses_random_ops, without_randomness
 from ...runtime.admission import admit
 from ...runtime.graph_module import Function, graph_module
 from ...verification.probe import recorded_terms
@@ -100,7 +100,7 @@ class MemberRuns:
         """
         if not self.float64:
             return None
-        from ...ir.float64 import raise_value  # imports the registry of ops
+        from ...ir.cast import raise_value  # imports the registry of ops
 
         program, run = self._function(self.artifact.chosen[place], True)
         weights = [raise_value(exact(s.source)) for s in program.weights]
@@ -168,7 +168,7 @@ class MemberRuns:
 
     def at_rest(self, program: Program) -> Program:
         """Returns a program without its random draws, as the probe was made. Raises: ArtifactError."""
-        found = rested(program) if draws(program) else program
+        found = without_randomness(program) if uses_random_ops(program) else program
         if found is None:
             raise ArtifactError(
                 f"{self.artifact.reader.root}: a program of entry {self.name} draws random numbers by an op "

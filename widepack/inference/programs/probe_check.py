@@ -20,7 +20,7 @@ from widepack_artifacts.entry import OutputLeaf
 from widepack_artifacts.weights import Weights
 
 from ...errors import LoweringError, ProbeError, VerificationError, WidepackError
-from ...ir.at_rest import draws
+from ...ir.random_ops import uses_random_ops
 from ...ir.tensor_type import dtype_in
 from ...runtime.admission import guarded
 from ...runtime.executable import Executable
@@ -330,7 +330,7 @@ class ProbeCheck:
 
     def _at_rest(self, bound: BoundProgram) -> Function:
         """Returns what runs a bound program; if it draws random numbers, what runs it without its draws."""
-        if not draws(bound.program):
+        if not uses_random_ops(bound.program):
             return bound.run
         weights = {s.source: self.artifact.weights.get(s.source) for s in bound.program.weights}
         program = self.runs.at_rest(bound.program)

@@ -24,7 +24,7 @@ from widepack_artifacts.program import Program
 
 from ... import backends
 from ...errors import ArtifactError, UsageError
-from ...ir.at_rest import draws
+from ...ir.random_ops import uses_random_ops
 from ...runtime.executable import Executable
 from ...runtime.value_checks import ValueChecks, checked_nodes
 from ...system.compiled_cache import CompiledCache, default_folder
@@ -210,7 +210,7 @@ class ProgramBinder:
         name = options.backend
         planned = stored.plan.backend or (self.choice.backend(pattern, stored) if name == "auto" else "")
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
-        if chosen == "eager" or not draws(stored.program):
+        if chosen == "eager" or not uses_random_ops(stored.program):
             return chosen
         if name != "auto":
             raise UsageError(

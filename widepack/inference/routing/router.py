@@ -26,7 +26,7 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.rows import Rows
 
 from ...errors import ArtifactError, InputError, UsageError, WidepackError
-from ...ir.at_rest import draws
+from ...ir.random_ops import uses_random_ops
 from ...ir.torch_internals import in_forward_mode, in_transform, inference_guard
 from ...rows.axes import row_axis_of
 from ...runtime.admission import check_member_run
@@ -229,7 +229,7 @@ class Router:
             raise UsageError(
                 f"{self.title} has states, and route has no place for them; call ens(x, state=...)"
             )
-        if draws(self._programs.source.member(0)[0]):
+        if uses_random_ops(self._programs.source.member(0)[0]):
             raise UsageError(f"{self.title} draws random numbers; route needs rows that are independent")
 
     def _independent(self) -> Rows:

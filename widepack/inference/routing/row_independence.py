@@ -16,8 +16,7 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.rows import Rows
 
 from ...errors import ArtifactError, LoweringError
-from ...ir.cast import raised
-from ...ir.float64 import raise_value
+from ...ir.cast import raise_value, raised
 from ...ir.tensor_type import tensor_type
 from ...rows.trials import RowTrials, Run
 from ...rows.verdict import ExaminedEntry

@@ -10,8 +10,8 @@ import pytest
 import torch
 from small import node, program
 
-from widepack.ir.at_rest import rested
 from widepack.ir.ops import full_name
+from widepack.ir.random_ops import without_randomness
 from widepack.runtime.graph_module import graph_module
 from widepack_artifacts.program import Program, Ref
 
@@ -51,9 +51,9 @@ def test_random_ops_return_fixed_values(program: Program, value: object) -> None
         "relu": x.relu(),
     }
     expected = known[value] if isinstance(value, str) else torch.full((3, 4), value)  # type: ignore[call-overload]
-    torch.testing.assert_close(run(rested(program), x), expected)
+    torch.testing.assert_close(run(without_randomness(program), x), expected)
 
 
 def test_an_op_without_a_fixed_value_is_reported() -> None:
     assert full_name("multinomial") == "aten.multinomial.default"
-    assert rested(of("multinomial", Ref("x"), 2)) is None
+    assert without_randomness(of("multinomial", Ref("x"), 2)) is None
