@@ -373,6 +373,11 @@ def _writes(name: str) -> bool:
     return is_overload(op) and schema_of(op).is_mutable
 
 
+def full_names(names: str) -> frozenset[str]:
+    """The full names of the ops that a text lists, with spaces between them."""
+    return frozenset(map(full_name, names.split()))
+
+
 def full_name(op: str) -> str:
     """`linear` as `aten.linear.default`, `max.dim` as `aten.max.dim`.
 
