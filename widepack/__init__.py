@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from .fused.fuse import fuse as fuse
     from .fused.module import Fused as Fused
     from .inference.cascade import CascadeAnswer as CascadeAnswer
-    from .inference.each import each as each
+    from .inference.input_values import each as each
+    from .inference.members.swap import SwapReport as SwapReport
     from .inference.model import WideModel as WideModel
     from .inference.output import Output as Output
-    from .inference.swap import SwapReport as SwapReport
     from .prediction.predict import PredictReport as PredictReport
     from .prediction.predict import predict as predict
     from .revision.report import ReviseReport as ReviseReport
@@ -64,10 +64,10 @@ _WHERE = {
     "unpack": "fused.channel_packing",
     "WideModel": "inference.model",
     "DeviceModel": "distributed.device_model",
-    "each": "inference.each",
+    "each": "inference.input_values",
     "CascadeAnswer": "inference.cascade",
     "Output": "inference.output",
-    "SwapReport": "inference.swap",
+    "SwapReport": "inference.members.swap",
     "WeightError": "verification.weight_error",
     "tune": "tuning.tune",
     "TuneReport": "tuning.tune",

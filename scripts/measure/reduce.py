@@ -19,8 +19,8 @@ import torch
 from runner import parser, run
 from torch import Tensor
 
+from widepack.reduction.figures import requested
 from widepack.reduction.reduce import reduced
-from widepack.reduction.request import requested
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.race import OURS, race
 

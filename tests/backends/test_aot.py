@@ -19,8 +19,8 @@ from torch import nn
 
 import cases
 import widepack
-from widepack.inference import compiled_choice
-from widepack.inference.compiled_choice import CompiledChoice
+from widepack.inference.programs import program_binder
+from widepack.inference.programs.program_binder import CompiledChoice
 from widepack_cli.main import cli
 
 SERVE = """
@@ -140,7 +140,7 @@ def test_a_load_takes_a_compiled_program_that_was_faster(
             call()
         return {"compiled": [1.0], "eager": [eager_s]}
 
-    monkeypatch.setattr(compiled_choice, "race", race)
+    monkeypatch.setattr(program_binder, "race", race)
     assert widepack.load(artifact, backend="aot", compile="now", cache=cache).backend == "aot"
     ens = widepack.load(artifact, cache=cache)
     assert ens.backend == backend
@@ -164,8 +164,8 @@ def test_auto_takes_the_backend_of_the_plan_if_it_is_compiled(
     monkeypatch.setattr(CompiledChoice, "backend", lambda self, pattern, stored: "")
     assert widepack.load(artifact, cache=folder).backend == "eager"
 
-    from widepack.inference.bound_program import StoredProgram
-    from widepack.inference.program_source import ProgramSource
+    from widepack.inference.programs.bound_program import StoredProgram
+    from widepack.inference.programs.program_source import ProgramSource
 
     original = ProgramSource.wide
     monkeypatch.setattr(

@@ -115,8 +115,8 @@ def test_a_flat_program_gives_the_members_answers(name: str, pattern: str, artif
             )
             with torch.inference_mode():
                 found, want = flat.outputs(graph(*flat.weights, *inputs)), list(run.eager(*inputs))
-            assert entry.programs.binder.differ(pattern, found, want) == ""
-            assert entry.programs.binder.differ(pattern, [changed(f) for f in found], want)
+            assert entry.programs.probe_check.differ(pattern, found, want) == ""
+            assert entry.programs.probe_check.differ(pattern, [changed(f) for f in found], want)
 
 
 def changed(value: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from capture.attribute_members import (
+    QUICK,
     Config,
     Mangled,
     Net,
@@ -96,12 +97,8 @@ class Limited(Net):
 def test_a_difference_that_no_drawn_input_shows_is_refused_by_name(
     make: Callable[[Any], nn.Module], values: tuple[Any, ...], words: list[str], tmp_path: Path
 ) -> None:
-    message = refused(
-        MemberMismatch,
-        tmp_path,
-        numbered(tmp_path, Scaled if make is Scaled else Net),
-        model=by_member(make, *values),
-    )
+    paths = numbered(tmp_path, Scaled if make is Scaled else Net)
+    message = refused(MemberMismatch, tmp_path, paths, model=by_member(make, *values))
     for word in [*words, "--model-arg", "buffer"]:
         assert word in message, message
 
@@ -150,14 +147,8 @@ def test_a_limit_is_found_wherever_it_is_stored(how: str, tmp_path: Path) -> Non
     for i, limit in enumerate(limits):
         torch.save(Guarded(*KEPT[how], limit).state_dict(), tmp_path / f"m{i}.pt")
     with pytest.raises(MemberMismatch, match="m2 has another program than member m0"):
-        build(
-            sorted(tmp_path.glob("*.pt")),
-            tmp_path / "e.wide",
-            model=make,
-            inputs=["x=float32[B,T,4]"],
-            pt2=False,
-            targets=("cpu",),
-        )
+        paths = sorted(tmp_path.glob("*.pt"))
+        build(paths, tmp_path / "e.wide", model=make, inputs=["x=float32[B,T,4]"], **QUICK)
 
 
 class Modal(Net):
@@ -181,12 +172,8 @@ def test_harmless_values_do_not_hide_a_harmful_one(tmp_path: Path) -> None:
 
 
 def test_an_eps_that_changes_answers_is_named_with_its_line(tmp_path: Path) -> None:
-    message = refused(
-        VerificationError,
-        tmp_path,
-        numbered(tmp_path),
-        model=by_member(lambda e: Net(eps=e), 1e-5, 1e-2, 1e-5),
-    )
+    make = by_member(lambda e: Net(eps=e), 1e-5, 1e-2, 1e-5)
+    message = refused(VerificationError, tmp_path, numbered(tmp_path), model=make)
     assert "gives other answers than the members" in message
     assert (
         "the modules differ in norm.eps: 1e-05 in member m0, 0.01 in member m1 (aten.layer_norm.default "
@@ -196,12 +183,8 @@ def test_an_eps_that_changes_answers_is_named_with_its_line(tmp_path: Path) -> N
 
 
 def test_a_factory_that_is_not_deterministic(tmp_path: Path) -> None:
-    message = refused(
-        MemberMismatch,
-        tmp_path,
-        save(tmp_path, Scaled, count=1),
-        model=in_turn(Scaled, 1e-5, 2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5),
-    )
+    make = in_turn(Scaled, 1e-5, 2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5)
+    message = refused(MemberMismatch, tmp_path, save(tmp_path, Scaled, count=1), model=make)
     assert "member m0 becomes another program each time that it is built" in message
     assert "The factory is not deterministic: batch.eps: " in message
 
@@ -252,12 +235,8 @@ def test_a_number_made_into_a_tensor(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + torch.tensor(self.shift)
 
-    message = refused(
-        MemberMismatch,
-        tmp_path,
-        numbered(tmp_path, lambda: Made(0.0)),
-        model=by_member(Made, 1e-20, 1e-20, 2e-20),
-    )
+    paths, make = numbered(tmp_path, lambda: Made(0.0)), by_member(Made, 1e-20, 1e-20, 2e-20)
+    message = refused(MemberMismatch, tmp_path, paths, model=make)
     assert "a tensor that the code makes of numbers (test_attributes_refused.py:" in message
     assert "shift: 1e-20 in member m0, 2e-20 in member m2" in message
 
@@ -294,12 +273,8 @@ def test_a_number_that_no_attribute_shows(tmp_path: Path) -> None:
 
 
 def test_a_scale_in_a_closure_is_named(tmp_path: Path) -> None:
-    message = refused(
-        VerificationError,
-        tmp_path,
-        numbered(tmp_path),
-        model=by_member(lambda s: Net(lambda x: x * s), 1.0, 1.0, 3.0),
-    )
+    make = by_member(lambda s: Net(lambda x: x * s), 1.0, 1.0, 3.0)
+    message = refused(VerificationError, tmp_path, numbered(tmp_path), model=make)
     assert "act.s: 1.0 in member m0, 3.0 in member m2" in message
     assert "3.0 in it, 1.0 in the captured program" in message
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_builds import agree, loaded, member
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from widepack import CaptureError, build, fuse, load
+from widepack import CaptureError, fuse
 from widepack.capture.patches.backward_passes import backward_table
 
 N = 3
@@ -219,26 +220,9 @@ def test_members_answer_for_every_size(name: str, tmp_path: Path) -> None:
     else:
         layer, op, sizes, shapes = NETS[name]
         make = partial(Net, layer, op)
-    nets, paths = [], []
-    for i in range(N):
-        torch.manual_seed(i)
-        nets.append(make().eval())
-        paths.append(tmp_path / f"{i}.pt")
-        torch.save(nets[-1].state_dict(), paths[-1])
-    build(
-        paths,
-        tmp_path / "a.wide",
-        model=make,
-        inputs=(f"x=float32[{sizes}]",),
-        targets=("cpu",),
-        pt2=False,
-        race=False,
-    )
-    ens = load(tmp_path / "a.wide")
+    ens = loaded(make, tmp_path, f"x=float32[{sizes}]", count=N, race=False)
     for shape in shapes:
-        x = torch.randn(shape)
-        for net, answer in zip(nets, ens(x)):
-            torch.testing.assert_close(answer, net(x.clone()), rtol=2e-5, atol=2e-5)
+        agree(ens, make, torch.randn(shape), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.extended(keep=1)
@@ -246,10 +230,7 @@ def test_members_answer_for_every_size(name: str, tmp_path: Path) -> None:
 def test_members_train_by_a_derivative(name: str) -> None:
     """Gradients flow through the backward passes. The weights' gradients are the members' own."""
     layer, op, _, shapes = NETS[name]
-    nets = []
-    for i in range(N):
-        torch.manual_seed(i)
-        nets.append(Net(layer, op).double().train())
+    nets = [member(partial(Net, layer, op), i).double().train() for i in range(N)]
     x = torch.randn(shapes[0], dtype=torch.float64)
     fused = fuse(nets, (x,)).train()
     fused(x.clone()).square().sum().backward()

@@ -5,12 +5,13 @@ Members differ in these, so they run one after the other from that op on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_builds import built, member, refused, saved
 from support import run
 from torch import Tensor, nn
 
@@ -134,20 +135,11 @@ class Caught(Base):
             return y
 
 
-CASES: dict[str, Callable[[], nn.Module]] = {
+CASES: dict[str, type[Base]] = {
     k.__name__: k
     for k in (
-        Experts,
-        Scaled,
-        Positive,
-        Picked,
-        Chosen,
-        Distinct,
-        Narrowed,
-        Repeated,
-        Given,
-        Converted,
-        Summed,
+        *(Experts, Scaled, Positive, Picked, Chosen, Distinct),
+        *(Narrowed, Repeated, Given, Converted, Summed),
     )
 }
 
@@ -159,11 +151,8 @@ def parts(value: Any) -> list[Any]:
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", CASES)
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
-    members, paths = [], [tmp_path / f"m{i}.pt" for i in range(N)]
-    for i, path in enumerate(paths):
-        torch.manual_seed(i)
-        members.append(CASES[name]().eval())
-        torch.save(members[-1].state_dict(), path)
+    members = [member(CASES[name], i) for i in range(N)]
+    paths = saved(CASES[name], tmp_path, N)
     inputs = ["x=float32[B,6]", *(["k=int64[]:1..5"] if name in ("Given", "Summed") else [])]
     report = widepack.build(paths, tmp_path / "e.wide", model=CASES[name], inputs=inputs, targets=("cpu",))
     assert name in ("Given", "Chosen", "Summed") or (
@@ -191,27 +180,15 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_no_member_changes_anothers_numbers(tmp_path: Path) -> None:
-    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
-    for i, path in enumerate(paths):
-        torch.manual_seed(i)
-        state = Scaled().state_dict()
-        torch.save({k: v * float("nan") for k, v in state.items()} if i == 1 else state, path)
+    paths = saved(Scaled, tmp_path, N)
+    torch.save({k: v * float("nan") for k, v in torch.load(paths[1]).items()}, paths[1])
     widepack.build(paths, tmp_path / "nan.wide", model=Scaled, inputs=["x=float32[B,6]"], targets=("cpu",))
-    torch.manual_seed(1)
-    torch.save(Scaled().state_dict(), paths[1])
-    widepack.build(paths, tmp_path / "e.wide", model=Scaled, inputs=["x=float32[B,6]"], targets=("cpu",))
+    built(Scaled, tmp_path, N, inputs=["x=float32[B,6]"])
     x = torch.randn(5, 6)
     one, other = (widepack.load(tmp_path / n)(x) for n in ("nan.wide", "e.wide"))
     assert one[1].isnan().all() and torch.equal(one[0], other[0]) and torch.equal(one[2], other[2])
 
 
 def test_a_branch_whose_error_is_caught_is_refused(tmp_path: Path) -> None:
-    torch.save(Caught().state_dict(), tmp_path / "m.pt")
-    with pytest.raises(widepack.WidepackError, match="branches on the values of a tensor"):
-        widepack.build(
-            [tmp_path / "m.pt"] * 2,
-            tmp_path / "e.wide",
-            model=Caught,
-            inputs=["x=float32[B,6]"],
-            names=["a", "b"],
-        )
+    message = refused(Caught, tmp_path, inputs=["x=float32[B,6]"])
+    assert "branches on the values of a tensor" in message

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from small_builds import QUICK, agree, loaded, member, refused, saved
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from widepack import CaptureError, build, fuse, load
+from widepack import build, fuse, load
 
 N, WIDTH = 3, 16
 SIZES = ((12, 4), (1, 9), (13, 2))
@@ -124,14 +125,8 @@ class OfPairs(nn.Module):
         return {"energy": energy, "forces": -torch.autograd.grad(energy, x)[0]}
 
 
-def members(make: Callable[[], nn.Module], folder: Path) -> tuple[list[nn.Module], list[Path]]:
-    nets, paths = [], []
-    for i in range(N):
-        torch.manual_seed(i)
-        nets.append(make().eval())
-        paths.append(folder / f"{i}.pt")
-        torch.save(nets[-1].state_dict(), paths[-1])
-    return nets, paths
+def members(make: Callable[[], nn.Module]) -> list[nn.Module]:
+    return [member(make, i) for i in range(N)]
 
 
 def exact(net: nn.Module, make: Callable[[], nn.Module], given: tuple[Tensor, ...]) -> Any:
@@ -169,10 +164,9 @@ def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
     def make() -> nn.Module:
         return Potential(STYLES[style])
 
-    nets, paths = members(make, tmp_path)
     inputs = ("z=int64[B,A]:0..9", "x=float32[B,A,3]")
     report = build(
-        paths, tmp_path / "a.wide", model=make, inputs=inputs, targets=("cpu",), pt2=False, race=False
+        saved(make, tmp_path, N), tmp_path / "a.wide", model=make, inputs=inputs, race=False, **QUICK
     )
     assert report.wide_share == 1.0
 
@@ -184,16 +178,14 @@ def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
 
         return drawn
 
-    check(load(tmp_path / "a.wide"), nets, make, [call(*s) for s in SIZES])
+    check(load(tmp_path / "a.wide"), members(make), make, [call(*s) for s in SIZES])
 
 
 @pytest.mark.extended
 def test_atoms_and_pairs_are_dynamic(tmp_path: Path) -> None:
-    nets, paths = members(OfPairs, tmp_path)
+    paths = saved(OfPairs, tmp_path, N)
     inputs = ("z=int64[A]:0..9", "x=float32[A,3]", "i=int64[E]:0..0", "j=int64[E]:1..1")
-    report = build(
-        paths, tmp_path / "a.wide", model=OfPairs, inputs=inputs, targets=("cpu",), pt2=False, race=False
-    )
+    report = build(paths, tmp_path / "a.wide", model=OfPairs, inputs=inputs, race=False, **QUICK)
     assert report.wide_share == 1.0
 
     def call(atoms: int, pairs: int) -> Any:
@@ -206,7 +198,7 @@ def test_atoms_and_pairs_are_dynamic(tmp_path: Path) -> None:
 
         return drawn
 
-    check(load(tmp_path / "a.wide"), nets, OfPairs, [call(a, e) for a, e in SIZES_OF_PAIRS])
+    check(load(tmp_path / "a.wide"), members(OfPairs), OfPairs, [call(a, e) for a, e in SIZES_OF_PAIRS])
 
 
 def forces_of(answer: Any) -> tuple[Tensor, Tensor]:
@@ -214,8 +206,8 @@ def forces_of(answer: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.extended
-def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
-    nets, _ = members(Potential, tmp_path)
+def test_a_fused_module_answers_in_eval_mode() -> None:
+    nets = members(Potential)
     z, x = torch.randint(0, 10, (2, 5)), torch.randn(2, 5, 3)
     fused = fuse(nets, (z, x)).eval()
     for batch in (z, x), (z[:1], x[:1]):
@@ -226,9 +218,9 @@ def test_a_fused_module_answers_in_eval_mode(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-def test_members_train_by_their_forces(norm: bool, tmp_path: Path) -> None:
+def test_members_train_by_their_forces(norm: bool) -> None:
     """A loss of forces has gradients through the derivative. Twenty steps are the members' own."""
-    nets, _ = members(lambda: Potential(by_grad, norm).double(), tmp_path)
+    nets = members(lambda: Potential(by_grad, norm).double())
     z, x = torch.randint(0, 10, (2, 5)), torch.randn(2, 5, 3, dtype=torch.float64)
     target = torch.randn(2, 5, 3, dtype=torch.float64)
     before = {name: value.detach().clone() for name, value in nets[0].named_parameters()}
@@ -283,10 +275,7 @@ class Stopped(nn.Module):
 @pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("how", ["none", "detach", "data", "no_grad", "retain_graph"])
 def test_what_stops_gradients_in_a_member_stops_them_in_all(how: str) -> None:
-    nets = []
-    for i in range(N):
-        torch.manual_seed(i)
-        nets.append(Stopped(how).train())
+    nets = [net.train() for net in members(lambda: Stopped(how))]
     x = torch.randn(5, 3)
     fused = fuse(nets, (x,)).train()
     energy, slope = fused(x)
@@ -316,11 +305,7 @@ class ConstantSlope(nn.Module):
 
 
 def test_a_derivative_at_a_constant_belongs_to_each_member(tmp_path: Path) -> None:
-    nets, paths = members(ConstantSlope, tmp_path)
-    build(paths, tmp_path / "a.wide", model=ConstantSlope, inputs=("x=float32[B,3]",), pt2=False)
-    x = torch.randn(4, 3)
-    for net, answer in zip(nets, load(tmp_path / "a.wide")(x)):
-        torch.testing.assert_close(answer, net(x))
+    agree(loaded(ConstantSlope, tmp_path, "x=float32[B,3]", count=N), ConstantSlope, torch.randn(4, 3))
 
 
 class ByVmap(Potential):
@@ -332,8 +317,5 @@ class ByVmap(Potential):
 
 @pytest.mark.extended
 def test_vmap_of_a_derivative_is_refused_with_its_line(tmp_path: Path) -> None:
-    _, paths = members(ByVmap, tmp_path)
-    inputs = ("z=int64[B,A]:0..9", "x=float32[B,A,3]")
-    with pytest.raises(CaptureError, match="fixes a size") as e:
-        build(paths, tmp_path / "a.wide", model=ByVmap, inputs=inputs, pt2=False)
-    assert "test_derivatives.py" in str(e.value) and not (tmp_path / "a.wide").exists()
+    message = refused(ByVmap, tmp_path, inputs=("z=int64[B,A]:0..9", "x=float32[B,A,3]"))
+    assert "fixes a size" in message and "test_derivatives.py" in message

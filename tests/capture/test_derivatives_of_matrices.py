@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from small_builds import agree, loaded, member
 from torch import Tensor, linalg, nn
 
-from widepack import CaptureError, InputError, build, fuse, load
+from widepack import CaptureError, InputError, fuse
 from widepack.ir.torch_internals import aten_packet
 
 N = 3
@@ -40,18 +43,10 @@ class Net(nn.Module):
         return found
 
 
-def members(op: Op) -> list[Net]:
-    nets = []
-    for i in range(N):
-        torch.manual_seed(i)
-        nets.append(Net(op).eval())
-    return nets
-
-
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", OPS)
 def test_derivatives_and_their_gradients_are_the_members(name: str) -> None:
-    nets = [net.double() for net in members(OPS[name])]
+    nets: list[Any] = [member(partial(Net, OPS[name]), i).double() for i in range(N)]
     x = torch.randn(4, 3, 3, dtype=torch.float64)
     fused = fuse(nets, (x,))
     answer = fused(x.clone())
@@ -66,27 +61,12 @@ def test_derivatives_and_their_gradients_are_the_members(name: str) -> None:
 
 
 def test_an_artifact_raises_an_error_for_a_singular_matrix(tmp_path: Path) -> None:
-    nets = members(OPS["inv"])
-    paths = [tmp_path / f"{i}.pt" for i in range(N)]
-    for net, path in zip(nets, paths):
-        torch.save(net.state_dict(), path)
-    inputs = ("x=float32[B,3,3]",)
-    build(
-        paths,
-        tmp_path / "a.wide",
-        model=lambda: Net(OPS["inv"]),
-        inputs=inputs,
-        targets=("cpu",),
-        pt2=False,
-        race=False,
-    )
-    ens = load(tmp_path / "a.wide")
-    x = torch.randn(2, 3, 3)
-    for net, answer in zip(nets, ens(x)):
-        torch.testing.assert_close(answer, net(x.clone()).detach())
-    singular = (-5 * torch.eye(3) / nets[0].scale.detach()).expand(2, 3, 3)
+    make = partial(Net, OPS["inv"])
+    ens, first = loaded(make, tmp_path, "x=float32[B,3,3]", count=N, race=False), member(make, 0)
+    agree(ens, make, torch.randn(2, 3, 3))
+    singular = (-5 * torch.eye(3) / first.get_parameter("scale").detach()).expand(2, 3, 3)
     with pytest.raises(RuntimeError, match="could not be completed"):
-        nets[0](singular.clone())
+        first(singular.clone())
     with pytest.raises(InputError, match="linalg_inv_ex.*could not be completed"):
         ens(singular)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import UsageError
-from widepack.capture.dynamic_dims import dynamic_axes
+from widepack.capture.example import dynamic_axes
 
 X = torch.ones(5, 4)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_builds import QUICK, agree, loaded, member
+from small_builds import built as small_build
 from torch import Tensor, nn
 
 import widepack
@@ -322,33 +324,15 @@ class Remainders(Base):
         return z
 
 
-def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(40 + i)
-        module = make().eval()
-        with torch.no_grad():
-            for p in module.parameters():
-                p.add_(0.1 * torch.randn_like(p))
-    return module
-
-
-def built(
-    make: Callable[[], nn.Module], inputs: Sequence[str], folder: Path, count: int = 3
-) -> widepack.WideModel:
-    paths = [folder / f"m{i}.pt" for i in range(count)]
-    for i, path in enumerate(paths):
-        torch.save(member(make, i).state_dict(), path)
-    widepack.build(paths, folder / "e.wide", model=make, inputs=inputs, pt2=False, targets=("cpu",))
-    return widepack.load(folder / "e.wide")
+def built(make: Callable[[], nn.Module], inputs: Sequence[str], folder: Path) -> widepack.WideModel:
+    return loaded(make, folder, *inputs, count=3)
 
 
 @pytest.mark.extended
 def test_a_squeezed_size_of_one(tmp_path: Path) -> None:
     ens = built(SqueezedRows, X, tmp_path)
     for x in (torch.randn(1, 8), torch.randn(3, 8)):
-        with torch.no_grad():
-            want = torch.stack([member(SqueezedRows, i)(x) for i in range(3)])
-        torch.testing.assert_close(ens(x).clone(), want)
+        agree(ens, SqueezedRows, x)
 
 
 @pytest.mark.parametrize(
@@ -364,28 +348,21 @@ def test_another_path_at_size_one_is_refused(
     ens = built(make, inputs, tmp_path)
     with pytest.raises(InputError, match=f"{letter} = 1 .*2 <= {letter}.* the program may be wrong"):
         ens(torch.randn(call))
-    x = torch.randn([3 if s == 1 else s for s in call])
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
+    agree(ens, make, torch.randn([3 if s == 1 else s for s in call]))
 
 
 def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
     ens = built(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
     with pytest.raises(InputError, match=r"B = 1 .*\(at T = "):
         ens(torch.randn(1, 2, 8))
-    x = torch.randn(2, 2, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
+    agree(ens, ShortAlone, torch.randn(2, 2, 8))
 
 
 @pytest.mark.extended
 def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
     ens = built(Single, X, tmp_path)
     for b in (1, 4):
-        x = torch.randn(b, 8)
-        with torch.no_grad():
-            for k, expected in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
-                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected))
+        agree(ens, Single, torch.randn(b, 8))
 
 
 @pytest.mark.extended(keep=3)
@@ -395,33 +372,14 @@ def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
 def test_defaults_that_depend_on_the_dtype_are_those_of_the_member(
     make: type[Base], dtype: str, tmp_path: Path
 ) -> None:
-    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
-    for i, path in enumerate(paths):
-        torch.save(member(make, i).state_dict(), path)
-    report = widepack.build(
-        paths,
-        tmp_path / "e.wide",
-        model=make,
-        inputs=[f"x={dtype}[B,8]"],
-        pt2=False,
-        targets=("cpu",),
-        dtype=dtype,
-    )
-    ens = widepack.load(tmp_path / "e.wide")
-    x = torch.randn(4, 8).to(getattr(torch, dtype))
-    low = dtype == "bfloat16"
-    with torch.no_grad():
-        for k, expected in enumerate(zip(*(member(make, i).to(x.dtype)(x) for i in range(3)))):
-            torch.testing.assert_close(
-                ens(x)[k].clone(),
-                torch.stack(expected),
-                rtol=2e-2 if low else 1e-3,
-                atol=2e-2 if low else 1e-5,
-            )
-    assert report.verification["truth"] == "float64"
-    assert all(
-        output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows
-    )  # the largest number of a dtype is not stored
+    path = small_build(make, tmp_path, 3, inputs=[f"x={dtype}[B,8]"], dtype=dtype)
+    x, low = torch.randn(4, 8).to(getattr(torch, dtype)), dtype == "bfloat16"
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if low else {"rtol": 1e-3, "atol": 1e-5}
+    agree(widepack.load(path), make, x, dtype=x.dtype, **tolerance)
+    record = Reader(path).manifest.verification
+    assert record["truth"] == "float64"
+    # the largest number of a dtype is not stored
+    assert all(output["scale"] < 1e3 for rows in record["wide"].values() for output in rows)
 
 
 @pytest.mark.extended
@@ -430,10 +388,7 @@ def test_a_region_of_low_precision_is_accepted(tmp_path: Path) -> None:
     record = Reader(tmp_path / "e.wide").manifest.verification
     assert record["truth"] == "float64"
     assert all(1e-5 < output["own_rms"] / output["scale"] < 1e-1 for output in record["wide"]["shared.0"])
-    x = torch.randn(5, 8)
-    with torch.no_grad():
-        for k, expected in enumerate(zip(*(member(Island, i)(x) for i in range(3)))):
-            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected), rtol=2e-2, atol=1e-2)
+    agree(ens, Island, torch.randn(5, 8), rtol=2e-2, atol=1e-2)
 
 
 def test_only_rounding_makes_an_output_coarse() -> None:
@@ -459,9 +414,7 @@ class Clamped(Base):
 
 @pytest.mark.extended
 def test_a_default_that_is_infinite(tmp_path: Path) -> None:
-    ens, x = built(Clamped, X, tmp_path), torch.randn(4, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Clamped, i)(x) for i in range(3)]))
+    agree(built(Clamped, X, tmp_path), Clamped, torch.randn(4, 8))
 
 
 def double_net() -> nn.Module:
@@ -475,28 +428,11 @@ def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None
 
     A different order of sums is not an error.
     """
-    members = []
-    for i in range(4):
-        torch.manual_seed(i)
-        members.append(double_net())
-        torch.save(members[-1].state_dict(), tmp_path / f"{i}.pt")
-    widepack.build(
-        sorted(tmp_path.glob("*.pt")),
-        tmp_path / "d.wide",
-        model=double_net,
-        inputs=["input=float64[B,16]"],
-        pt2=False,
-    )
-    (record,) = Reader(tmp_path / "d.wide").manifest.verification["wide"]["shared.0"]
+    path = small_build(double_net, tmp_path, 4, inputs=["input=float64[B,16]"])
+    (record,) = Reader(path).manifest.verification["wide"]["shared.0"]
     assert 0 < record["own_rms"] < 1e-15 * record["scale"], "the error is not a few float64 roundings"
     x = torch.randn(5, 16, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            widepack.load(tmp_path / "d.wide")(x).clone(),
-            torch.stack([m(x) for m in members]),
-            rtol=1e-13,
-            atol=1e-14,
-        )
+    agree(widepack.load(path), double_net, x, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.extended(keep=2)
@@ -509,20 +445,13 @@ def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
     ]  # large batches run member after member
     loops = [n.op for w in small for n in reader.program(w.file).nodes if n.body is not None]
     assert not loops or make is Crossed
-    x = torch.randn(7, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
+    agree(ens, make, torch.randn(7, 8))
 
 
 def test_a_condition_that_a_batch_of_1_breaks_does_not_refuse_2(tmp_path: Path) -> None:
     ens = built(Halves, X, tmp_path)
     for b in (2, 3, 5):
-        x = torch.randn(b, 8)
-        for k, half in enumerate(ens(x)):
-            with torch.no_grad():
-                torch.testing.assert_close(
-                    half.clone(), torch.stack([member(Halves, i)(x)[k] for i in range(3)])
-                )
+        agree(ens, Halves, torch.randn(b, 8))
     with pytest.raises(InputError, match="B = 1"):
         ens(torch.randn(1, 8))
 
@@ -553,10 +482,7 @@ def test_a_condition_stays_where_it_is_needed(
 
 def test_masked_places_are_not_computed_if_they_could_raise(tmp_path: Path) -> None:
     ens, x = built(Remainders, X, tmp_path), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ens(x).clone(), torch.stack([member(Remainders, i)(x) for i in range(3)]), rtol=1e-4, atol=1e-5
-        )
+    agree(ens, Remainders, x, rtol=1e-4, atol=1e-5)
 
 
 def test_a_number_computed_from_sizes_is_refused_as_an_output(tmp_path: Path) -> None:
@@ -567,11 +493,8 @@ def test_a_number_computed_from_sizes_is_refused_as_an_output(tmp_path: Path) ->
 
 def test_weights_that_only_the_first_call_changes_are_built(tmp_path: Path) -> None:
     ens, x = built(ScaledOnce, X, tmp_path), torch.randn(4, 8)
-    with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(
-                ens(x).clone(), torch.stack([member(ScaledOnce, i)(x) for i in range(3)])
-            )
+    for _ in range(2):
+        agree(ens, ScaledOnce, x)
     assert all(torch.equal(ens.state_dict(1)[n], v) for n, v in member(ScaledOnce, 1).state_dict().items())
 
 
@@ -591,11 +514,8 @@ def test_weights_that_every_call_changes_are_refused(
 
 def test_tables_kept_for_the_next_call(tmp_path: Path) -> None:
     ens, x = built(KeepsTables, X, tmp_path), torch.randn(4, 8)
-    with torch.no_grad():
-        for _ in range(2):  # the stored value does not change the second call
-            torch.testing.assert_close(
-                ens(x).clone(), torch.stack([member(KeepsTables, i)(x) for i in range(3)])
-            )
+    for _ in range(2):  # the stored value does not change the second call
+        agree(ens, KeepsTables, x)
 
 
 @pytest.mark.parametrize("make", [KeepsFirst, KeepsSeldom])
@@ -624,9 +544,7 @@ def test_a_caller_may_write_into_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_norm_is_folded_only_along_its_dim(tmp_path: Path) -> None:
-    ens, x = built(Mixer, ["x=float32[B,16,16]"], tmp_path), torch.randn(5, 16, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Mixer, i)(x) for i in range(3)]))
+    agree(built(Mixer, ["x=float32[B,16,16]"], tmp_path), Mixer, torch.randn(5, 16, 16))
 
 
 def test_an_input_may_have_the_name_of_a_preset(tmp_path: Path) -> None:
@@ -650,6 +568,4 @@ def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(8)]
     for i, path in enumerate(paths):
         torch.save(member(make, 100 * seed + i).state_dict(), path)
-    widepack.build(
-        paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], pt2=False, targets=("cpu",)
-    )
+    widepack.build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], **QUICK)

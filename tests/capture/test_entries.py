@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from small_builds import QUICK
 from support import Bound, double, fresh, must
 from torch import Tensor, nn
 
@@ -82,6 +83,19 @@ def make(state_dict: Mapping[str, Tensor]) -> Auto:
 
 SPECS = ["encode:x=float32[B,8]", "decode:z=float32[B,T,4]"]
 ENTRIES = ("encode", "decode")
+
+
+def quick(folder: Path, name: str = "e.wide", paths: list[str] | None = None, **how: Any) -> Path:
+    """Builds all entries, or what `how` says, for a CPU."""
+    given = {
+        "model": make,
+        "entries": ENTRIES,
+        **({} if "sample" in how else {"inputs": SPECS}),
+        **QUICK,
+        **how,
+    }
+    build(paths or save(folder), folder / name, **given)
+    return folder / name
 
 
 @pytest.fixture(scope="module")
@@ -269,34 +283,13 @@ def test_probes_are_of_every_entry(
 
 @pytest.mark.extended
 def test_members_do_not_leak_in_any_entry(tmp_path: Path) -> None:
-    def spoiled(state_dict: Mapping[str, Tensor]) -> Auto:
-        member = make({**state_dict, "scale": state_dict["scale"]})
-        return member
-
     paths = save(tmp_path)
     state = torch.load(paths[1])
     torch.save(
         {k: v if k == "scale" else torch.full_like(v, float("nan")) for k, v in state.items()}, paths[1]
     )
-    build(
-        paths,
-        tmp_path / "nan.wide",
-        model=spoiled,
-        inputs=SPECS,
-        entries=ENTRIES,
-        pt2=False,
-        targets=("cpu",),
-    )
-    build(
-        save(tmp_path),
-        tmp_path / "fine.wide",
-        model=make,
-        inputs=SPECS,
-        entries=ENTRIES,
-        pt2=False,
-        targets=("cpu",),
-    )
-    a, b = load(tmp_path / "nan.wide", strategies="wide"), load(tmp_path / "fine.wide", strategies="wide")
+    quick(tmp_path, "nan.wide", paths)
+    a, b = load(tmp_path / "nan.wide", strategies="wide"), load(quick(tmp_path), strategies="wide")
     x, z = inputs(4)
     for i in (0, 2):
         assert torch.equal(a.encode(x)["z"][i], b.encode(x)["z"][i])
@@ -306,16 +299,8 @@ def test_members_do_not_leak_in_any_entry(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_forward_among_others(tmp_path: Path) -> None:
-    build(
-        save(tmp_path),
-        tmp_path / "e.wide",
-        model=make,
-        entries=["forward", "score"],
-        inputs={"forward": ["x=float32[B,8]"], "score": ["x=float32[B,8]", "B=2..9"]},
-        pt2=False,
-        targets=("cpu",),
-    )
-    ens = load(tmp_path / "e.wide")
+    specs = {"forward": ["x=float32[B,8]"], "score": ["x=float32[B,8]", "B=2..9"]}
+    ens = load(quick(tmp_path, entries=["forward", "score"], inputs=specs))
     x, _ = inputs(4)
     with torch.no_grad():
         want = torch.stack([m(x) for m in members()])
@@ -334,30 +319,17 @@ def test_forward_among_others(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_samples_by_entry(tmp_path: Path) -> None:
     x, z = inputs(4)
-    build(
-        save(tmp_path),
-        tmp_path / "e.wide",
-        model=make,
-        entries=ENTRIES,
+    quick(
+        tmp_path,
         sample={"encode": (x,), "decode": z},
         sample_kwargs={"decode": {"bias": torch.ones(8)}},
         dynamic={"encode": {"x": {0: "N"}}, "decode": {"z": {0: "N", 1: "T"}}},
-        pt2=False,
-        targets=("cpu",),
     )
     entries = Reader(tmp_path / "e.wide").manifest.entries
     assert entries["encode"].inputs[0].type == "float32[N,8]"
     assert [i.type for i in entries["decode"].inputs] == ["float32[N,T,4]", "float32[8]"]
-    build(
-        save(tmp_path),
-        tmp_path / "one.wide",
-        model=make,
-        entries=["encode"],
-        sample={"encode": (x,)},
-        pt2=False,
-        targets=("cpu",),
-    )
-    assert load(tmp_path / "one.wide").encode(x)["norm"].shape == (MEMBERS, 4)
+    one = quick(tmp_path, "one.wide", entries=["encode"], sample={"encode": (x,)})
+    assert load(one).encode(x)["norm"].shape == (MEMBERS, 4)
 
 
 # Refusals
@@ -425,22 +397,9 @@ def test_refusals(change: dict[str, Any], error: type[Exception], words: list[st
 
 @pytest.mark.extended
 def test_bounds_without_an_entry_apply_to_every_entry_with_the_dim(tmp_path: Path) -> None:
-    build(
-        save(tmp_path),
-        tmp_path / "e.wide",
-        model=make,
-        inputs=[*SPECS, "T=2..8", "B=1..64"],
-        entries=ENTRIES,
-        pt2=False,
-        targets=("cpu",),
-    )
-    entries = Reader(tmp_path / "e.wide").manifest.entries
-    assert set(entries["encode"].dims) == {"B"}
-    assert (
-        entries["decode"].dims["T"].max,
-        entries["decode"].dims["B"].max,
-        entries["encode"].dims["B"].max,
-    ) == (8, 64, 64)
+    entries = Reader(quick(tmp_path, inputs=[*SPECS, "T=2..8", "B=1..64"])).manifest.entries
+    found = {name: {d: dim.max for d, dim in entry.dims.items()} for name, entry in entries.items()}
+    assert found == {"encode": {"B": 64}, "decode": {"B": 64, "T": 8}}
 
 
 class Differs(Auto):
@@ -522,15 +481,10 @@ def test_verify(built: Path) -> None:
 
 @pytest.mark.extended
 def test_bench(built: Path) -> None:
-    report = bench(
-        built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, entry="encode"
-    )
-    assert report.entry == "encode"
-    assert report.rows[0].sizes["B"] == 2
-    with_factory = bench(
-        built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, factory=make
-    )
-    assert with_factory.entry == "decode"
+    how: Any = {"batches": (2,), "baselines": ("loop",), "budget_s": 0.2, "threads": 1}
+    report = bench(built / "e.wide", entry="encode", **how)
+    assert (report.entry, report.rows[0].sizes["B"]) == ("encode", 2)
+    assert bench(built / "e.wide", factory=make, **how).entry == "decode"
     with pytest.raises(UsageError, match="no entry 'forward'; the entries are decode, encode"):
         bench(built / "e.wide", batches=(2,), entry="forward")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_builds import QUICK
 from torch import nn
 from torch.ao import quantization as qat
 
@@ -50,16 +51,17 @@ def make(config: qat.QConfig, seed: int = 0, observe: bool = False) -> nn.Module
     ("fused", "per_channel"), [(True, True), (False, True), (True, False), (False, False)]
 )
 def test_a_build_answers_as_each_member(tmp_path: Path, fused: bool, per_channel: bool) -> None:
-    config, paths, members = qconfig(fused, per_channel), [], []
-    for i in range(2):
-        members.append(make(config, i).eval())
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(members[-1].state_dict(), paths[-1])
-    build: Any = widepack.build
-    build(
-        paths, tmp_path / "e.wide", model=lambda: make(config).eval(), inputs=["input=float32[B,4]"],
-        race=False, pt2=False,
-    )  # fmt: skip
+    config = qconfig(fused, per_channel)
+    paths, members = [tmp_path / f"{i}.pt" for i in range(2)], [make(config, i).eval() for i in range(2)]
+    for path, member in zip(paths, members):
+        torch.save(member.state_dict(), path)
+    how: Any = {
+        "model": lambda: make(config).eval(),
+        "inputs": ["input=float32[B,4]"],
+        "race": False,
+        **QUICK,
+    }
+    widepack.build(paths, tmp_path / "e.wide", **how)
     answers = widepack.load(tmp_path / "e.wide")(X)
     for y, member in zip(answers, members, strict=True):
         torch.testing.assert_close(y, member(X).detach(), atol=1e-6, rtol=1e-6)
@@ -129,6 +131,6 @@ def test_the_plain_ops_are_those_of_torch(dtype: torch.dtype) -> None:
             given, mine = (x.clone().requires_grad_() for _ in range(2))
             y, t = ours(mine, *options), call(given, *options)
             assert torch.equal(y, t)
-            y.sum().backward()  # type: ignore[no-untyped-call]
+            y.sum().backward()
             t.sum().backward()  # type: ignore[no-untyped-call]
             assert mine.grad is not None and given.grad is not None and torch.equal(mine.grad, given.grad)

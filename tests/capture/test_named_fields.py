@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from small_builds import built, member
 from torch import Tensor, nn
 
 import widepack
@@ -56,28 +57,22 @@ class OfPair(nn.Module):
 GRAPH = Graph(torch.randn(5, 3), torch.randint(0, 5, (2, 7)))
 
 
-def built(folder: Path, model: type[nn.Module], *sample: Any, dynamic: Any) -> tuple[Any, list[nn.Module]]:
-    members = []
-    for i in range(2):
-        torch.manual_seed(i)
-        members.append(model().eval())
-        torch.save(members[-1].state_dict(), folder / f"{i}.pt")
-    paths = [str(folder / f"{i}.pt") for i in range(2)]
-    widepack.build(paths, folder / "e.wide", model=model, sample=sample, dynamic=dynamic, race=False)
-    return widepack.load(folder / "e.wide"), members
+def made(folder: Path, make: type[nn.Module], *sample: Any, dynamic: Any) -> tuple[Any, list[nn.Module]]:
+    path = built(make, folder, sample=sample, dynamic=dynamic, race=False)
+    return widepack.load(path), [member(make, i) for i in range(2)]
 
 
 def test_a_call_takes_any_object_with_the_fields(tmp_path: Path) -> None:
     dynamic = {"graph": {"nodes": {0: "N"}, "edges": {1: "E"}}}
-    ens, members = built(tmp_path, Passing, GRAPH, dynamic=dynamic)
+    ens, members = made(tmp_path, Passing, GRAPH, dynamic=dynamic)
     assert ens.manifest.version == (1, 5)
     one = Graph(torch.randn(1, 3), torch.zeros(2, 4, dtype=torch.int64))
     for graph in (GRAPH, one):
         for given in (graph, tuple(graph), graph._asdict(), SimpleNamespace(**graph._asdict())):
             y = ens(given)
             assert isinstance(y, widepack.Output)
-            for i, member in enumerate(members):
-                torch.testing.assert_close(y.nodes[i], member(graph).nodes)
+            for i, module in enumerate(members):
+                torch.testing.assert_close(y.nodes[i], module(graph).nodes)
     with pytest.raises(InputError, match="needs the fields nodes, edges, scale"):
         ens({"nodes": GRAPH.nodes})
 
@@ -85,14 +80,14 @@ def test_a_call_takes_any_object_with_the_fields(tmp_path: Path) -> None:
 def test_a_registered_dataclass_holds_a_named_tuple(tmp_path: Path) -> None:
     pair = Pair(GRAPH, torch.randn(5, 2))
     dynamic = {"pair": {"graph": [{0: "N"}, {1: "E"}, None], "shift": {0: "N"}}}
-    ens, members = built(tmp_path, OfPair, pair, dynamic=dynamic)
-    for i, member in enumerate(members):
-        torch.testing.assert_close(ens(pair)[i], member(pair))
+    ens, members = made(tmp_path, OfPair, pair, dynamic=dynamic)
+    for i, one in enumerate(members):
+        torch.testing.assert_close(ens(pair)[i], one(pair))
 
 
 def test_the_fields_of_a_declared_named_tuple_may_be_a_dict(tmp_path: Path) -> None:
     fields = {"nodes": GRAPH.nodes, "edges": GRAPH.edges}
-    ens, members = built(tmp_path, Passing, fields, dynamic={"graph": {"nodes": {0: "N"}, "edges": {1: "E"}}})
+    ens, members = made(tmp_path, Passing, fields, dynamic={"graph": {"nodes": {0: "N"}, "edges": {1: "E"}}})
     torch.testing.assert_close(ens(GRAPH).nodes[1], members[1](GRAPH).nodes)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_builds import agree, loaded
 from torch import Tensor, nn
 from torch.func import grad, jacrev, jvp, vjp
 
-from widepack import build, fuse, load
+from widepack import fuse
 from widepack.capture.derivatives import UnseenResult, weights_fixed
 from widepack.capture.explain import explain
-from widepack.capture.unseen_results import refuse_unseen
+from widepack.capture.export import refuse_unseen
 from widepack.ir.torch_internals import function_transforms
 
 N = 3
@@ -77,24 +79,10 @@ def members(style: Style) -> list[Net]:
 @pytest.mark.parametrize("how", [*NESTED, *CONSTANT])
 def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
     style = (NESTED | CONSTANT)[how]
-    nets = members(style)
-    paths = [tmp_path / f"{i}.pt" for i in range(N)]
-    for net, path in zip(nets, paths):
-        torch.save(net.state_dict(), path)
-    build(
-        paths,
-        tmp_path / "a.wide",
-        model=lambda: Net(style),
-        inputs=("x=float32[B,3]",),
-        targets=("cpu",),
-        pt2=False,
-        race=False,
-    )
-    ens = load(tmp_path / "a.wide")
+    make = partial(Net, style)
+    ens = loaded(make, tmp_path, "x=float32[B,3]", count=N, race=False)
     for batch in 1, 4, 7:
-        x = torch.randn(batch, 3)
-        for net, answer in zip(nets, ens(x)):
-            torch.testing.assert_close(answer, net(x.clone()).detach())
+        agree(ens, make, torch.randn(batch, 3))
 
 
 @pytest.mark.extended(keep=1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_builds import agree, loaded, member, refused
 from torch import Tensor, nn
 
-import widepack
-from capture.size_members import Base, built, member
-from widepack.errors import CaptureError, InputError
+from capture.size_members import Base
+from widepack.errors import InputError
 
 
 class Pooled(nn.Module):
@@ -37,25 +38,17 @@ ONE = torch.randn(2, 3), torch.tensor([0, 0]), torch.rand(1, 1)
 AXES = {"x": {0: "N"}, "of": {0: "N"}, "cell": {0: "B"}}
 
 
-def of_sample(model: type[nn.Module], folder: Path) -> tuple[Any, list[nn.Module]]:
-    members = []
-    for i in range(2):
-        torch.manual_seed(i)
-        members.append(model().eval())
-        torch.save(members[-1].state_dict(), folder / f"{i}.pt")
-    paths = [folder / f"{i}.pt" for i in range(2)]
-    widepack.build(paths, folder / "e.wide", model=model, sample=SAMPLE, dynamic=AXES, race=False)
-    return widepack.load(folder / "e.wide"), members
+OF_SAMPLE: dict[str, Any] = {"sample": SAMPLE, "dynamic": AXES, "race": False}
 
 
 def test_one_structure_is_accepted(tmp_path: Path) -> None:
-    ens, members = of_sample(Pooled, tmp_path)
+    ens = loaded(Pooled, tmp_path, **OF_SAMPLE)
     for call in (SAMPLE, ONE):
-        torch.testing.assert_close(ens(*call), torch.stack([m(*call) for m in members]))
+        agree(ens, Pooled, *call)
 
 
 def test_one_structure_is_refused_where_valid_inputs_differ(tmp_path: Path) -> None:
-    ens, _ = of_sample(Branching, tmp_path)
+    ens = loaded(Branching, tmp_path, **OF_SAMPLE)
     with pytest.raises(InputError, match="B = 1.*member's own answer there is not its captured program's"):
         ens(*ONE)
 
@@ -80,11 +73,11 @@ class Caching(Base):
 
 
 def test_a_distribution_is_taken_apart(tmp_path: Path) -> None:
-    y = widepack.load(built(Normal, tmp_path, inputs=["x=float32[B,3]"]))(x := torch.randn(2, 3))
+    y = loaded(Normal, tmp_path, "x=float32[B,3]")(x := torch.randn(2, 3))
     assert list(y) == ["loc", "scale"]
     torch.testing.assert_close(y.loc[1], member(Normal, 1)(x).loc, rtol=1e-4, atol=1e-5)
 
 
 def test_state_in_an_empty_buffer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="keeps state in last: None at first.*--state last"):
-        built(Caching, tmp_path, inputs=["x=float32[B,3]"])
+    message = refused(Caching, tmp_path, inputs=["x=float32[B,3]"])
+    assert re.search("keeps state in last: None at first.*--state last", message)

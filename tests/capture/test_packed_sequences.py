@@ -10,6 +10,7 @@ import torch
 from asgi import InProcess
 from infer import json_request
 from safetensors.torch import save_file
+from small_builds import agree, built, loaded, member
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -32,10 +33,6 @@ class Packed(nn.Module):
         return padded * 2, sizes, last
 
 
-def leaves(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for v in value for t in leaves(v)]
-
-
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("kind", "ordered", "total", "states", "options"),
@@ -50,30 +47,18 @@ def test_lengths_are_an_input(
     tmp_path: Path, kind: type[nn.RNNBase], ordered: bool, total: int | None, states: int, options: Any
 ) -> None:
     def make() -> nn.Module:
-        return Packed(kind, ordered, total, **options).eval()
+        return Packed(kind, ordered, total, **options)
 
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(make().state_dict(), paths[-1])
     h = torch.randn(2, 4, 4)
     hx = [] if not states else [h] if states == 1 else [(h, -h)]
     axes = {"x": {0: "B"}, "lengths": {0: "B"}, "hx": {1: "B"}}
     dynamic = {k: v for k, v in axes.items() if hx or k != "hx"}
     sample = (X, SORTED if ordered else UNSORTED, *hx)
-    widepack.build(paths, tmp_path / "e.wide", model=make, sample=sample, dynamic=dynamic, race=False)
-    ens = widepack.load(tmp_path / "e.wide")
+    ens = loaded(make, tmp_path, sample=sample, dynamic=dynamic, race=False)
     first = [v[:, :2] if isinstance(v, Tensor) else tuple(t[:, :2] for t in v) for v in hx]
     shorter = (X[:2], torch.tensor([4, 3] if ordered else [3, 4]), *first)
     for call in (sample, shorter):
-        answers = leaves(ens(*call))
-        for i, path in enumerate(paths):
-            member = make()
-            member.load_state_dict(torch.load(path))
-            with torch.no_grad():
-                for y, t in zip(answers, leaves(member(*call)), strict=True):
-                    torch.testing.assert_close(y[i], t, atol=1e-6, rtol=1e-5)
+        agree(ens, make, *call, atol=1e-6, rtol=1e-5)
 
 
 BAD = {
@@ -84,21 +69,15 @@ BAD = {
 }
 
 
-def built(tmp_path: Path, make: Any, sample: tuple[Any, ...]) -> tuple[list[nn.Module], Path]:
+def made(folder: Path, make: Any, sample: tuple[Any, ...]) -> tuple[list[nn.Module], Path]:
     """Returns two members and their artifact."""
-    members, paths = [], []
-    for i in range(2):
-        torch.manual_seed(i)
-        members.append(make().eval())
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(members[-1].state_dict(), paths[-1])
-    widepack.build(paths, tmp_path / "e.wide", model=make, sample=sample, race=False)
-    return members, tmp_path / "e.wide"
+    path = built(make, folder, sample=sample, race=False)
+    return [member(make, i) for i in range(2)], path
 
 
 @pytest.fixture(scope="module")
 def ordered(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[nn.Module], Path]:
-    return built(tmp_path_factory.mktemp("ordered"), lambda: Last(True), (X, SORTED))
+    return made(tmp_path_factory.mktemp("ordered"), lambda: Last(True), (X, SORTED))
 
 
 class Last(nn.Module):
@@ -151,7 +130,7 @@ def test_a_server_answers_400_to_lengths_that_torch_refuses(ordered: tuple[list[
 def test_compiled_programs_refuse_the_lengths_too(tmp_path: Path, backend: str, in_order: bool) -> None:
     for package in ("onnxruntime", "onnx", "onnxscript") if backend == "onnxruntime" else ():
         pytest.importorskip(package, reason=f"backend onnxruntime needs {package}: the extra onnx")
-    members, path = built(tmp_path, lambda: Last(in_order), (X, SORTED))
+    members, path = made(tmp_path, lambda: Last(in_order), (X, SORTED))
     ens = widepack.load(path, backend=backend, compile="now")
     given = SORTED if in_order else UNSORTED
     torch.testing.assert_close(ens(X, given)[1], members[1](X, given).detach(), atol=1e-6, rtol=1e-5)
@@ -170,7 +149,7 @@ class Total(Last):
 @pytest.mark.extended
 def test_a_total_length_below_the_steps_refuses_longer_lengths(tmp_path: Path) -> None:
     lengths = torch.tensor([2, 4, 1, 3])
-    members, path = built(tmp_path, lambda: Total(False), (X, lengths))
+    members, path = made(tmp_path, lambda: Total(False), (X, lengths))
     ens = widepack.load(path)
     torch.testing.assert_close(ens(X, lengths)[1], members[1](X, lengths).detach(), atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="total_length=4"):
@@ -210,7 +189,7 @@ class Fields(Last):
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("form", ["mean", "unpacked", "returned", "replaced", "made"])
 def test_fields_of_packed_sequences(tmp_path: Path, form: str) -> None:
-    members, path = built(tmp_path, lambda: Fields(form), (X, UNSORTED))
+    members, path = made(tmp_path, lambda: Fields(form), (X, UNSORTED))
     ens = widepack.load(path)
     for lengths in (UNSORTED, torch.tensor([2, 3, 3, 1])):
         got, want = ens(X, lengths), members[1](X, lengths)
@@ -231,7 +210,7 @@ class Steps(Last):
 
 def test_a_loop_over_batch_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(widepack.CaptureError, match="a number of times that depends on the values"):
-        built(tmp_path, lambda: Steps(False), (X, UNSORTED))
+        made(tmp_path, lambda: Steps(False), (X, UNSORTED))
 
 
 class Given(nn.Module):
@@ -247,6 +226,6 @@ class Given(nn.Module):
 def test_a_packed_sequence_as_an_input_is_refused(tmp_path: Path) -> None:
     packed = pack_padded_sequence(X, SORTED, batch_first=True)
     with pytest.raises(widepack.CaptureError, match="input packed has a PackedSequence"):
-        built(tmp_path, Given, (packed,))
+        made(tmp_path, Given, (packed,))
     with pytest.raises(widepack.CaptureError, match="input packed has a PackedSequence"):
         widepack.fuse([Given(), Given()], packed)

@@ -66,9 +66,8 @@ def test_the_weights_of_a_program_go_into_any_model(tmp_path: Path) -> None:
     (path,) = nets(tmp_path, 1)
     found = open_checkpoint(path)
     state = seeded(Net, 0).state_dict()
-    assert found.tensors() == {
-        k: TensorInfo(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()
-    }
+    infos = {k: TensorInfo(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()}
+    assert found.tensors() == infos
     assert all(torch.equal(found.get(k), v) for k, v in state.items())
     torch.save(seeded(Net, 1).state_dict(), tmp_path / "plain.pt")
     build([path, tmp_path / "plain.pt"], tmp_path / "e.wide", model=Net, inputs=["x=float32[B,2,8]"], **QUICK)
@@ -94,16 +93,8 @@ def test_networks(name: str, tmp_path: Path) -> None:
     paths, members = [], [case.member(i) for i in range(2)]
     for i, member in enumerate(members):
         args, kwargs = case.sample(4, 5)
-        dims: Any = [{0: DYNAMIC} for _ in args] or {k: {0: DYNAMIC, 1: DYNAMIC} for k in kwargs}
-        paths.append(
-            save(
-                tmp_path / f"{i}.pt2",
-                copy.deepcopy(member),
-                *args,
-                dims=tuple(dims) if args else dims,
-                **kwargs,
-            )
-        )
+        dims: Any = tuple({0: DYNAMIC} for _ in args) or {k: {0: DYNAMIC, 1: DYNAMIC} for k in kwargs}
+        paths.append(save(tmp_path / f"{i}.pt2", copy.deepcopy(member), *args, dims=dims, **kwargs))
     build(paths, tmp_path / "e.wide", **QUICK)
     ens = load(tmp_path / "e.wide")
     args, kwargs = case.sample(3, 8)
@@ -119,17 +110,12 @@ def test_networks(name: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="100"):
             ens(*case.sample(101, 3)[0])
     if name == "bert":
+        ids = torch.zeros(2, 65, dtype=torch.long)
         with pytest.raises(InputError, match="D1 <= 64"):
-            ens(
-                input_ids=torch.zeros(2, 65, dtype=torch.long),
-                attention_mask=torch.ones(2, 65, dtype=torch.long),
-            )
+            ens(input_ids=ids, attention_mask=ids + 1)
         # two dims of the export have the name B
         with pytest.raises(InputError, match="equal letters are equal sizes"):
-            ens(
-                input_ids=torch.zeros(2, 6, dtype=torch.long),
-                attention_mask=torch.ones(1, 6, dtype=torch.long),
-            )
+            ens(input_ids=ids[:, :6], attention_mask=ids[:1, :6] + 1)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -193,12 +179,8 @@ def test_specs_name_the_dims_of_a_program(tmp_path: Path) -> None:
         ("ids", "int64[B,2*D1]", None),
         ("more.by.0", "float32[1]", None),
     ]
-    assert (entry.dims["B"].min, entry.dims["B"].max, entry.dims["B"].example, entry.dims["D1"].example) == (
-        1,
-        64,
-        4,
-        3,
-    )
+    dims = entry.dims
+    assert (dims["B"].min, dims["B"].max, dims["B"].example, dims["D1"].example) == (1, 64, 4, 3)
     assert entry.outputs[0].type == "float32[B,3]", report
     specs = ["ids=int64[N,2*L]:0..19", "N=1..16"]
     with pytest.raises(UsageError, match=r"takes ids, more.by.0; the inputs describe ids"):
@@ -237,26 +219,25 @@ def test_a_program_without_example_inputs(tmp_path: Path) -> None:
     )
 
 
+class Scaled(nn.Module):
+    """A module with a number that is not a weight."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x) * self.factor
+        return y.relu() if self.factor < 9 else y  # type: ignore[no-any-return]
+
+
 @pytest.mark.extended
 def test_members_of_other_programs(tmp_path: Path) -> None:
-    class Times(nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-            self.factor = factor
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.fc(x)
-            return (y * self.factor).relu() if self.factor < 9 else y  # type: ignore[no-any-return]
-
     def times(i: int, factor: float, size: int = 4, dtype: torch.dtype = torch.float32) -> str:
-        module = seeded(lambda: Times(factor), i).to(dtype)
-        return save(
-            tmp_path / f"{i}.pt2",
-            module,
-            torch.randn(size, 3, dtype=dtype),
-            dims={"x": {0: DYNAMIC if size == 4 else None}},
-        )
+        module = seeded(lambda: Scaled(factor), i).to(dtype)
+        axis, x = DYNAMIC if size == 4 else None, torch.randn(size, 3, dtype=dtype)
+        return save(tmp_path / f"{i}.pt2", module, x, dims={"x": {0: axis}})
 
     first = times(0, 2.0)
     build([first, times(1, 2.0)], tmp_path / "e.wide", **QUICK)
@@ -434,28 +415,11 @@ def test_programs_that_are_left_out(tmp_path: Path) -> None:
         build(paths[:1], tmp_path / "f.wide", skip_bad=True, **QUICK)
 
 
-class Scaled(nn.Module):
-    """A module with a number that is not a weight."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 2)
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.fc(x) * self.factor
-        return y.relu() if self.factor < 9 else y  # type: ignore[no-any-return]
-
-
 @pytest.mark.extended
 def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
     def scaled(i: int, factor: float) -> str:
-        return save(
-            tmp_path / f"{i}.pt2",
-            seeded(lambda: Scaled(factor), i),
-            torch.randn(4, 3),
-            dims={"x": {0: DYNAMIC}},
-        )
+        module = seeded(lambda: Scaled(factor), i)
+        return save(tmp_path / f"{i}.pt2", module, torch.randn(4, 3), dims={"x": {0: DYNAMIC}})
 
     paths = [scaled(0, 2.0), scaled(1, 3.0), scaled(2, 2.0), scaled(3, 9.0)]
     with pytest.raises(MemberMismatch) as caught:
@@ -467,15 +431,11 @@ def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
     assert (report.members, [b["number"] for b in report.left_out]) == (("0", "2"), [1, 3])
     assert "3.0" in report.left_out[0]["why"]
     assert "members differ in weights only" in report.left_out[0]["why"]
-    spec = ["x=float32[N,3]"]
-    assert build(paths, tmp_path / "e.wide", inputs=spec, skip_bad=True, force=True, **QUICK).members == (
-        "0",
-        "2",
-    )
+    how: Any = {"inputs": ["x=float32[N,3]"], "skip_bad": True, "force": True, **QUICK}
+    assert build(paths, tmp_path / "e.wide", **how).members == ("0", "2")
     (tmp_path / "4.pt2").write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(
-        CheckpointError
-    ) as both:  # one error names files that cannot be read and files that differ
+    # one error names files that cannot be read and files that differ
+    with pytest.raises(CheckpointError) as both:
         build([*paths, tmp_path / "4.pt2"], tmp_path / "f.wide", **QUICK)
     assert [line.partition(")")[0] for line in str(both.value).split("\n")[1:]] == [
         f"- checkpoint {i} ({p}" for i, p in ((1, paths[1]), (3, paths[3]), (4, tmp_path / "4.pt2"))
@@ -490,15 +450,10 @@ class Cross(nn.Module):
 
 
 def test_a_program_that_fails_at_some_sizes_is_compared_at_the_others(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "a.pt2",
-        Cross(),
-        torch.randn(4),
-        torch.tensor([0, 3, 3]),
-        dims={"a": {0: DYNAMIC}, "ids": None},
-    )
+    ids = torch.tensor([0, 3, 3])
+    path = save(tmp_path / "a.pt2", Cross(), torch.randn(4), ids, dims={"a": {0: DYNAMIC}, "ids": None})
     build([path], tmp_path / "e.wide", **QUICK)
-    ens, ids = load(tmp_path / "e.wide"), torch.tensor([0, 3, 3])
+    ens = load(tmp_path / "e.wide")
     a = torch.randn(6)
     torch.testing.assert_close(ens(a, ids)[0], Cross()(a, ids))
     with pytest.raises(InputError, match="inputs a, ids.*out of"):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_builds import agree, built, loaded, refused
 from torch import Tensor, nn
 
 import widepack
-from capture.size_members import BTC, Base, built, line_in_class, member, refused
+from capture.size_members import BTC, Base, line_in_class
 from widepack.capture.example import sizes_without_ones
 from widepack.errors import InputError
 from widepack_artifacts.reader import Reader
@@ -110,11 +111,7 @@ class Rows(Base):
 @pytest.mark.parametrize(
     ("make", "spec", "words"),
     [
-        (
-            Table,
-            BTC,
-            ["x has 8 at axis 1 (T), fixed by", "fails at the example's T = 24", "Write x=float32[B,8,3]"],
-        ),
+        (Table, BTC, ["x has 8 at axis 1 (T), fixed by", "the example's T = 24", "Write x=float32[B,8,3]"]),
         (
             Asserted,
             BTC,
@@ -169,9 +166,8 @@ def test_a_proposed_spec_is_accepted(tmp_path: Path) -> None:
         [(Table, "x=float32[B,8,3]"), (Flattened, "x=float32[B,3,6,6]"), (Windows, "x=float32[B,7*H,7*W,3]")]
     ):
         (tmp_path / str(i)).mkdir()
-        assert Reader(built(make, tmp_path / str(i), inputs=[spec])).manifest.entries["forward"].inputs[
-            0
-        ].type == spec.removeprefix("x=")
+        entry = Reader(built(make, tmp_path / str(i), inputs=[spec])).manifest.entries["forward"]
+        assert entry.inputs[0].type == spec.removeprefix("x=")
 
 
 def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
@@ -201,17 +197,14 @@ def test_a_batch_without_a_named_dim_is_fixed(
     assert f"input x has {shape[0] + 1} at axis 0" in str(caught.value)
     assert f"the model takes {shape[0]} there" in str(caught.value)
     assert sentence.partition("), ")[2] in str(caught.value)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(2)]))
+    agree(ens, make, x)
 
 
 def test_a_size_that_the_example_met_by_chance(tmp_path: Path) -> None:
     """widepack draws a batch of 4, which `view(4, -1)` accepts, and then tries another batch."""
-    ens = widepack.load(built(Parted, tmp_path, inputs=[BTC]))
+    ens = loaded(Parted, tmp_path, BTC)
     for b in (8, 12, 20):
-        x = torch.randn(b, 7, 3)
-        with torch.no_grad():
-            torch.testing.assert_close(ens(x).clone(), torch.stack([member(Parted, i)(x) for i in range(2)]))
+        agree(ens, Parted, torch.randn(b, 7, 3))
     with pytest.raises(InputError, match=r"B % 4 == 0|may be wrong there"):
         ens(torch.randn(3, 5, 3))
 
@@ -296,8 +289,7 @@ def test_a_bound_names_its_line(
         for line in lines("e.wide", manifest, False, False)
     )
     ens, x = widepack.load(path), torch.randn(inside)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(2)]))
+    agree(ens, make, x)
     with pytest.raises(InputError) as caught:
         ens(torch.randn(outside))
     assert f"{letter} = {outside['BT'.index(letter)]}" in str(caught.value)
@@ -334,18 +326,13 @@ def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> N
     assert [(d.min, d.max) for d in entry.dims.values()] == [(1, None)] * 3
     assert entry.guards == ()
     ens, x = widepack.load(path), torch.randn(70, 3, 5, 6)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ens(x).clone(), torch.stack([member(Convolutions, i)(x) for i in range(2)]), rtol=1e-4, atol=1e-5
-        )
+    agree(ens, Convolutions, x, rtol=1e-4, atol=1e-5)
 
 
 def test_the_number_of_output_rows_is_right(tmp_path: Path) -> None:
-    ens = widepack.load(built(Rows, tmp_path, inputs=[BTC]))
+    ens = loaded(Rows, tmp_path, BTC)
     for b, t in ((4, 2), (2, 12), (6, 4)):
-        x = torch.randn(b, t, 3)
-        with torch.no_grad():
-            torch.testing.assert_close(ens(x).clone(), torch.stack([member(Rows, i)(x) for i in range(2)]))
+        agree(ens, Rows, torch.randn(b, t, 3))
     with pytest.raises(InputError, match="its program may be wrong there"):
         ens(torch.randn(1, 3, 3))
 
@@ -366,11 +353,7 @@ def test_a_pooled_length_is_dynamic(tmp_path: Path) -> None:
     """
     ens = widepack.load(built(Pooled, tmp_path, inputs=["x=float32[B,3,T]"]))
     for b, t in ((1, 8), (2, 9), (3, 24), (5, 57)):
-        x = torch.randn(b, 3, t)
-        with torch.no_grad():
-            torch.testing.assert_close(
-                ens(x).clone(), torch.stack([member(Pooled, i)(x) for i in range(2)]), rtol=1e-4, atol=1e-5
-            )
+        agree(ens, Pooled, torch.randn(b, 3, t), rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=r"from test_sizes\.py:\d+ in forward: return self\.pool"):
         ens(torch.randn(2, 3, 6))
 
@@ -395,10 +378,7 @@ class Distances(Base):
 def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
     ens = widepack.load(built(Distances, tmp_path, inputs=["x=float32[B,3]"]))
     for b in (1, 2, 25, 26, 70):
-        x = torch.randn(b, 3)
-        with torch.no_grad():
-            for k, expected in enumerate(zip(*(member(Distances, i)(x) for i in range(2)))):
-                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected), rtol=1e-4, atol=1e-4)
+        agree(ens, Distances, torch.randn(b, 3), rtol=1e-4, atol=1e-4)
 
 
 class Relative(Base):
@@ -417,9 +397,8 @@ def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
     assert "fails on the example's T = 24, also without widepack" in message
     assert "bounds such as T=2..16" in message
     assert line_in_class(message, Relative).endswith("# past the table")
-    ens, x = widepack.load(built(Relative, tmp_path, inputs=[BTC, "T=2..16"])), torch.randn(3, 16, 3)
-    with torch.no_grad():
-        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Relative, i)(x) for i in range(2)]))
+    ens, x = loaded(Relative, tmp_path, BTC, "T=2..16"), torch.randn(3, 16, 3)
+    agree(ens, Relative, x)
 
 
 class Strided(nn.Module):
@@ -457,13 +436,9 @@ class EveryThird(Base):
 def test_an_inner_size_of_one_in_the_example_is_not_a_condition(
     make: type[nn.Module], inputs: list[str], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    ens = widepack.load(built(make, tmp_path, inputs=inputs))
-    with torch.no_grad():
-        for shape in shapes:
-            x = torch.randn(shape)
-            torch.testing.assert_close(
-                ens(x).clone(), torch.stack([member(make, i)(x) for i in range(2)]), rtol=1e-4, atol=1e-5
-            )
+    ens = loaded(make, tmp_path, *inputs)
+    for shape in shapes:
+        agree(ens, make, torch.randn(shape), rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_at_which_no_inner_size_is_one() -> None:

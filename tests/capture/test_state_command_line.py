@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,22 +22,14 @@ def run(*words: str | Path) -> Result:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from state_members import Cached as make\n"
-    )
+    for name, kind in (("net", "Cached"), ("other", "Counts")):
+        (tmp_path / f"{name}.py").write_text(
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            f"from state_members import {kind} as make\n"
+        )
     paths = save(tmp_path, Cached)
-    words = [
-        "build",
-        *paths,
-        "-o",
-        f"{tmp_path}/e.wide",
-        "--model",
-        f"{tmp_path}/net.py:make",
-        "--input",
-        "x=float32[B,8]",
-        "--no-pt2",
-    ]
+    model = ["--model", f"{tmp_path}/net.py:make"]
+    words = ["build", *paths, "-o", f"{tmp_path}/e.wide", *model, "--input", "x=float32[B,8]", "--no-pt2"]
     done = run(*words)
     assert done.exit_code == 1
     assert "--state window" in done.output
@@ -47,20 +40,14 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "input   x: float32[B,8]" in shown
     assert "input   window" not in shown
     assert json.loads(run("inspect", tmp_path / "e.wide", "--json").output)["summary"]["state"]
-    checked = run("verify", tmp_path / "e.wide", *paths, "--model", f"{tmp_path}/net.py:make")
+    checked = run("verify", tmp_path / "e.wide", *paths, *model)
     assert checked.exit_code == 0, checked.output
     assert "two steps" in checked.output
-    (tmp_path / "other.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from state_members import Counts as make\n"
-    )
     other = run("verify", tmp_path / "e.wide", "--model", f"{tmp_path}/other.py:make")
     assert other.exit_code == 1
     assert "step 2: output 0" in other.output
     assert run("trace", tmp_path / "e.wide").exit_code == 0
-    timed = run(
-        "bench", tmp_path / "e.wide", "--batch", "2", "--budget", "0.2", "--model", f"{tmp_path}/net.py:make"
-    )
+    timed = run("bench", tmp_path / "e.wide", "--batch", "2", "--budget", "0.2", *model)
     assert timed.exit_code == 2, timed.output
     assert "forward carries state (running.mean, window, steps, last)" in timed.output
     (tmp_path / "widepack.toml").write_text(
@@ -83,14 +70,8 @@ def test_bench_begins_every_call_with_one_state(
     make: Callable[[int], nn.Module], specs: list[str], state: list[str], pattern: str, tmp_path: Path
 ) -> None:
     build(save(tmp_path, make), tmp_path / "e.wide", model=make, inputs=specs, state=state, **QUICK)
-    report = bench(
-        tmp_path / "e.wide",
-        batches=(2, 3),
-        baselines=("loop", "vmap"),
-        pattern=pattern,
-        budget_s=0.2,
-        threads=1,
-    )
+    how: Any = {"batches": (2, 3), "baselines": ("loop", "vmap"), "budget_s": 0.2, "threads": 1}
+    report = bench(tmp_path / "e.wide", pattern=pattern, **how)
     assert [r.batch for r in report.rows] == [2, 3]
     assert all("loop" in [t.name for t in r.timings] for r in report.rows)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from capture.state_members import MEMBERS, PAIR, QUICK, Cell, Pair, rows, save
-from widepack import build, load
+from capture.state_members import MEMBERS, PAIR, QUICK, TWO, Cell, Pair, rows, save
+from widepack import WideModel, build, load
 from widepack.errors import CaptureError, InputError, UsageError
 
 
@@ -35,16 +35,17 @@ class InPlace(Cell):
         return torch.einsum("bd,btd->bt", self.cell(x), key) + value.sum(-1)
 
 
+def loaded(folder: Path, make: Callable[[int], nn.Module], **how: Any) -> WideModel:
+    build(save(folder, make), folder / "e.wide", model=make, **{**QUICK, **how})
+    return load(folder / "e.wide")
+
+
 @pytest.mark.parametrize("pattern", ["shared", "each"])
-@pytest.mark.parametrize(("make", "state", "specs"), [(Cell, ["h=1"], ["x=float32[B,8]", "h=float32[B,8]"])])
-def test_a_recurrent_state(
-    pattern: str, make: Callable[[int], nn.Module], state: list[str], specs: list[str], tmp_path: Path
-) -> None:
-    build(save(tmp_path, make), tmp_path / "e.wide", model=make, inputs=specs, state=state, **QUICK)
-    ens = load(tmp_path / "e.wide")
+def test_a_recurrent_state(pattern: str, tmp_path: Path) -> None:
+    ens = loaded(tmp_path, Cell, inputs=TWO, state=["h=1"])
     carried = ens.state(B=5)
     assert torch.equal(carried["h"], torch.zeros(MEMBERS, 5, 8))
-    members = [make(i).eval() for i in range(MEMBERS)]
+    members = [Cell(i).eval() for i in range(MEMBERS)]
     hidden = [torch.zeros(5, 8) for _ in members]
     for t in range(4):
         given = [rows(t, i if pattern == "each" else None, 5) for i in range(MEMBERS)]
@@ -69,15 +70,7 @@ def test_a_recurrent_state(
 
 def test_a_dict_of_states_by_name(tmp_path: Path) -> None:
     x, h, n = rows(0), rows(1), torch.arange(4.0)
-    build(
-        save(tmp_path, Nested),
-        tmp_path / "e.wide",
-        model=Nested,
-        sample=(x, {"h": h, "n": n}),
-        state=["state"],
-        **QUICK,
-    )
-    ens = load(tmp_path / "e.wide")
+    ens = loaded(tmp_path, Nested, sample=(x, {"h": h, "n": n}), state=["state"])
     state = {k: v.expand(MEMBERS, *v.shape).clone() for k, v in {"state.h": h, "state.n": n}.items()}
     members = [Nested(i).eval() for i in range(MEMBERS)]
     states = [{"h": h, "n": n} for _ in members]
@@ -123,8 +116,7 @@ def test_a_cache_written_in_place(tmp_path: Path) -> None:
 
 
 def test_a_constant_part_of_a_state_is_carried(tmp_path: Path) -> None:
-    build(save(tmp_path, Pair), tmp_path / "e.wide", model=Pair, sample=PAIR, state=["kv"], **QUICK)
-    ens = load(tmp_path / "e.wide")
+    ens = loaded(tmp_path, Pair, sample=PAIR, state=["kv"])
     factor = torch.rand(MEMBERS, 4, 8)
     state = {"kv.0": torch.zeros(MEMBERS, 4, 8), "kv.1": factor}
     states = [(torch.zeros(4, 8), f) for f in factor]
@@ -157,15 +149,8 @@ class Decoder(nn.Module):
 
 
 def test_entries_share_a_state(tmp_path: Path) -> None:
-    build(
-        save(tmp_path, Decoder),
-        tmp_path / "e.wide",
-        model=Decoder,
-        inputs=["x=float32[B,8]"],
-        entries=["fill", "ask", "plain"],
-        state=["memory"],
-    )
-    ens = load(tmp_path / "e.wide")
+    how: Any = {"inputs": ["x=float32[B,8]"], "entries": ["fill", "ask", "plain"], "state": ["memory"]}
+    ens = loaded(tmp_path, Decoder, **how, pt2=True)
     members = [Decoder(i).eval() for i in range(MEMBERS)]
     state = {**ens.state()}
     assert ens.plain.state() == {}
@@ -192,16 +177,12 @@ def test_a_state_of_another_entry_is_kept(tmp_path: Path) -> None:
             self.count += 1.0
             return self.key(x) + self.count[0]
 
-    build(
-        save(tmp_path, Two),
-        tmp_path / "e.wide",
-        model=Two,
-        inputs=["x=float32[B,8]"],
-        entries=["ask", "fill", "tick"],
-        state=["memory", "count"],
-        **QUICK,
-    )
-    ens = load(tmp_path / "e.wide")
+    how: Any = {
+        "inputs": ["x=float32[B,8]"],
+        "entries": ["ask", "fill", "tick"],
+        "state": ["memory", "count"],
+    }
+    ens = loaded(tmp_path, Two, **how)
     _, state = ens.tick(rows(0), state=ens.state())
     _, after = ens.fill(rows(0), state=state)
     assert torch.equal(after["count"], torch.ones(MEMBERS, 2))

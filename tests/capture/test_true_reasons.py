@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_builds import refused
 from torch import Tensor, nn
-
-import widepack
-from widepack.errors import CaptureError
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
 
@@ -64,32 +61,23 @@ class FirstCallSets(nn.Module):
         return y - self.mean
 
 
-def message(model: Callable[[], nn.Module], folder: Path, **options: Any) -> str:
-    """Returns the message of the refusal of two members."""
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(model().state_dict(), folder / f"{i}.pt")
-        paths.append(folder / f"{i}.pt")
-    with pytest.raises(CaptureError) as found:
-        widepack.build(paths, folder / "e.wide", model=model, sample=(X,), race=False, **options)
-    return str(found.value)
+HOW: dict[str, Any] = {"sample": (X,), "race": False}
 
 
 def test_a_generator_of_the_member(tmp_path: Path) -> None:
-    found = message(OwnGenerator, tmp_path, dropout="on")
+    found = refused(OwnGenerator, tmp_path, dropout="on", **HOW)
     assert "with a torch.Generator of its own (inner.generator)" in found
     assert "--dropout on" in found and "lifted" not in found
 
 
 def test_a_tensor_in_place_of_a_bool(tmp_path: Path) -> None:
-    found = message(TensorAsSwitch, tmp_path)
+    found = refused(TensorAsSwitch, tmp_path, **HOW)
     assert "must be bool, not Tensor" in found and "write bool(...) around it" in found
     assert "sizes" not in found
 
 
 @pytest.mark.parametrize("state", [(), ("mean",)])
 def test_a_flag_that_the_code_reads_is_not_proposed_as_a_state(tmp_path: Path, state: Any) -> None:
-    found = message(FirstCallSets, tmp_path, state=state)
+    found = refused(FirstCallSets, tmp_path, state=state, **HOW)
     assert "of its own ready, and forward changes it" in found and "--state ready" not in found
     assert "save the members after a call" in found

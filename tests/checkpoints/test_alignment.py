@@ -225,13 +225,8 @@ def test_the_cases_align(case: str, tmp_path: Path) -> None:
     checkpoints = open_all(cases.write_checkpoints(case, tmp_path))
     members = [module.member(i) for i in range(module.N)]
     factory = load_factory(module.model)
-    found = align(
-        checkpoints,
-        names(checkpoints),
-        "auto",
-        factory(checkpoints[0].state_dict()).state_dict(),
-        factory.takes_state_dict,
-    )
+    model_state = factory(checkpoints[0].state_dict()).state_dict()
+    found = align(checkpoints, names(checkpoints), "auto", model_state, factory.takes_state_dict)
     kinds: dict[str, set[str]] = {}
     for weight in found.weights:
         kinds.setdefault(weight.kind, set()).add(weight.name)
@@ -255,37 +250,20 @@ def test_kinds_are_found_from_the_bits(tmp_path: Path) -> None:
     nan = torch.tensor([float("nan"), 1.0])
     other = nan.view(torch.int32).clone()
     other[0] += 1  # a NaN with different bits
-    states = [
-        {
-            "same": filled(2, 2),
-            "nan": nan,
-            "nan_bits": nan,
-            "zero": filled(1),
-            "late": filled(5000),
-            "empty": filled(0, 3),
-            "scalar": torch.tensor(1),
-        },
-        {
-            "same": filled(2, 2),
-            "nan": nan.clone(),
-            "nan_bits": other.view(torch.float32),
-            "zero": filled(1, value=-0.0),
-            "late": torch.cat([filled(4999), filled(1, value=1)]),
-            "empty": filled(0, 3),
-            "scalar": torch.tensor(1),
-        },
-    ]
+    late = torch.cat([filled(4999), filled(1, value=1)])
+    weights = {  # of two members, and the kind
+        "same": (filled(2, 2), filled(2, 2), "shared"),
+        "nan": (nan, nan.clone(), "shared"),
+        "nan_bits": (nan, other.view(torch.float32), "stacked"),
+        "zero": (filled(1), filled(1, value=-0.0), "stacked"),
+        "late": (filled(5000), late, "stacked"),
+        "empty": (filled(0, 3), filled(0, 3), "shared"),
+        "scalar": (torch.tensor(1), torch.tensor(1), "shared"),
+    }
+    states = [{name: row[0] for name, row in weights.items()}, {n: row[1] for n, row in weights.items()}]
     checkpoints = saved(tmp_path, states)
     found = align(checkpoints, ["a", "b"])
-    assert {w.name: w.kind for w in found.weights} == {
-        "same": "shared",
-        "nan": "shared",
-        "nan_bits": "stacked",
-        "zero": "stacked",
-        "late": "stacked",
-        "empty": "shared",
-        "scalar": "shared",
-    }
+    assert {w.name: w.kind for w in found.weights} == {name: row[2] for name, row in weights.items()}
     assert {w.kind for w in align(checkpoints, ["a", "b"], "none").weights} == {"stacked"}
     assert {w.kind for w in align(checkpoints[:1], ["a"]).weights} == {"stacked"}
     assert found.weights[0] == Weight("same", "shared", "float32", [2, 2], "")
@@ -387,12 +365,8 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
         f"float16 (1 weight) in {who[3]}"
     )
     assert "\n" not in hints
-    for hint in (
-        "of one architecture.",
-        "other ranks are another architecture.",
-        "Give --dtype float32",
-        "a parameter `state_dict=`",
-    ):
+    ranks = "other ranks are another architecture."
+    for hint in ("of one architecture.", ranks, "Give --dtype float32", "a parameter `state_dict=`"):
         assert hint in hints
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints[:2] + checkpoints[3:], ["a", "b", "c"], ragged=True)

@@ -64,10 +64,8 @@ def test_pickled_modules_need_no_factory(tmp_path: Path) -> None:
     assert report.members == ("m0", "m1", "m2")
     x = torch.randn(5, 2, 8)
     ens = load(tmp_path / "e.wide")
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ens(x), torch.stack([n(x) for n in nets])
-        )  # the unsaved buffer differs between members
+    with torch.no_grad():  # the unsaved buffer differs between members
+        torch.testing.assert_close(ens(x), torch.stack([n(x) for n in nets]))
     assert Reader(tmp_path / "e.wide").manifest.provenance["model"] == "the pickled modules()"
     build(paths, tmp_path / "f.wide", model=Net, trust_pickle=True, **QUICK)  # only the weights are read
     with torch.no_grad():
@@ -195,16 +193,10 @@ def test_an_invalid_dtype_is_refused(tmp_path: Path) -> None:
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
     (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
-    for names in (
-        "Zürich, St. Gallen",
-        tmp_path / "names.txt",
-        str(tmp_path / "names.txt"),
-        ["Zürich", "St. Gallen"],
-    ):
-        assert build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK).members == (
-            "Zürich",
-            "St. Gallen",
-        )
+    path = tmp_path / "names.txt"
+    for names in ("Zürich, St. Gallen", path, str(path), ["Zürich", "St. Gallen"]):
+        report = build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK)
+        assert report.members == ("Zürich", "St. Gallen")
     for names, words in (
         ("a,b,c", "2 checkpoints and 3 names; every member needs one checkpoint and one name$"),
         (
@@ -233,15 +225,8 @@ def test_one_path_instead_of_a_list_is_refused(tmp_path: Path) -> None:
 
 def test_bad_checkpoints_are_one_error_or_left_out(tmp_path: Path) -> None:
     nets = [net(i) for i in range(4)]
-    paths = save(
-        tmp_path,
-        [
-            nets[0].state_dict(),
-            net(5, width=8).state_dict(),
-            nets[1].half().state_dict(),
-            nets[3].state_dict(),
-        ],
-    )
+    members = (nets[0], net(5, width=8), nets[1].half(), nets[3])
+    paths = save(tmp_path, [member.state_dict() for member in members])
     (tmp_path / "text.pt").write_text("hello")
     paths.insert(1, str(tmp_path / "text.pt"))
     with pytest.raises(CheckpointError) as caught:

@@ -5,8 +5,7 @@ The truth is always the factory's module alone, into which torch has loaded the 
 
 from __future__ import annotations
 
-import io
-import warnings
+import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,207 +19,38 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import widepack
-from widepack import MemberMismatch, UsageError
+from checkpoints.loading_models import (
+    FILES,
+    QUICK,
+    Doubled,
+    Make,
+    Part,
+    Renamed,
+    Scaled,
+    Turned,
+    built,
+    loaded,
+    norm,
+    old_norm,
+    same,
+    save,
+    scaled,
+    seeded,
+    turned,
+    weight_norm,
+)
+from widepack import CheckpointError, MemberMismatch, UsageError
 from widepack.checkpoints.discovery import open_all
 from widepack.checkpoints.factory import Factory
-from widepack.checkpoints.loading import MemberLoader, copies, state_of
-
-QUICK: dict[str, Any] = {
-    "inputs": ["input=float32[B,4]"],
-    "pt2": False,
-    "targets": ("cpu",),
-    "race": False,
-    "force": True,
-}
-Make = Callable[[], nn.Module]
-
-
-class Turned(nn.Module):
-    """Its weight was stored transposed in version 1."""
-
-    _version = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
-
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        if metadata.get("version", 1) < 2:
-            state[f"{prefix}weight"] = state[f"{prefix}weight"].T.clone()
-        super()._load_from_state_dict(state, prefix, metadata, *args)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input @ self.weight
-
-
-class Renamed(nn.Module):
-    """A hook renames a weight of older files."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-        self.register_load_state_dict_pre_hook(self._rename)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def _rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
-        for last in ("weight", "bias"):
-            if (old := f"{prefix}fc.{last}") in state:
-                state[f"{prefix}inner.{last}"] = state.pop(old)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.inner(input)  # type: ignore[no-any-return]
-
-
-class Bank(nn.Module):
-    """The size of a buffer is set when it is loaded."""
-
-    bank: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.register_buffer("bank", torch.zeros(0, 4))
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        self.bank = torch.empty_like(state[f"{prefix}bank"])
-        super()._load_from_state_dict(state, prefix, *args)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.fc(input) @ self.bank.T  # type: ignore[no-any-return]
-
-
-class Scaled(nn.Module):
-    """Keeps extra state that forward uses."""
-
-    extra: Any
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-        self.extra = {"scale": 1.0}
-
-    def get_extra_state(self) -> Any:
-        return self.extra
-
-    def set_extra_state(self, state: Any) -> None:
-        self.extra = state
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.fc(input) * self.extra["scale"]  # type: ignore[no-any-return]
-
-
-class Doubled(nn.Module):
-    """A hook doubles the weight at every load, so the module does not take its own state dict as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-        self.register_load_state_dict_pre_hook(self._double)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def _double(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
-        state[f"{prefix}fc.weight"] = 2 * state[f"{prefix}fc.weight"]
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.fc(input)  # type: ignore[no-any-return]
-
-
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.head(self.backbone(input))  # type: ignore[no-any-return]
-
-
-def norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
-
-
-def turned() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), Turned())
-
-
-def weight_norm() -> nn.Module:
-    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
-
-
-def seeded(make: Make, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return make()
-
-
-def old_norm(i: int) -> Any:
-    return {k: v for k, v in seeded(norm, i).state_dict().items() if not k.endswith("num_batches_tracked")}
-
-
-def old_weight_norm(i: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return dict(nn.Sequential(nn.utils.weight_norm(seeded(lambda: nn.Linear(4, 3), i))).state_dict())
-
-
-def bank(i: int, rows: int = 5) -> Any:
-    found = seeded(Bank, i)
-    found.bank = torch.randn(rows, 4)
-    return found.state_dict()
-
-
-def scaled(i: int) -> Any:
-    found: Any = seeded(Scaled, i)
-    found.extra = {"scale": 3.0, "classes": ["a", "b"], "counts": torch.arange(3), "nan": float("nan")}
-    return found.state_dict()
-
-
-FILES: dict[str, tuple[Make, Callable[[int], Any]]] = {
-    "a norm without its counter": (norm, old_norm),
-    "a norm": (norm, lambda i: seeded(norm, i).state_dict()),
-    "weight_g and weight_v": (weight_norm, old_weight_norm),
-    "version 2": (turned, lambda i: seeded(turned, i).state_dict()),
-    "version 1": (turned, lambda i: dict(seeded(turned, i).state_dict())),
-    "an old name": (
-        Renamed,
-        lambda i: {f"fc.{k[6:]}": v for k, v in seeded(Renamed, i).state_dict().items()},
-    ),
-    "a buffer sized at load": (Bank, bank),
-    "buffers of other sizes": (Bank, lambda i: bank(i, 3 + i)),
-    "extra state": (Scaled, scaled),
-    "float16": (norm, lambda i: seeded(norm, i).half().state_dict()),
-    "a scalar with a dim": (nn.PReLU, lambda i: {"weight": torch.full((1,), 0.2 + i)}),
-    "a lazy module": (
-        lambda: nn.Sequential(nn.LazyLinear(3)),
-        lambda i: seeded(lambda: nn.Sequential(nn.Linear(4, 3)), i).state_dict(),
-    ),
-}
-
-
-def save(folder: Path, states: list[Any]) -> list[Path]:
-    for i, state in enumerate(states):
-        torch.save(state, folder / f"{i}.pt")
-    return [folder / f"{i}.pt" for i in range(len(states))]
-
-
-def loaded(make: Make, path: Path) -> nn.Module:
-    """Returns the truth: the factory's module, into which torch has loaded a file."""
-    module = make().eval()
-    module.load_state_dict(torch.load(path))
-    return module
-
-
-def same(answer: Tensor, module: nn.Module, x: Tensor) -> None:
-    with torch.no_grad():
-        torch.testing.assert_close(answer, module(x), rtol=1e-5, atol=1e-6)
+from widepack.checkpoints.loading import MemberLoader, copies, kept, state_of
 
 
 @pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", FILES)
 def test_round_trips(tmp_path: Path, name: str) -> None:
     make, file = FILES[name]
-    paths, wide, x = save(tmp_path, [file(i) for i in range(2)]), tmp_path / "e.wide", torch.randn(5, 4)
-    widepack.build(paths, wide, model=make, **QUICK)
-    ens = widepack.load(wide)
+    paths, ens = built(tmp_path, [file(i) for i in range(2)], make)
+    wide, x = tmp_path / "e.wide", torch.randn(5, 4)
     for i, path in enumerate(paths):
         same(ens(x)[i], loaded(make, path), x)
         state = ens.state_dict(i)
@@ -250,8 +80,7 @@ def test_round_trips(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["version 1", "weight_g and weight_v"])
 def test_a_file_that_the_model_converts_needs_the_model(tmp_path: Path, name: str) -> None:
     make, file = FILES[name]
-    paths, wide = save(tmp_path, [file(i) for i in range(2)]), tmp_path / "e.wide"
-    widepack.build(paths, wide, model=make, **QUICK)
+    (paths, _), wide = built(tmp_path, [file(i) for i in range(2)], make), tmp_path / "e.wide"
     before = (wide / "manifest.json").read_bytes()
     for change in (
         lambda: widepack.load(wide).swap(0, paths[1]),
@@ -264,15 +93,17 @@ def test_a_file_that_the_model_converts_needs_the_model(tmp_path: Path, name: st
 
 
 def test_a_module_that_changes_its_own_state(tmp_path: Path) -> None:
-    paths = save(tmp_path, [seeded(Doubled, i).state_dict() for i in range(2)])
-    wide, x = tmp_path / "e.wide", torch.randn(5, 4)
-    widepack.build(paths, wide, model=Doubled, **QUICK)
-    ens = widepack.load(wide)
-    same(ens(x)[1], loaded(Doubled, paths[1]), x)
+    states = [seeded(Doubled, i).state_dict() for i in range(2)]
+    check_swap_needs_the_model(tmp_path, states, Doubled)
+
+
+def check_swap_needs_the_model(folder: Path, states: list[Any], make: Make) -> None:
+    (paths, ens), x = built(folder, states, make), torch.randn(5, 4)
+    same(ens(x)[1], loaded(make, paths[1]), x)
     with pytest.raises(MemberMismatch, match="changes when it loads it"):
         ens.swap(0, paths[1])
-    ens.swap(0, paths[1], model=Doubled)
-    same(ens(x)[0], loaded(Doubled, paths[1]), x)
+    ens.swap(0, paths[1], model=make)
+    same(ens(x)[0], loaded(make, paths[1]), x)
 
 
 class Flagged(nn.Module):
@@ -298,14 +129,7 @@ class Flagged(nn.Module):
 
 def test_a_hook_that_reads_a_value_needs_the_model(tmp_path: Path) -> None:
     states = [{**seeded(Flagged, i).state_dict(), "flag": torch.tensor(i)} for i in range(2)]
-    paths, x = save(tmp_path, states), torch.randn(5, 4)
-    widepack.build(paths, tmp_path / "e.wide", model=Flagged, **QUICK)
-    ens = widepack.load(tmp_path / "e.wide")
-    same(ens(x)[1], loaded(Flagged, paths[1]), x)
-    with pytest.raises(MemberMismatch, match="changes when it loads it"):
-        ens.swap(0, paths[1])
-    ens.swap(0, paths[1], model=Flagged)
-    same(ens(x)[0], loaded(Flagged, paths[1]), x)
+    check_swap_needs_the_model(tmp_path, states, Flagged)
 
 
 def test_extra_state_that_differs_is_swapped_if_no_answer_depends_on_it(tmp_path: Path) -> None:
@@ -359,11 +183,10 @@ def test_extra_state_is_kept(tmp_path: Path, value: Any) -> None:
     trained = [seeded(make, i) for i in range(2)]
     for one in trained:
         one.extra = value
-    paths = save(tmp_path, [dict(one.state_dict()) for one in trained])
-    widepack.build(paths, tmp_path / "e.wide", model=make, trust_pickle=True, **QUICK)
-    kept = widepack.load(tmp_path / "e.wide").state_dict(1)["_extra_state"]
-    assert repr(kept) == repr(value)
-    assert type(kept) is type(value)
+    _, ens = built(tmp_path, [dict(one.state_dict()) for one in trained], make, trust_pickle=True)
+    stored = ens.state_dict(1)["_extra_state"]
+    assert repr(stored) == repr(value)
+    assert type(stored) is type(value)
 
 
 def test_extra_state_that_is_code(tmp_path: Path) -> None:
@@ -420,9 +243,7 @@ def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
 )
 def test_wrappers_inside_names(tmp_path: Path, wrapped: Callable[[Any], Any]) -> None:
     models = [seeded(Part, i) for i in range(2)]
-    paths, x = save(tmp_path, [wrapped(m.state_dict()) for m in models]), torch.randn(5, 4)
-    widepack.build(paths, tmp_path / "e.wide", model=Part, **QUICK)
-    ens = widepack.load(tmp_path / "e.wide")
+    (paths, ens), x = built(tmp_path, [wrapped(m.state_dict()) for m in models], Part), torch.randn(5, 4)
     same(ens(x)[1], models[1], x)
     ens.swap(0, paths[1])
     same(ens(x)[0], models[1], x)
@@ -440,9 +261,9 @@ class Module(nn.Module):
 
 
 def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
-    paths, x = save(tmp_path, [seeded(Module, i).state_dict() for i in range(2)]), torch.randn(5, 4)
-    widepack.build(paths, tmp_path / "e.wide", model=Module, **QUICK)
-    same(widepack.load(tmp_path / "e.wide")(x)[1], loaded(Module, paths[1]), x)
+    paths, ens = built(tmp_path, [seeded(Module, i).state_dict() for i in range(2)], Module)
+    x = torch.randn(5, 4)
+    same(ens(x)[1], loaded(Module, paths[1]), x)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "module."])
@@ -475,25 +296,19 @@ def test_versions_under_a_prefix(tmp_path: Path) -> None:
             self.model = model
 
     models = [seeded(turned, i) for i in range(2)]
-    paths = save(tmp_path, [{"state_dict": Wrapper(m).state_dict()} for m in models])
-    widepack.build(paths, tmp_path / "e.wide", model=turned, **QUICK)
+    _, ens = built(tmp_path, [{"state_dict": Wrapper(m).state_dict()} for m in models], turned)
     x = torch.randn(5, 4)
-    same(widepack.load(tmp_path / "e.wide")(x)[1], models[1], x)
+    same(ens(x)[1], models[1], x)
 
 
 def test_a_factory_that_reads_sizes_under_a_prefix(tmp_path: Path) -> None:
     def sized(state_dict: Any) -> nn.Module:
         return nn.Linear(*reversed(state_dict["weight"].shape))
 
-    states = [
-        {f"net.{k}": v for k, v in seeded(lambda: nn.Linear(4, 2 + i), i).state_dict().items()}  # noqa: B023
-        for i in range(2)
-    ]
-    widepack.build(save(tmp_path, states), tmp_path / "e.wide", model=sized, **QUICK)
+    layers = [nn.Linear(4, 2 + i) for i in range(2)]
+    _, ens = built(tmp_path, [{f"net.{k}": v for k, v in net.state_dict().items()} for net in layers], sized)
     x = torch.randn(5, 4)
-    torch.testing.assert_close(
-        widepack.load(tmp_path / "e.wide")(x)[1], x @ states[1]["net.weight"].T + states[1]["net.bias"]
-    )
+    same(ens(x)[1], layers[1], x)
 
 
 # what is read
@@ -520,10 +335,7 @@ def test_what_differs_from_the_file_is_kept(tmp_path: Path) -> None:
     (path,) = save(tmp_path, [{"fc.weight": state["inner.weight"], "inner.bias": state["inner.bias"]}])
     found = MemberLoader(Factory("net", Net, {})).load(open_all([path])[0])
     assert all(torch.equal(found.get(name), value) for name, value in state.items())
-    assert (
-        found.get("inner.weight").untyped_storage().data_ptr()
-        == found.get("inner.weight").untyped_storage().data_ptr()
-    )
+    assert found.get("inner.weight").data_ptr() == found.get("inner.weight").data_ptr()
 
 
 def test_which_modules_only_copy() -> None:
@@ -537,6 +349,60 @@ def test_which_modules_only_copy() -> None:
     assert copies(tied)
     for module in (hooked, patched, own, Turned(), Scaled(), weight_norm(), nn.LazyLinear(2)):
         assert not copies(nn.Sequential(module)), module
+
+
+# versions of submodules that are not those of the model
+
+
+class Spread(nn.BatchNorm1d):
+    """Its variance was stored as a deviation before version 3."""
+
+    _version = 3
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if (metadata.get("version") or 1) < 3:
+            state[f"{prefix}running_var"] = state[f"{prefix}running_var"].square()
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def spread() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), Spread(3))
+
+
+def test_a_norm_with_versions_of_its_own_needs_the_model(tmp_path: Path) -> None:
+    states = [seeded(spread, i).state_dict() for i in range(2)]
+    older = OrderedDict({**states[1], "1.running_var": torch.full((3,), 3.0)})
+    versions = {**vars(states[1])["_metadata"], "1": {"version": 2}}
+    vars(older)["_metadata"] = OrderedDict(versions)
+    _, ens = built(tmp_path, states, spread, share="none")
+    (*_, path), x = save(tmp_path, [*states, older]), torch.randn(5, 4)
+    with pytest.raises(MemberMismatch, match="has version 2 of 1, and the artifact's members have version 3"):
+        ens.swap(0, path)
+    ens.swap(0, path, model=spread)
+    same(ens(x)[0], loaded(spread, path), x)
+
+
+@pytest.mark.parametrize("version", ["two", [2]])
+def test_a_version_that_is_no_number(tmp_path: Path, version: Any) -> None:
+    states = [seeded(norm, i).state_dict() for i in range(2)]
+    odd = OrderedDict({k: v for k, v in states[1].items() if not k.endswith("num_batches_tracked")})
+    vars(odd)["_metadata"] = OrderedDict({k.rpartition(".")[0]: {"version": version} for k in odd})
+    _, ens = built(tmp_path, states, norm)
+    with pytest.raises(MemberMismatch):
+        ens.swap(0, save(tmp_path, [*states, odd])[2])
+    with pytest.raises(MemberMismatch):
+        built(tmp_path, [*states, odd], norm)
+
+
+def test_a_folder_without_space_for_kept_weights_is_an_error() -> None:
+    tensor, before = torch.randn(1 << 20), resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert torch.equal(kept(tensor), tensor)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="set TMPDIR"):
+            kept(tensor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # drawn modules
@@ -585,10 +451,8 @@ def drawn_modules(draw: st.DrawFn) -> tuple[Make, Callable[[int], Any]]:
 @given(drawn_modules())
 def test_drawn_modules(tmp_path: Path, drawn: tuple[Make, Callable[[int], Any]]) -> None:
     make, file = drawn
-    states = [file(i) for i in range(2)]
-    paths, wide, x = save(tmp_path, states), tmp_path / "e.wide", torch.randn(5, 4)
-    widepack.build(paths, wide, model=make, **QUICK)
-    ens = widepack.load(wide)
+    states, x = [file(i) for i in range(2)], torch.randn(5, 4)
+    _, ens = built(tmp_path, states, make)
     for i in range(2):
         truth = make().eval()
         first = next(iter(states[i]))
@@ -596,9 +460,7 @@ def test_drawn_modules(tmp_path: Path, drawn: tuple[Make, Callable[[int], Any]])
         state = states[i] if not prefix else {k.removeprefix(prefix): v for k, v in states[i].items()}
         truth.load_state_dict(state)
         same(ens(x)[i], truth, x)
-        buffer = io.BytesIO()
-        torch.save(ens.state_dict(i), buffer)
-        (tmp_path / "out.pt").write_bytes(buffer.getvalue())
+        torch.save(ens.state_dict(i), tmp_path / "out.pt")
         same(ens(x)[i], loaded(make, tmp_path / "out.pt"), x)
     assert list(state_of(truth)) == [n for n, v in ens.state_dict(1).items() if isinstance(v, Tensor)]
     ens.swap(0, tmp_path / "out.pt", model=None if ens.manifest.state_dicts.copies else make)

@@ -23,6 +23,9 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+QUICK: dict[str, Any] = {"inputs": ["x=float32[B,4]"], "pt2": False, "targets": ("cpu",), "race": False}
+
+
 class Net(nn.Module):
     """Has a parameter, a buffer, and extra state with a tensor."""
 
@@ -60,7 +63,7 @@ def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> 
         members.append(Net())
         members[-1].load_state_dict(torch.load(paths[-1]))
     out, x = tmp_path / "e.wide", torch.randn(5, 4)
-    widepack.build(paths, out, model=Net, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",), race=False)
+    widepack.build(paths, out, model=Net, **QUICK)
     found = widepack.load(out)(x)
     for i, member in enumerate(members):
         torch.testing.assert_close(found[i], member(x))
@@ -101,12 +104,6 @@ def test_buffers_that_repeat_a_number(tmp_path: Path) -> None:
     for i, member in enumerate(members):
         torch.save(member.state_dict(), tmp_path / f"{i}.pt")
     widepack.build(
-        [tmp_path / f"{i}.pt" for i in range(3)],
-        tmp_path / "e.wide",
-        model=WithExpandedBuffers,
-        inputs=["x=float32[B,4]"],
-        pt2=False,
-        targets=("cpu",),
-        race=False,
+        [tmp_path / f"{i}.pt" for i in range(3)], tmp_path / "e.wide", model=WithExpandedBuffers, **QUICK
     )
     torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x), expected)

@@ -38,18 +38,8 @@ def linear(seed: int = 0) -> nn.Linear:
 
 
 STATE = dict(linear().state_dict())
-DTYPES = [
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-]
+FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64"]
+DTYPES = [getattr(torch, name) for name in (*FLOATS, "bool", "uint8", "int8", "int32", "int64")]
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
@@ -70,12 +60,8 @@ def test_the_format_of_a_file_is_found_from_its_content(tmp_path: Path, form: st
 
 @pytest.mark.parametrize("save", [torch.save, save_file])
 def test_every_dtype_and_shape_keeps_its_bits(tmp_path: Path, save: Callable[..., None]) -> None:
-    state = {
-        str(d).removeprefix("torch."): torch.randint(
-            0, 2, (2, 3), generator=torch.Generator().manual_seed(1)
-        ).to(d)
-        for d in DTYPES
-    }
+    drawn = torch.randint(0, 2, (2, 3), generator=torch.Generator().manual_seed(1))
+    state = {str(d).removeprefix("torch."): drawn.to(d) for d in DTYPES}
     state |= {
         "scalar": torch.tensor(3.5),
         "empty": torch.zeros(0, 4),

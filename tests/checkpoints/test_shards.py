@@ -35,14 +35,8 @@ def sharded(folder: Path, form: str, prefix: str = "") -> Path:
     for name, keys in parts.items():
         save({prefix + k: STATE[k] for k in keys}, folder / name)
     index = folder / f"{stem}.index.json"
-    index.write_text(
-        json.dumps(
-            {
-                "metadata": {"total_size": 96},
-                "weight_map": {prefix + k: name for name, keys in parts.items() for k in keys},
-            }
-        )
-    )
+    files = {prefix + k: name for name, keys in parts.items() for k in keys}
+    index.write_text(json.dumps({"metadata": {"total_size": 96}, "weight_map": files}))
     return index
 
 
@@ -133,12 +127,11 @@ def test_the_checkpoint_that_is_chosen_in_a_folder(tmp_path: Path) -> None:
             torch.save({name: torch.ones(1)}, path / name)
         return path
 
-    assert list(open_checkpoint(folder("model.safetensors", "pytorch_model.bin", "other.pt")).tensors()) == [
-        "model.safetensors"
-    ]
-    assert list(
-        open_checkpoint(folder("diffusion_model.bin", "optimizer.pt", "training_args.bin")).tensors()
-    ) == ["diffusion_model.bin"]
+    for names in (
+        ["model.safetensors", "pytorch_model.bin", "other.pt"],
+        ["diffusion_model.bin", "optimizer.pt", "training_args.bin"],
+    ):
+        assert list(open_checkpoint(folder(*names)).tensors()) == names[:1]
     assert "it has a.pt, b.pt; name the files in it" in refusal(folder("b.pt", "a.pt"))
     assert "it has no weights" in refusal(folder())
     (tmp_path / "dcp").mkdir()

@@ -18,7 +18,7 @@ from torch import nn
 import cases
 import widepack
 from widepack import DeviceModel, InputError, UsageError
-from widepack.inference.prepared_call import PreparedCall
+from widepack.distributed.part_calls import PreparedCall
 from widepack.reduction.figures import FIGURES
 from widepack.spec.member_parts import divided
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import widepack
 from widepack import UsageError
-from widepack.inference.program_source import ProgramSource
+from widepack.inference.programs.program_source import ProgramSource
 from widepack_artifacts.reader import Reader
 from widepack_cli.main import cli
 

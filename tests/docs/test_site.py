@@ -82,7 +82,8 @@ def test_rooms_are_named_and_exist() -> None:
         assert room in rooms
         for file in re.findall(r"`([\w/]+\.py)`", files):
             assert (ROOT / "widepack" / room / file).is_file(), (room, file)
-    for path in re.findall(r"`(\w+/[\w/]+\.py)`", page):
+    outside = re.sub(r"^\|.*$", "", page, flags=re.MULTILINE)  # a table has paths in its rooms
+    for path in re.findall(r"`(\w+/[\w/]+\.py)`", outside):
         assert (ROOT / "widepack" / path).is_file(), path
 
 

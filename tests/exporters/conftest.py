@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from exporters.export_models import (
-    HEADS,
-    NET,
-    NETS,
-    SMALL,
-    STEPS,
-    Head,
-    Step,
-    artifact_of,
-)
+from exporters.export_models import HEADS, NET, NETS, SMALL, STEPS, Head, Step, artifact_of
 
 
 @pytest.fixture(scope="session")

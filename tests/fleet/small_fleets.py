@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import widepack
+
 SIZE = 48
 LAYERS = ("first", "second")
 INPUTS = ["x=float32[B,48]"]
@@ -114,3 +116,29 @@ def answer_of(state: dict[str, Tensor], x: Tensor) -> Tensor:
     with torch.inference_mode():
         found: Tensor = net(x.double())
     return found
+
+
+def build_of(paths: Sequence[Path], out: Path, **options: Any) -> widepack.BuildReport:
+    """Builds an artifact of members of `Net`, without what most tests do not need."""
+    quick: dict[str, Any] = {"model": Net, "inputs": INPUTS, "race": False, "pt2": False}
+    return widepack.build(paths, out, **{**quick, **options})
+
+
+def assert_right(ens: widepack.WideModel, states: Sequence[dict[str, Tensor]], rows: int) -> None:
+    """Checks the answers to rows against those of the members in float64."""
+    x = torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(rows))
+    for answer, state in zip(ens(x), states, strict=True):
+        torch.testing.assert_close(answer.double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
+
+
+def assert_rows_right(
+    answers: Tensor,
+    states: Sequence[dict[str, Tensor]],
+    ids: Sequence[int],
+    x: Tensor,
+    rows: Sequence[int] = (),
+) -> None:
+    """Checks the answers to routed rows. ids: the member of each row. rows: those to check; empty for all."""
+    for row in rows or range(len(ids)):
+        expected = answer_of(states[ids[row]], x[row : row + 1])[0]
+        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from widepack.errors import CheckpointError
-from widepack.fleet.adapter import LoraDelta, difference_of
-from widepack.fleet.adapter_files import is_adapter, read_adapter
+from widepack.fleet.adapter import LoraDelta, difference_of, is_adapter, read_adapter
 
 LAYER = "base_model.model.block.0.linear"
 BASE = "base_model.model."

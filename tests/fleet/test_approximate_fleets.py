@@ -12,10 +12,20 @@ from click.testing import CliRunner
 from torch import Tensor
 
 import widepack
-from fleet.small_fleets import INPUTS, LAYERS, SIZE, Net, SmallFleet, answer_of, write_adapter, write_fleet
+from fleet.small_fleets import (
+    INPUTS,
+    LAYERS,
+    SIZE,
+    Net,
+    SmallFleet,
+    answer_of,
+    build_of,
+    write_adapter,
+    write_fleet,
+)
 from widepack.errors import ArtifactError, VerificationError
-from widepack.fleet.approximate import approximate
 from widepack.fleet.factors import Factors, KeptStacked
+from widepack.fleet.fleet import approximate
 from widepack.verification.approximation import check
 from widepack.verification.record import ApproximationError, read_approximations
 from widepack_artifacts.correction import rounded
@@ -41,8 +51,8 @@ def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
-def options(fleet: SmallFleet, **more: Any) -> dict[str, Any]:
-    return {"base": fleet.base, "unmerge": True, "model": Net, "inputs": INPUTS, "race": False, **more}
+def built(fleet: SmallFleet, paths: list[Path], out: Path, **more: Any) -> widepack.BuildReport:
+    return build_of(paths, out, **{"base": fleet.base, "unmerge": True, **more})
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ def fleet(tmp_path: Path) -> SmallFleet:
 def near(fleet: SmallFleet, tmp_path: Path) -> tuple[Path, list[dict[str, Tensor]]]:
     """Returns an artifact of approximate factors, and the weights of its checkpoints."""
     paths, states = halves(fleet, tmp_path)
-    report = widepack.build(paths, tmp_path / "near.wide", **options(fleet, tolerance=TOLERANCE))
+    report = built(fleet, paths, tmp_path / "near.wide", tolerance=TOLERANCE)
     assert report.fleet is not None
     assert {row["weight"] for row in report.fleet["factored"] if row["approximate"]} == {
         "first.weight", "second.weight"
@@ -66,7 +76,7 @@ def test_weights_of_a_shorter_dtype_stay_stacked_with_three_ways_out(
     fleet: SmallFleet, tmp_path: Path
 ) -> None:
     paths, _ = halves(fleet, tmp_path)
-    report = widepack.build(paths, tmp_path / "x.wide", **options(fleet, dry_run=True))
+    report = built(fleet, paths, tmp_path / "x.wide", dry_run=True)
     assert report.fleet is not None
     (why,) = {row["why"] for row in report.fleet["stacked"] if row["weight"] == "first.weight"}
     for words in ("rounded to bfloat16", "--dtype bfloat16", "the adapters themselves", "--tolerance"):
@@ -214,12 +224,12 @@ def test_wrong_tolerances_are_refused(
     fleet: SmallFleet, tmp_path: Path, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(widepack.UsageError, match=words):
-        widepack.build(fleet.merged, tmp_path / "x.wide", **options(fleet, **{"tolerance": 0.1, **more}))
+        built(fleet, fleet.merged, tmp_path / "x.wide", **{"tolerance": 0.1, **more})
     assert not (tmp_path / "x.wide").exists()
 
 
 def test_exact_factors_are_preferred(fleet: SmallFleet, tmp_path: Path) -> None:
-    report = widepack.build(fleet.merged, tmp_path / "x.wide", **options(fleet, tolerance=0.1))
+    report = built(fleet, fleet.merged, tmp_path / "x.wide", tolerance=0.1)
     assert report.fleet is not None and not any(row["approximate"] for row in report.fleet["factored"])
     ens = widepack.load(tmp_path / "x.wide")
     assert "approximation" not in ens.manifest.verification
@@ -240,7 +250,7 @@ class Sum(Net):
 def test_an_output_that_fine_tuning_does_not_change(fleet: SmallFleet, tmp_path: Path) -> None:
     paths, _ = halves(fleet, tmp_path)
     out = tmp_path / "near.wide"
-    widepack.build(paths, out, **options(fleet, tolerance=TOLERANCE, model=Sum))
+    built(fleet, paths, out, tolerance=TOLERANCE, model=Sum)
     record = widepack.load(out, warmup=False).manifest.verification["approximation"]
     first, second = record["outputs"]
     assert all(v["error"] <= second["rounding"] for v in second["members"].values())

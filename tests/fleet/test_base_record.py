@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import widepack
-from fleet.small_fleets import INPUTS, Net, SmallFleet, write_fleet
-from widepack.fleet.adapter_files import read_adapter
-from widepack.fleet.base_record import warn_of_other_base
+from fleet.small_fleets import SmallFleet, build_of, write_fleet
+from widepack.fleet.adapter import read_adapter
+from widepack.fleet.adapter_members import warn_of_other_base
 from widepack_cli.main import cli
 
 
@@ -28,9 +28,7 @@ def name_base(adapter: Path, name: str) -> None:
 
 
 def built(fleet: SmallFleet, out: Path, **options: Any) -> Path:
-    paths = options.pop("paths", fleet.adapters)
-    arguments = {"base": fleet.base, "model": Net, "inputs": INPUTS, "race": False, "pt2": False, **options}
-    widepack.build(paths, out, **arguments)
+    build_of(options.pop("paths", fleet.adapters), out, **{"base": fleet.base, **options})
     return out
 
 

@@ -12,11 +12,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import widepack
-from fleet.small_fleets import INPUTS, LAYERS, SIZE, Net, answer_of, equal_states, write_adapter, write_fleet
+from fleet.small_fleets import (
+    LAYERS,
+    SIZE,
+    answer_of,
+    assert_right,
+    assert_rows_right,
+    build_of,
+    equal_states,
+    write_adapter,
+    write_fleet,
+)
 from widepack_cli.main import cli
 
 PREFIX = "base_model.model."
 ALPHA = 8
+Dora = tuple[Path, list[Path], list[dict[str, Tensor]]]
+"""An artifact, its adapters, and the weights of its members."""
 
 
 def scaled(folder: Path, base: dict[str, Tensor], rank: int, seed: int) -> dict[str, Tensor]:
@@ -39,7 +51,7 @@ def scaled(folder: Path, base: dict[str, Tensor], rank: int, seed: int) -> dict[
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> tuple[Path, list[Path], list[dict[str, Tensor]]]:
+def fleet(tmp_path: Path) -> Dora:
     """Returns an artifact of two adapters of DoRA and one without, the adapters, and the members' weights."""
     small = write_fleet(tmp_path, (2, 4, 4))
     base = torch.load(small.base)
@@ -48,25 +60,15 @@ def fleet(tmp_path: Path) -> tuple[Path, list[Path], list[dict[str, Tensor]]]:
         folders.append(tmp_path / f"dora{i}")
         states.append(scaled(folders[-1], base, rank, 20 + i))
     out = tmp_path / "dora.wide"
-    report = widepack.build(
-        [*folders, small.adapters[2]], out, base=small.base, model=Net, inputs=INPUTS, race=False
-    )
+    report = build_of([*folders, small.adapters[2]], out, base=small.base)
     assert report.fleet is not None
     assert {row["weight"] for row in report.fleet["factored"]} == {"first.weight", "second.weight"}
     return out, [*folders, small.adapters[2]], [*states, small.states[2]]
 
 
-def assert_right(ens: widepack.WideModel, states: list[dict[str, Tensor]], rows: int) -> None:
-    x = torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(rows))
-    for answer, state in zip(ens(x), states, strict=True):
-        torch.testing.assert_close(answer.double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
-def test_answers_and_weights_are_those_of_the_merged_models(
-    fleet: tuple[Path, list[Path], list[dict[str, Tensor]]], memory: str
-) -> None:
+def test_answers_and_weights_are_those_of_the_merged_models(fleet: Dora, memory: str) -> None:
     out, _, states = fleet
     ens = widepack.load(out, memory=memory)
     for rows in (1, 3, 4000):
@@ -81,19 +83,16 @@ def test_answers_and_weights_are_those_of_the_merged_models(
 
 @pytest.mark.extended
 def test_rows_run_together_over_factors_and_scales(
-    fleet: tuple[Path, list[Path], list[dict[str, Tensor]]],
+    fleet: Dora,
 ) -> None:
     out, _, states = fleet
     ens = widepack.load(out, memory="least")
     ids = [0, 2, 1, 1, 0, 2, 2]
     x = torch.randn(len(ids), SIZE, generator=torch.Generator().manual_seed(0))
-    answers = ens.route(x, member=ids)
-    for row, i in enumerate(ids):
-        expected = answer_of(states[i], x[row : row + 1])[0]
-        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+    assert_rows_right(ens.route(x, member=ids), states, ids, x)
 
 
-def test_a_swap_exchanges_scales(fleet: tuple[Path, list[Path], list[dict[str, Tensor]]]) -> None:
+def test_a_swap_exchanges_scales(fleet: Dora) -> None:
     out, folders, states = fleet
     ens = widepack.load(out)
     ens(torch.randn(4000, SIZE))  # merges weights
@@ -108,9 +107,7 @@ def test_a_swap_exchanges_scales(fleet: tuple[Path, list[Path], list[dict[str, T
 
 
 @pytest.mark.extended
-def test_append_update_and_drop_of_scales(
-    fleet: tuple[Path, list[Path], list[dict[str, Tensor]]], tmp_path: Path
-) -> None:
+def test_append_update_and_drop_of_scales(fleet: Dora, tmp_path: Path) -> None:
     out, folders, states = fleet
     base = torch.load(tmp_path / "base.pt")
     large = scaled(tmp_path / "large", base, 6, 40)
@@ -128,7 +125,7 @@ def test_an_artifact_without_scales_refuses_adapters_of_dora(tmp_path: Path) -> 
     small = write_fleet(tmp_path)
     scaled(tmp_path / "dora", torch.load(small.base), 2, 30)
     out = tmp_path / "plain.wide"
-    widepack.build(small.adapters, out, base=small.base, model=Net, inputs=INPUTS, race=False)
+    build_of(small.adapters, out, base=small.base)
     words = r"it has scales \[48, 1\] for first\.weight \(DoRA\), and the artifact stores no scales"
     with pytest.raises(widepack.MemberMismatch, match=words):
         widepack.load(out).swap(0, tmp_path / "dora")
@@ -136,9 +133,7 @@ def test_an_artifact_without_scales_refuses_adapters_of_dora(tmp_path: Path) -> 
         widepack.append(out, [tmp_path / "dora"])
 
 
-def test_a_scaled_fleet_is_exported_to_onnx(
-    fleet: tuple[Path, list[Path], list[dict[str, Tensor]]], tmp_path: Path
-) -> None:
+def test_a_scaled_fleet_is_exported_to_onnx(fleet: Dora, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
@@ -151,7 +146,7 @@ def test_a_scaled_fleet_is_exported_to_onnx(
         torch.testing.assert_close(answer.double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
 
 
-def test_verify_takes_the_adapters(fleet: tuple[Path, list[Path], list[dict[str, Tensor]]]) -> None:
+def test_verify_takes_the_adapters(fleet: Dora) -> None:
     out, folders, _ = fleet
     for base in ([], ["--base", str(out.parent / "base.pt")]):
         found = CliRunner().invoke(cli, ["verify", str(out), *map(str, folders), *base])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,17 +10,13 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import widepack
-from fleet.small_fleets import INPUTS, SIZE, Net, answer_of, write_adapter, write_fleet
+from fleet.small_fleets import INPUTS, SIZE, Net, answer_of, build_of, write_adapter, write_fleet
 from widepack_cli.main import cli
-
-
-def options(**more: Any) -> dict[str, Any]:
-    return {"model": Net, "inputs": INPUTS, "race": False, "pt2": False, **more}
 
 
 def test_one_adapter_is_a_build_of_one_member(tmp_path: Path) -> None:
     fleet = write_fleet(tmp_path, (2,))
-    report = widepack.build(fleet.adapters, tmp_path / "one.wide", base=fleet.base, **options())
+    report = build_of(fleet.adapters, tmp_path / "one.wide", base=fleet.base)
     assert report.fleet is not None and not report.fleet["factored"]
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
     assert reasons["head.weight"] == "an adapter replaces it" and "1 dims" in reasons["first.bias"]
@@ -35,13 +30,7 @@ def test_a_base_of_another_shape_is_a_reason(tmp_path: Path) -> None:
     base = torch.load(fleet.base)
     base["first.weight"] = torch.randn(SIZE + 1, SIZE)
     torch.save(base, tmp_path / "grown.pt")
-    report = widepack.build(
-        fleet.merged,
-        tmp_path / "x.wide",
-        base=tmp_path / "grown.pt",
-        unmerge=True,
-        **options(),
-    )
+    report = build_of(fleet.merged, tmp_path / "x.wide", base=tmp_path / "grown.pt", unmerge=True)
     assert report.fleet is not None
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
     assert reasons["first.weight"] == f"the base has [{SIZE + 1}, {SIZE}], and the members [{SIZE}, {SIZE}]"
@@ -54,31 +43,19 @@ def test_a_base_without_a_weight_is_a_reason_and_one_without_any_an_error(tmp_pa
     del base["first.weight"]
     torch.save(base, tmp_path / "part.pt")
     torch.save({"other": torch.ones(2)}, tmp_path / "none.pt")
-    report = widepack.build(
-        fleet.merged,
-        tmp_path / "x.wide",
-        base=tmp_path / "part.pt",
-        unmerge=True,
-        **options(),
-    )
+    report = build_of(fleet.merged, tmp_path / "x.wide", base=tmp_path / "part.pt", unmerge=True)
     assert report.fleet is not None
     reasons = {row["weight"]: row["why"] for row in report.fleet["stacked"]}
     assert reasons["first.weight"] == "the base does not have it"
     with pytest.raises(widepack.UsageError, match=r"none\.pt has no weight of the model: it has other"):
-        widepack.build(
-            fleet.merged,
-            tmp_path / "y.wide",
-            base=tmp_path / "none.pt",
-            unmerge=True,
-            **options(),
-        )
+        build_of(fleet.merged, tmp_path / "y.wide", base=tmp_path / "none.pt", unmerge=True)
 
 
 def test_an_adapter_over_a_base_that_the_artifact_does_not_have(tmp_path: Path) -> None:
     """Every member has a head of its own, so the artifact has no head of the base."""
     fleet = write_fleet(tmp_path)
     out = tmp_path / "fleet.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, **options())
+    build_of(fleet.adapters, out, base=fleet.base)
     write_adapter(tmp_path / "plain", 2, 8, 9, head=False)
     with pytest.raises(widepack.MemberMismatch, match=r"lacks head"):
         widepack.append(out, [tmp_path / "plain"])

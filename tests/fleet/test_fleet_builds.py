@@ -18,13 +18,15 @@ from fleet.small_fleets import (
     SIZE,
     Net,
     SmallFleet,
-    answer_of,
+    assert_right,
+    assert_rows_right,
+    build_of,
     equal_states,
     write_adapter,
     write_fleet,
 )
-from widepack.inference import merged_weights
-from widepack.inference.gathered_rows import GatheredCall
+from widepack.inference.programs import merged_weights
+from widepack.inference.routing.gathered_rows import GatheredCall
 from widepack.tuning.quick_race import race_plans
 from widepack_cli.main import cli
 
@@ -37,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> SmallFleet:
 @pytest.fixture(scope="module")
 def of_adapters(fleet: SmallFleet) -> Path:
     out = fleet.base.parent / "adapters.wide"
-    report = widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False)
+    report = build_of(fleet.adapters, out, base=fleet.base, pt2=True)
     assert report.fleet is not None
     found = {row["weight"]: row for row in report.fleet["factored"]}
     assert set(found) == {"first.weight", "second.weight"}
@@ -49,22 +51,13 @@ def of_adapters(fleet: SmallFleet) -> Path:
 @pytest.fixture(scope="module")
 def of_merged(fleet: SmallFleet) -> Path:
     out = fleet.base.parent / "merged.wide"
-    report = widepack.build(
-        fleet.merged, out, base=fleet.base, unmerge=True, model=Net, inputs=INPUTS, race=False
-    )
+    report = build_of(fleet.merged, out, base=fleet.base, unmerge=True, pt2=True)
     assert report.fleet is not None
     assert {row["weight"]: row["ranks"] for row in report.fleet["factored"]} == {
         "first.weight": [2, 4, 4],
         "second.weight": [2, 4, 4],
     }
     return out
-
-
-def assert_right(ens: widepack.WideModel, states: list[dict[str, torch.Tensor]], rows: int) -> None:
-    x = torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(rows))
-    answers = ens(x)
-    for i, state in enumerate(states):
-        torch.testing.assert_close(answers[i].double(), answer_of(state, x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
@@ -93,7 +86,7 @@ def test_merged_checkpoints_come_back_bit_for_bit(fleet: SmallFleet, of_merged: 
 def test_a_base_is_recovered_from_four_members(tmp_path: Path) -> None:
     fleet = write_fleet(tmp_path, (2, 3, 3, 2))
     out = tmp_path / "un.wide"
-    report = widepack.build(fleet.merged, out, unmerge=True, model=Net, inputs=INPUTS, race=False)
+    report = build_of(fleet.merged, out, unmerge=True)
     assert report.fleet is not None
     assert {row["base"] for row in report.fleet["factored"]} == {"recovered"}
     ens = widepack.load(out)
@@ -109,7 +102,7 @@ def test_full_fine_tunes_stay_stacked(tmp_path: Path) -> None:
         torch.save(Net().state_dict(), tmp_path / f"{i}.pt")
         paths.append(tmp_path / f"{i}.pt")
     out = tmp_path / "full.wide"
-    report = widepack.build(paths, out, unmerge=True, model=Net, inputs=INPUTS, race=False)
+    report = build_of(paths, out, unmerge=True)
     assert report.fleet is not None and report.fleet["factored"] == []
     assert all(row["why"] for row in report.fleet["stacked"])
     assert widepack.load(out).manifest.version <= (1, 3)
@@ -200,12 +193,9 @@ def test_rows_of_a_fleet_are_routed(of_adapters: Path, fleet: SmallFleet) -> Non
     ens = widepack.load(of_adapters)
     generator = torch.Generator().manual_seed(1)
     for rows in (1, 2, 9, 40):
-        ids = torch.randint(0, 3, (rows,), generator=generator)
+        ids = torch.randint(0, 3, (rows,), generator=generator).tolist()
         x = torch.randn(rows, SIZE, generator=generator)
-        answers = ens.route(x, member=ids.tolist())
-        for row, i in enumerate(ids.tolist()):
-            expected = answer_of(fleet.states[i], x[row : row + 1])[0]
-            torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+        assert_rows_right(ens.route(x, member=ids), fleet.states, ids, x)
 
 
 @pytest.mark.extended
@@ -232,17 +222,15 @@ def test_drawn_rows_run_together_over_the_factors(of_adapters: Path, fleet: Smal
 def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
     fleet = write_fleet(tmp_path, [2] * 12)
     out = tmp_path / "many.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False)
+    build_of(fleet.adapters, out, base=fleet.base)
     ens = widepack.load(out, memory="least")
     ids = [i % 12 for i in range(90)]
     x = torch.randn(90, SIZE)
     answers = ens.route(x, member=ids)
-    for row, i in enumerate(ids):
-        expected = answer_of(fleet.states[i], x[row : row + 1])[0]
-        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+    assert_rows_right(answers, fleet.states, ids, x)
     ens.swap("a3", fleet.adapters[0])
     again = ens.route(x, member=ids)
-    torch.testing.assert_close(again[3].double(), answer_of(fleet.states[0], x[3:4])[0], rtol=1e-5, atol=1e-5)
+    assert_rows_right(again[3:4], [fleet.states[0]], [0], x[3:4])
     assert torch.equal(again[4], answers[4])
 
 
@@ -252,23 +240,20 @@ def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
 def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows: int) -> None:
     fleet = write_fleet(tmp_path, [2] * 11)
     out = tmp_path / "many.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    build_of(fleet.adapters, out, base=fleet.base)
     ens = widepack.load(out, memory="least")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
     ids = [first + int(k) for k in order]
     x = torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1))
     answers = ens.route(x, member=ids)
-    for row, i in enumerate(ids):
-        expected = answer_of(fleet.states[i], x[row : row + 1])[0]
-        torch.testing.assert_close(answers[row].double(), expected, rtol=1e-5, atol=1e-5)
+    assert_rows_right(answers, fleet.states, ids, x)
     with torch.inference_mode():
         answers.zero_()  # it is no view of a weight or an input
     assert torch.equal(ens.route(x, member=ids), ens.route(x.clone(), member=ids))
     ens.swap(first, fleet.adapters[10])
     again = ens.route(x, member=ids)
     at = ids.index(first)
-    expected = answer_of(fleet.states[10], x[at : at + 1])[0]
-    torch.testing.assert_close(again[at].double(), expected, rtol=1e-5, atol=1e-5)
+    assert_rows_right(again[at : at + 1], [fleet.states[10]], [0], x[at : at + 1])
 
 
 def test_a_fleet_loads_in_a_fresh_process_without_peft(of_merged: Path, fleet: SmallFleet) -> None:
@@ -337,7 +322,7 @@ def test_an_adapter_of_another_base_is_refused(fleet: SmallFleet, tmp_path: Path
 
 def test_an_adapter_needs_a_fleet(fleet: SmallFleet, tmp_path: Path) -> None:
     out = tmp_path / "plain.wide"
-    widepack.build(fleet.merged, out, model=Net, inputs=INPUTS, race=False)
+    build_of(fleet.merged, out)
     with pytest.raises(widepack.UsageError, match="is a LoRA adapter, which needs a base"):
         widepack.append(out, [fleet.adapters[0]])
 
@@ -453,7 +438,4 @@ def test_without_memory_for_whole_weights_a_race_and_route_run_over_the_factors(
     router = ens.entry("forward").router
     for ids in ([0] * 60, [i % 3 for i in range(60)]):
         assert isinstance(router.prepared([x], ids).together, GatheredCall)
-        answers = ens.route(x, member=ids)
-        for row in (0, 1, 59):
-            exact = answer_of(fleet.states[ids[row]], x[row : row + 1])[0]
-            torch.testing.assert_close(answers[row].double(), exact, rtol=1e-5, atol=1e-5)
+        assert_rows_right(ens.route(x, member=ids), fleet.states, ids, x, (0, 1, 59))

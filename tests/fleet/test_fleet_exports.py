@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import widepack
-from fleet.small_fleets import INPUTS, SIZE, Net, write_fleet
+from fleet.small_fleets import SIZE, build_of, write_fleet
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 
 def test_one_file_has_the_base_and_the_factors(tmp_path: Path) -> None:
     fleet = write_fleet(tmp_path)
-    widepack.build(fleet.adapters, tmp_path / "f.wide", base=fleet.base, model=Net, inputs=INPUTS, race=False)
+    build_of(fleet.adapters, tmp_path / "f.wide", base=fleet.base)
     out = tmp_path / "f.onnx"
     widepack.export(tmp_path / "f.wide", out, to="onnx")
     sizes = {i.name: list(i.dims) for i in onnx.load(str(out)).graph.initializer}

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import widepack
-from widepack.fleet.orientation import of_module, of_programs
+from widepack.fleet.adapter_members import transposed_in_module, transposed_in_programs
 from widepack_artifacts.reader import Reader
 
 SIZE, RANK = 24, 2
@@ -88,7 +88,7 @@ def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting
 
 def test_orientation_of_modules_and_programs(tmp_path: Path) -> None:
     expected = {"turned.weight": True, "plain.weight": False, "head.weight": False}
-    assert of_module(Net()) == expected
+    assert transposed_in_module(Net()) == expected
     paths = []
     for i in range(2):
         torch.manual_seed(i)
@@ -96,6 +96,4 @@ def test_orientation_of_modules_and_programs(tmp_path: Path) -> None:
         torch.save(Net().state_dict(), paths[-1])
     out = tmp_path / "ens.wide"
     widepack.build(paths, out, model=Net, inputs=[f"x=float32[B,{SIZE}]"], race=False, pt2=False)
-    reader = Reader(out)
-    programs = [reader.program(f) for e in reader.manifest.entries.values() for f in e.member]
-    assert of_programs(programs) == expected
+    assert transposed_in_programs(Reader(out)) == expected

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fleet.peft_merge import merged
-from widepack.fleet.adapter_files import read_adapter
+from widepack.fleet.adapter import read_adapter
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

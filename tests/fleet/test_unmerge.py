@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleet.drawn_fleets import drawn_fleet, relative_error
 from widepack.fleet.factors import Factors, KeptStacked
-from widepack.fleet.rounding import ulps
+from widepack.fleet.low_rank import ulps
 from widepack.fleet.unmerge import most_rank, unmerge
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

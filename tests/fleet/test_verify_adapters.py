@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 import widepack
-from fleet.small_fleets import INPUTS, Net, SmallFleet, write_adapter, write_fleet
+from fleet.small_fleets import Net, SmallFleet, build_of, write_adapter, write_fleet
 from widepack_cli.main import cli
 
 
@@ -25,7 +25,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> SmallFleet:
 @pytest.fixture(scope="module")
 def wide(fleet: SmallFleet) -> Path:
     out = fleet.base.parent / "fleet.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    build_of(fleet.adapters, out, base=fleet.base)
     return out
 
 
@@ -77,7 +77,7 @@ def test_a_head_that_one_adapter_replaces_needs_the_base(fleet: SmallFleet, tmp_
     write_adapter(tmp_path / "lora0", 2, 8, seed=0)
     write_adapter(tmp_path / "lora1", 2, 8, seed=1, head=False)
     paths, out = [tmp_path / "lora0", tmp_path / "lora1"], tmp_path / "heads.wide"
-    widepack.build(paths, out, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    build_of(paths, out, base=fleet.base)
     found = verified(out, paths)
     assert found.exit_code == 1 and "member lora1: head.bias is not in" in found.output
     assert "--base" in found.output
@@ -100,7 +100,7 @@ def test_an_artifact_of_whole_weights(fleet: SmallFleet, wide: Path, tmp_path: P
         torch.save(dict(state), tmp_path / f"m{i}.pt")
     out = tmp_path / "whole.wide"
     paths = [tmp_path / f"m{i}.pt" for i in range(3)]
-    widepack.build(paths, out, model=Net, inputs=INPUTS, race=False, pt2=False)
+    build_of(paths, out)
     found = verified(out, fleet.adapters)
     assert found.exit_code == 2 and "give the adapter's base with --base" in found.output
     found = verified(out, fleet.adapters, "--base", str(fleet.base))

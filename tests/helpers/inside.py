@@ -10,7 +10,7 @@ from widepack.inference.model import WideModel
 from widepack.inference.open_artifact import OpenArtifact
 from widepack.system.gate import Gate
 
-WRITE_CHANGES = "_do"
+WRITE_CHANGES = "_put"
 """The method of `WeightChanges` that writes or restores weights."""
 
 
@@ -36,4 +36,4 @@ def remembered_calls(entry: WideEntry) -> int:
 
 def prologue_bytes(ens: WideModel) -> int:
     """Returns the bytes of derived weights that a loaded model has in memory."""
-    return artifact_of(ens).limits.prologue.bytes
+    return artifact_of(ens).limits.derived_bytes

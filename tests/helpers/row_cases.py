@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from widepack.capture.call import arrange
 from widepack.capture.capture import capture
+from widepack.ir.cast import raise_program, raise_value
 from widepack.ir.fake_values import CPU
-from widepack.ir.float64 import raise_program, raise_value
 from widepack.ir.tensor_type import tensor_type
 from widepack.rows.trials import RowTrials
 from widepack.rows.verdict import ExaminedEntry

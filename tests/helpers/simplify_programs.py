@@ -8,6 +8,7 @@ import small
 from small import node, program
 
 from widepack.lowering.lower import lower
+from widepack.simplify.pipeline import simplify
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 NORM = ("gamma", "beta", "mean", "var")
@@ -51,6 +52,19 @@ def conv_norm(
         *more,
     ]
     return program(weights, {"x": "float32[B,4,6,5]"}, nodes, list(outputs))
+
+
+def all_stacked(member_program: Program) -> dict[str, Kind]:
+    """Returns kinds where all weights differ between members."""
+    names = (s.name for s in member_program.weights)
+    return small.all_kinds(member_program, **dict.fromkeys(names, "stacked"))  # type: ignore[arg-type]
+
+
+def simplified(member_program: Program, slots: dict[str, Kind]) -> Program:
+    """Returns the simplified program, after a check that it gives the same outputs wide."""
+    simple = simplify(member_program, slots, small.SIZES)
+    small.check(member_program, wide_of(simple, slots), slots)
+    return simple
 
 
 def wide_of(member_program: Program, slots: dict[str, Kind]) -> Program:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from widepack.ir.float64 import raise_program
+from widepack.ir.cast import raise_program
 from widepack.ir.ops import full_name
 from widepack.ir.tensor_type import parse_slot
 from widepack.lowering.lower import Lowered, lower

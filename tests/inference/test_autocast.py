@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from support import Artifacts
 from torch import Tensor, nn
 
@@ -60,10 +61,8 @@ class Net(nn.Module):
 
 
 def test_artifacts_are_built_updated_and_exported_under_autocast(tmp_path: Path) -> None:
-    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
-    members = [Net() for _ in paths]
-    for path, member in zip(paths, members):
-        torch.save(member.state_dict(), path)
+    members = [Net() for _ in range(3)]
+    paths = files_of(tmp_path, members)
     with autocast():
         widepack.build(paths[:2], tmp_path / "a.wide", model=Net, inputs=["x=float32[B,4]"], pt2=False)
         widepack.append(tmp_path / "a.wide", [paths[2]])

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from loaded import built
 from support import Artifacts, fresh, leaves, must, run, stack
 from torch import Tensor, nn
 
 import cases
 import widepack
-from widepack import build, load
+from widepack import load
 from widepack.errors import ArtifactError, InputError, UsageError, VerificationError
 from widepack.inference.model import WideModel
 from widepack.inference.output import Output
@@ -71,15 +72,9 @@ def forms_call(batch: int = 3, seed: int = 0) -> tuple[tuple[Any, ...], dict[str
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
-    folder = tmp_path_factory.mktemp("forms")
-    paths = [folder / f"m{i}.pt" for i in range(3)]
-    for i, path in enumerate(paths):
-        torch.save(Forms(i).state_dict(), path)
     args, kwargs = forms_call()
-    build(
-        paths, folder / "e.wide", model=Forms, sample=args, sample_kwargs=kwargs, pt2=False, targets=("cpu",)
-    )
-    return load(folder / "e.wide")
+    folder, members = tmp_path_factory.mktemp("forms"), [Forms(i) for i in range(3)]
+    return load(built(folder, Forms, members, sample=args, sample_kwargs=kwargs))
 
 
 @pytest.fixture(scope="module")
@@ -223,21 +218,10 @@ def test_an_argument_is_never_passed_to_another_input(call: Any, tmp_path: Path)
 
     A second argument by position means `first`, and a call without scale means 1. Both calls are refused.
     """
-    paths = [tmp_path / f"m{i}.pt" for i in range(2)]
-    for i, path in enumerate(paths):
-        torch.save(Skips(i).state_dict(), path)
     g = torch.Generator().manual_seed(0)
     x, other = torch.randn(3, 4, generator=g), torch.randn(3, 3, generator=g)
-    build(
-        paths,
-        tmp_path / "e.wide",
-        model=Skips,
-        sample=(x,),
-        sample_kwargs={"second": other, "scale": 2.0},
-        pt2=False,
-        targets=("cpu",),
-    )
-    ens = load(tmp_path / "e.wide")
+    kwargs = {"second": other, "scale": 2.0}
+    ens = load(built(tmp_path, Skips, map(Skips, range(2)), sample=(x,), sample_kwargs=kwargs))
     close(
         ens(x, second=other, scale=2.0),
         torch.stack([run(Skips(i), (x,), {"second": other, "scale": 2.0}) for i in range(2)]),

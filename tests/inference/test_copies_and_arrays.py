@@ -78,34 +78,6 @@ def test_the_workers_of_a_data_loader(path: Path) -> None:
     same(rows[1], ens(torch.ones(1, 4)))
 
 
-def test_arrays_are_inputs_of_the_same_dtype(path: Path) -> None:
-    ens = widepack.load(path)
-    x = torch.randn(5, 4)
-    xs, array = torch.stack([x, x + 1, x + 2]), x.numpy()
-    frozen = array.copy()
-    frozen.setflags(write=False)
-    for given in (array, frozen, array[::-1].copy()[::-1], array.astype(">f4"), np.asfortranarray(array)):
-        same(ens(given), ens(x))
-        same(ens[1](given), ens[1](x))
-    same(ens.each(xs.numpy()), ens.each(xs))
-    same(ens.each([v.numpy() for v in xs]), ens.each(xs))
-    same(ens(widepack.each(xs.numpy())), ens.each(xs))
-    same(ens.mean(array), ens.mean(x))
-    fused = widepack.fuse(members(lambda: nn.Linear(4, 3)), x)
-    same(fused(array), fused(x))
-    for wrong, words in [
-        (
-            array.astype("float64"),
-            r"input is float64, the model takes float32; give it .astype\('float32'",
-        ),
-        (np.array([["a"]]), "input input is a NumPy array of <U1; the model takes float32"),
-        (array[0], r"input input has 1 dims, \[4\]"),
-        (np.float32(1), r"input input has 0 dims, \[\]"),
-    ]:
-        with pytest.raises(InputError, match=words):
-            ens(wrong)
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

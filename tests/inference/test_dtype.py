@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from default_dtype import double_by_default
-from support import Artifacts, Bound
+from loaded import built, files_of, seeded
+from support import Artifacts, Bound, leaves
 from torch import Tensor, nn
 
 import cases
@@ -30,7 +31,6 @@ from widepack.ir.cast import raised
 from widepack_artifacts.reader import Reader
 
 N = 3
-QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Masked(nn.Module):
@@ -55,30 +55,18 @@ class Masked(nn.Module):
         return self.out(weighed + torch.where(keep, 1.0, 0.5)[..., None].to(x.dtype))
 
 
-def member(seed: int, make: Callable[[], nn.Module] = Masked) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make().eval()
+def member(seed: int, make: Callable[[], nn.Module] = Masked) -> Any:
+    return seeded(make, seed)
 
 
-def saved(folder: Path, make: Callable[[], nn.Module] = Masked) -> list[Path]:
-    for i in range(N):
-        torch.save(member(i, make).state_dict(), folder / f"m{i}.pt")
-    return [folder / f"m{i}.pt" for i in range(N)]
+def artifact(folder: Path, make: Callable[[], nn.Module], *inputs: str, **options: Any) -> Path:
+    return built(folder, make, [member(i, make) for i in range(N)], *inputs, **options)
 
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("masked")
-    build(
-        saved(folder),
-        folder / "e.wide",
-        model=Masked,
-        inputs=["x=float32[B,T,8]", "keep=bool[B,T]"],
-        state=["state"],
-        **QUICK,
-    )
-    return folder / "e.wide"
+    inputs = "x=float32[B,T,8]", "keep=bool[B,T]"
+    return artifact(tmp_path_factory.mktemp("masked"), Masked, *inputs, state=["state"])
 
 
 @pytest.mark.extended(keep=1)
@@ -157,23 +145,11 @@ def test_networks(name: str, artifacts: Artifacts) -> None:
     args, kwargs = cases.load(name).sample(2, 5)
     args, kwargs = [_down(a) for a in args], {k: _down(v) for k, v in kwargs.items()}
     found = ens(*args, **kwargs)
-    wide = (
-        found
-        if isinstance(found, (Tensor, list))
-        else next(iter(found.values()))
-        if hasattr(found, "values")
-        else found[0]
-    )
+    wide = found if isinstance(found, list) else leaves(found)[0]
     for i in range(len(ens)):
         with torch.no_grad():
             member_answer = cases.load(name).member(i).to(torch.bfloat16)(*args, **kwargs)
-        member_answer = (
-            member_answer
-            if isinstance(member_answer, Tensor)
-            else next(iter(member_answer.values()))
-            if hasattr(member_answer, "values")
-            else member_answer[0]
-        )
+        member_answer = leaves(member_answer)[0]
         scale = float(member_answer.float().square().mean().sqrt())
         assert wide[i].dtype == torch.bfloat16
         assert float((wide[i].float() - member_answer.float()).abs().max()) < 0.15 * scale
@@ -190,18 +166,18 @@ def test_a_weight_past_the_range_of_the_dtype_is_refused(tmp_path: Path) -> None
             module[0].weight[0, 0] = 70000.0
         return module
 
-    build(saved(tmp_path, large), tmp_path / "e.wide", model=large, inputs=["input=float32[B,4]"], **QUICK)
+    path = artifact(tmp_path, large, "input=float32[B,4]")
     with pytest.raises(
         UsageError,
         match=r"weight 0.weight has 7e\+04, but the largest number of float16 is 6.55e\+04"
         r".*bfloat16 has the range",
     ):
-        load(tmp_path / "e.wide", dtype="fp16")
-    ens = load(tmp_path / "e.wide", dtype="bf16")
+        load(path, dtype="fp16")
+    ens = load(path, dtype="bf16")
     x = torch.randn(3, 4).bfloat16()
     assert ens(x).dtype == torch.bfloat16
     with pytest.raises(UsageError, match="unknown dtype 'int8'"):
-        load(tmp_path / "e.wide", dtype="int8")
+        load(path, dtype="int8")
 
 
 @pytest.mark.extended(keep=2)
@@ -210,14 +186,13 @@ def test_a_checkpoint_with_a_number_past_the_range_is_refused_by_name(tmp_path: 
     """Otherwise the number would be inf in the file, in the reference answer and in the answer, and the bound
     would hide it.
     """
-    paths = saved(tmp_path, lambda: nn.Linear(4, 2))
+    paths = files_of(tmp_path, [member(i, lambda: nn.Linear(4, 2)) for i in range(N)])
     bad = torch.load(paths[0])
     bad["bias"][0] = 1e6
     torch.save(bad, tmp_path / "bad.pt")
-    out, more = (
-        tmp_path / "e.wide",
-        {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16", **QUICK},
-    )
+    out = tmp_path / "e.wide"
+    more: Any = {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16"}
+    more |= {"pt2": False, "targets": ("cpu",)}
     if command != "build":
         build(paths, out, **more)
     before = Reader(out).manifest.digest if command != "build" else ""
@@ -246,12 +221,12 @@ def test_answers_that_overflow_are_refused(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.exp(self.fc(x) + 12.0)
 
-    build(saved(tmp_path, Far), tmp_path / "e.wide", model=Far, inputs=["x=float32[B,4]"], **QUICK)
+    path = artifact(tmp_path, Far, "x=float32[B,4]")
     with pytest.raises(
         VerificationError,
         match="in float16 member m. answers NaN or inf in output output .*load without dtype",
     ):
-        load(tmp_path / "e.wide", dtype="fp16")
+        load(path, dtype="fp16")
 
 
 def test_an_op_without_a_kernel_is_named(tmp_path: Path) -> None:
@@ -263,13 +238,13 @@ def test_an_op_without_a_kernel_is_named(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.solve(torch.eye(3) * 4 + x @ x.transpose(1, 2), self.fc(x))
 
-    build(saved(tmp_path, Solved), tmp_path / "e.wide", model=Solved, inputs=["x=float32[B,3,3]"], **QUICK)
+    path = artifact(tmp_path, Solved, "x=float32[B,3,3]")
     with pytest.raises(
         LoweringError,
         match="entry forward does not run in bfloat16 on cpu: node linalg_solve"
         ".*test_dtype.py.*load without dtype",
     ):
-        load(tmp_path / "e.wide", dtype="bf16")
+        load(path, dtype="bf16")
 
 
 def test_float64_of_integers_needs_no_default_dtype(masked: Path) -> None:

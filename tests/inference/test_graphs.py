@@ -31,9 +31,9 @@ from torch import Tensor
 import widepack
 from fleet.small_fleets import INPUTS, Net, write_fleet
 from widepack import UsageError, load
-from widepack.inference.graph_use import GraphUse
+from widepack.inference.graph_pool import GraphUse
 from widepack.inference.model import WideModel
-from widepack.inference.padding import padding_rows
+from widepack.inference.routing.row_groups import padding_rows
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built, seeded
 from paths import ROOT
 from support import fresh, must
 from torch import Tensor, nn
 
 import widepack
-from widepack import UsageError, VerificationError, build, load
-from widepack.inference.int8_programs import LEAST, ROWS
+from widepack import UsageError, VerificationError, load
+from widepack.inference.entry_programs import LEAST, ROWS
 from widepack.inference.model import WideModel
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
 N, WIDTH = 4, 256
-QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",), "race": False}
 
 
 class Net(nn.Module):
@@ -38,28 +38,16 @@ class Net(nn.Module):
 
 
 def member(seed: int) -> Net:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Net().eval()
-
-
-def saved(folder: Path, seed: int) -> Path:
-    torch.save(member(seed).state_dict(), folder / f"m{seed}.pt")
-    return folder / f"m{seed}.pt"
+    found: Net = seeded(Net, seed)
+    return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds four members of `Net`. `m77.pt`, in the same folder, is a fifth."""
     folder = tmp_path_factory.mktemp("int8")
-    build(
-        [saved(folder, i) for i in range(N)],
-        folder / "e.wide",
-        model=Net,
-        inputs=["x=float32[B,32]"],
-        **QUICK,
-    )
-    saved(folder, 77)
+    built(folder, Net, map(member, range(N)), "x=float32[B,32]")
+    torch.save(member(77).state_dict(), folder / "m77.pt")
     return folder
 
 
@@ -115,17 +103,8 @@ def test_each_is_measured_after_its_first_call(ens: WideModel) -> None:
 def test_a_layer_is_within_half_a_scale_for_each_weight(tmp_path: Path) -> None:
     """The bound is from the weights alone, and holds for every input."""
     modules = [nn.Linear(WIDTH, WIDTH) for _ in range(N)]
-    for i, module in enumerate(modules):
-        torch.save(module.state_dict(), tmp_path / f"m{i}.pt")
-    files = [tmp_path / f"m{i}.pt" for i in range(N)]
-    build(
-        files,
-        tmp_path / "e.wide",
-        model=lambda: nn.Linear(WIDTH, WIDTH),
-        inputs=["input=float32[B,256]"],
-        **QUICK,
-    )
-    ens = load(tmp_path / "e.wide", weights="int8")
+    path = built(tmp_path, lambda: nn.Linear(WIDTH, WIDTH), modules, "input=float32[B,256]")
+    ens = load(path, weights="int8")
     for seed in range(5):
         x = drawn(3, WIDTH, seed=seed)
         for module, found in zip(modules, ens(x)):
@@ -161,15 +140,9 @@ class Step(nn.Module):
 @pytest.mark.extended
 def test_a_step_of_a_decoder(tmp_path: Path) -> None:
     """Its layers read different numbers of rows; all of them together decide."""
-    modules = []
-    for i in range(N):
-        torch.manual_seed(i)
-        modules.append(Step().eval())
-        torch.save(modules[-1].state_dict(), tmp_path / f"m{i}.pt")
-    files = [tmp_path / f"m{i}.pt" for i in range(N)]
-    inputs = ["x=float32[B,1,256]", "cache=float32[B,3,256]"]
-    build(files, tmp_path / "e.wide", model=Step, inputs=inputs, **QUICK)
-    ens, plain = load(tmp_path / "e.wide", weights="int8"), load(tmp_path / "e.wide")
+    modules = [seeded(Step, i) for i in range(N)]
+    path = built(tmp_path, Step, modules, "x=float32[B,1,256]", "cache=float32[B,3,256]")
+    ens, plain = load(path, weights="int8"), load(path)
     assert ens.plan.strategies()["int8"] == 6
     x, cache = drawn(N, 1, 1, WIDTH), drawn(N, 1, 3, WIDTH)
     found = ens.each(x, cache)
@@ -326,30 +299,21 @@ def test_float64_weights_are_quantized_in_float32(tmp_path: Path) -> None:
     def make() -> nn.Module:
         return nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
 
-    files = []
-    for i in range(N):
-        torch.save(make().state_dict(), tmp_path / f"m{i}.pt")
-        files.append(tmp_path / f"m{i}.pt")
-    build(files, tmp_path / "e.wide", model=make, inputs=["input=float64[B,256]"], **QUICK)
+    path = built(tmp_path, make, (make() for _ in range(N)), "input=float64[B,256]")
     with pytest.raises(UsageError, match="those of this load are float64; load with dtype='fp32'"):
-        load(tmp_path / "e.wide", weights="int8")
-    ens = load(tmp_path / "e.wide", weights="int8", dtype="fp32")
+        load(path, weights="int8")
+    ens = load(path, weights="int8", dtype="fp32")
     assert 1e-4 < max(e.largest for e in ens.weight_errors) < 0.1
 
 
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     """One member has NaN in a weight: its answers are NaN where they were, and the others keep their bits."""
-    files = []
-    for i in range(N):
-        module = member(i)
-        if i == 1:
-            with torch.no_grad():
-                module.b.weight[7, 3] = float("nan")
-                module.b.weight[9] = 0.0
-                module.b.weight[11] *= 1e-40
-        torch.save(module.state_dict(), tmp_path / f"m{i}.pt")
-        files.append(tmp_path / f"m{i}.pt")
-    build(files, tmp_path / "e.wide", model=Net, inputs=["x=float32[B,32]"], **QUICK)
+    modules = list(map(member, range(N)))
+    with torch.no_grad():
+        modules[1].b.weight[7, 3] = float("nan")
+        modules[1].b.weight[9] = 0.0
+        modules[1].b.weight[11] *= 1e-40
+    built(tmp_path, Net, modules, "x=float32[B,32]")
     ens, x = load(tmp_path / "e.wide", weights="int8"), drawn(2, 32)
     found, plain = ens(x)["h"], load(tmp_path / "e.wide")(x)["h"]
     assert torch.equal(found.isnan(), plain.isnan())
@@ -360,11 +324,7 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
 
 
 def test_a_net_without_layers_for_int8_is_refused(tmp_path: Path) -> None:
-    files = []
-    for i in range(2):
-        torch.save(nn.Linear(8, 4).state_dict(), tmp_path / f"m{i}.pt")
-        files.append(tmp_path / f"m{i}.pt")
-    build(files, tmp_path / "e.wide", model=lambda: nn.Linear(8, 4), inputs=["input=float32[B,8]"], **QUICK)
+    built(tmp_path, lambda: nn.Linear(8, 4), [nn.Linear(8, 4), nn.Linear(8, 4)], "input=float32[B,8]")
     with pytest.raises(UsageError, match=r"no linear layer of this artifact .* Load without weights"):
         load(tmp_path / "e.wide", weights="int8")
 
@@ -397,21 +357,12 @@ def test_what_int8_weights_exclude(folder: Path, options: dict[str, Any], messag
 def test_fleets_are_refused(tmp_path: Path) -> None:
     base = member(0)
     torch.save(base.state_dict(), tmp_path / "base.pt")
-    files = []
+    states = []
     for i in range(2):
         state = {n: t.clone() for n, t in base.state_dict().items()}
         state["b.weight"] += drawn(WIDTH, 2, seed=i) @ drawn(2, WIDTH, seed=9 + i) / 100
-        torch.save(state, tmp_path / f"m{i}.pt")
-        files.append(tmp_path / f"m{i}.pt")
-    build(
-        files,
-        tmp_path / "e.wide",
-        model=Net,
-        inputs=["x=float32[B,32]"],
-        base=tmp_path / "base.pt",
-        unmerge=True,
-        **QUICK,
-    )
+        states.append(state)
+    built(tmp_path, Net, states, "x=float32[B,32]", base=tmp_path / "base.pt", unmerge=True)
     assert widepack.load(tmp_path / "e.wide").manifest.factored.weights
     with pytest.raises(UsageError, match="stores factors of a base of all members"):
         load(tmp_path / "e.wide", weights="int8")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
-from widepack import build, load
+from widepack import load
 from widepack.inference.model import WideModel
 
 ORDER = [2, 0, 1]
@@ -42,17 +43,7 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     for i, classes in enumerate((3, 4, 5)):
         torch.manual_seed(i)
         states.append(Ragged({"head.bias": torch.zeros(classes)}).state_dict())
-        torch.save(states[-1], folder / f"m{i}.pt")
-    paths = [folder / f"m{i}.pt" for i in range(3)]
-    build(
-        paths,
-        folder / "e.wide",
-        model=Ragged,
-        inputs=["x=float32[B,6]"],
-        state=["mean"],
-        pt2=False,
-        targets=("cpu",),
-    )
+    built(folder, Ragged, states, "x=float32[B,6]", state=["mean"])
     return folder, states
 
 
@@ -108,11 +99,8 @@ def test_members_of_one_head_size_answer_in_the_form_of_the_artifact(tmp_path: P
     def make(state_dict: Any) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, len(state_dict["1.weight"])))
 
-    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
     own = [nn.Sequential(nn.Linear(4, 6), nn.Linear(6, classes)) for classes in (3, 5, 3)]
-    for path, member in zip(paths, own):
-        torch.save(member.state_dict(), path)
-    build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,4]"], pt2=False)
+    built(tmp_path, make, own, "input=float32[B,4]")
     x = torch.randn(2, 4)
     for chosen in ([0, 2], [1], [1, 0]):
         ens = load(tmp_path / "e.wide", members=chosen)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loaded import saved
 from torch import nn
 
 import widepack
@@ -33,17 +34,11 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def built(folder: Path) -> Path:
-    folder.mkdir()
-    for i in range(2):
-        torch.save(make().state_dict(), folder / f"m{i}.pt")
-    out = folder / "ens.wide"
-    widepack.build(sorted(folder.glob("m*.pt")), out=out, model=make, inputs="input=float32[B,4]")
-    return out
-
-
 def test_a_load_opens_the_artifact_and_the_users_cache_only(tmp_path: Path, cache: Path) -> None:
-    first, second = (built(tmp_path / name) for name in ("first", "second"))
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        saved(make, tmp_path / name, "input=float32[B,4]", members=2)
+    first, second = tmp_path / "first" / "e.wide", tmp_path / "second" / "e.wide"
     x = torch.randn(3, 4)
     widepack.load(first)(x)  # imports all modules that a load needs
     (second / "extra.py").write_text("raise SystemExit")

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.inference.model import WideModel
-from widepack.inference.padded_rows import PaddedCall, PaddedRows
-from widepack.inference.padding import padding_rows
-from widepack.inference.row_prices import GROUP_MS, RowPrices
+from widepack.inference.routing.padded_rows import GROUP_MS, PaddedCall, PaddedRows, RowPrices
+from widepack.inference.routing.row_groups import padding_rows
 from widepack.planning.plan import Plan
 
 MEMBERS = 6
@@ -116,19 +115,6 @@ def test_unequal_groups_and_single_members_are_not_padded(
     assert used == [None]
 
 
-def test_a_row_of_nan_changes_no_bit_of_another_row(ens: WideModel, used: list[PaddedCall | None]) -> None:
-    x, shift = drawn(12, 2)
-    numbers = evenly(12, 2)
-    before = ens.route(x, shift, member=numbers)
-    x[3] = float("nan")
-    after = ens.route(x, shift, member=numbers)
-    assert used[-1] is not None
-    others = [row for row in range(12) if row != 3]
-    assert torch.equal(before[0][others], after[0][others])
-    assert torch.equal(before[1][:, others], after[1][:, others])
-    assert after[0][3].isnan().any()
-
-
 @pytest.mark.extended
 def test_a_swap_is_followed(tmp_path: Path, used: list[PaddedCall | None]) -> None:
     ens = saved(Conv, tmp_path, *INPUTS, members=MEMBERS)
@@ -190,7 +176,7 @@ def test_measured_times_go_before_the_rule(
     padded: bool,
 ) -> None:
     measured: Callable[..., list[Plan]] = lambda *_: [_plan(2, loop=20.0, wide=wide)]  # noqa: E731
-    monkeypatch.setattr("widepack.inference.program_source.ProgramSource.stored_plans", measured)
+    monkeypatch.setattr("widepack.inference.programs.program_source.ProgramSource.stored_plans", measured)
     ens = saved(Conv, tmp_path, *INPUTS, members=MEMBERS)
     ens.route(*drawn(12, 5), member=evenly(12, 5))
     assert (used[-1] is not None) == padded

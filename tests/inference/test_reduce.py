@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import InputError, UsageError
+from widepack.inference.loaded_entry import ModelCalls
 from widepack.inference.model import WideModel
-from widepack.inference.reductions import Reductions
 from widepack.reduction.figures import FIGURES
-from widepack.reduction.stream import Stream
+from widepack.reduction.reduce import Stream
 from widepack.system.gate import Gate
 
 
@@ -182,7 +182,7 @@ def test_loop_plans_are_reduced_while_they_run(
     saved(Images, tmp_path, "input=float32[B,3,H,W]")
     ens = widepack.load(tmp_path / "e.wide", strategies="loop")
     wide = widepack.load(tmp_path / "e.wide")
-    monkeypatch.setattr("widepack.inference.answer_stream.LARGE", large)
+    monkeypatch.setattr("widepack.inference.reduced_answer.LARGE", large)
     taken: list[int] = []
     take = Stream.take
 
@@ -211,7 +211,7 @@ def test_loop_plans_are_reduced_while_they_run(
 def test_a_swap_is_seen_by_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(Images, tmp_path, "input=float32[B,3,H,W]")
     ens = widepack.load(tmp_path / "e.wide", strategies="loop")
-    monkeypatch.setattr("widepack.inference.answer_stream.LARGE", 0)
+    monkeypatch.setattr("widepack.inference.reduced_answer.LARGE", 0)
     x = torch.randn(1, 3, 4, 4)
     before = ens.mean(x)
     ens.swap(0, tmp_path / "m1.pt")
@@ -229,4 +229,4 @@ def test_the_docstring_and_the_page_have_every_figure() -> None:
     page = (ROOT / "docs" / "how-to" / "reduce.md").read_text(encoding="utf-8")
     for name in (*FIGURES, "mixture"):
         word = "quantile(" if name == "quantile" else f"`{name}`"
-        assert word in (Reductions.reduce.__doc__ or "") and word in page, name
+        assert word in (ModelCalls.reduce.__doc__ or "") and word in page, name

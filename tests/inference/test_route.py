@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loaded import saved
+from loaded import built, saved
 from paths import GOLDEN
 from support import Artifacts, leaves, run
 from torch import Tensor, nn
@@ -78,24 +78,15 @@ class Heads(nn.Module):
 
 
 def heads(path: Path) -> tuple[list[Any], WideModel]:
-    members: list[Any] = []
-    files = []
-    for i in range(4):
-        members.append(Heads().eval())
+    members: list[Any] = [Heads().eval() for _ in range(4)]
+    for i, member in enumerate(members):
         with torch.no_grad():
-            members[-1].head.weight.mul_(i + 1)
-        files.append(path / f"fold{i}.pt")
-        torch.save(members[-1].state_dict(), files[-1])
-    widepack.build(
-        files,
-        path / "e.wide",
-        model=Heads,
-        inputs=["forward:x=float32[B,6]", "forward:scale=float32[3]", "encode:x=float32[B,6]"],
-        entries=["forward", "encode"],
-        pt2=False,
-        race=False,
+            member.head.weight.mul_(i + 1)
+    inputs = ["forward:x=float32[B,6]", "forward:scale=float32[3]", "encode:x=float32[B,6]"]
+    names = [f"fold{i}" for i in range(4)]
+    return members, widepack.load(
+        built(path, Heads, members, *inputs, entries=["forward", "encode"], names=names)
     )
-    return members, widepack.load(path / "e.wide")
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +144,7 @@ def test_layers_that_members_share_run_once(
         made.recompile()
         return made
 
-    monkeypatch.setattr("widepack.inference.routed_members.graph_module", counted)
+    monkeypatch.setattr("widepack.inference.routing.routed_members.graph_module", counted)
     monkeypatch.setattr(PerRowProgram, "is_faster", lambda *_: False)
     copy.copy(ens).route(torch.randn(5, 6), torch.randn(3), member=[2, 0, 2, 3, 0])  # loads it again
     assert sorted(rows) == [1, 2, 2, 5, 5]
@@ -221,17 +212,6 @@ def test_inputs_that_are_refused(trunk: tuple[list[Any], WideModel]) -> None:
         ens.route(x.requires_grad_(), scale, member=[0, 1])
     with pytest.raises(InputError, match=r"widepack\.each is for"):
         ens.route(widepack.each(torch.randn(4, 2, 6)), scale, member=[0, 1])
-
-
-def test_a_nan_reaches_no_other_row(trunk: tuple[list[Any], WideModel]) -> None:
-    ens = trunk[1]
-    x, scale, ids = torch.randn(6, 6), torch.randn(3), [2, 0, 2, 3, 0, 1]
-    right = ens.route(x, scale, member=ids)["y"]
-    changed = x.clone()
-    changed[2] = torch.nan
-    found = ens.route(changed, scale, member=ids)["y"]
-    kept = [0, 1, 3, 4, 5]
-    assert torch.equal(found[:, kept], right[:, kept]) and found[:, 2].isnan().all()
 
 
 def test_a_swapped_member_answers_its_rows(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from loaded import saved
 from torch import Tensor, nn
 
+from inference.row_networks import EvenFromFour
 from widepack import InputError
 
 
@@ -67,20 +68,6 @@ def test_a_trunk_over_steps_of_any_number(time_first: bool, own: bool, tmp_path:
         for row, i in enumerate(ids):
             one = x[row : row + 1].transpose(0, 1) if time_first else x[row : row + 1]
             torch.testing.assert_close(found[row], ens(one.contiguous())[i, 0])
-
-
-class EvenFromFour(nn.Module):
-    """Takes an even number of rows from 4 on, and multiplies by 3 then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(2, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] % 2:
-            raise ValueError("takes 4, 6, 8, ... rows")
-        y: Tensor = self.conv(x) * torch.ones(x.shape[0])[:3].sum()
-        return y
 
 
 def test_groups_of_rows_are_as_large_as_the_model_takes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import saved
 from support import fresh, must
 from torch import Tensor, nn
 
@@ -27,13 +28,8 @@ class Cell(nn.Module):
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("cell")
-    paths = [folder / f"m{i}.pt" for i in range(2)]
-    for path in paths:
-        torch.save(Cell().state_dict(), path)
     inputs = ["x=float32[B,4]", "h=float32[B,3]"]
-    widepack.build(paths, folder / "e.wide", model=Cell, inputs=inputs, state=["h=1"], pt2=False)
-    return widepack.load(folder / "e.wide")
+    return saved(Cell, tmp_path_factory.mktemp("cell"), *inputs, members=2, state=["h=1"])
 
 
 def test_a_returned_state_may_be_written_into(cell: Any) -> None:

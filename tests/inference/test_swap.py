@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 from inside import WRITE_CHANGES, artifact_of, binder_of, callers_inside
+from loaded import built
 from support import Artifacts
 from torch import Tensor, nn
 
 import widepack
 from widepack import MemberMismatch, UsageError, VerificationError, build, load
-from widepack.inference.bound_program import BoundProgram
+from widepack.inference.members.weight_exchange import WeightChanges, differing
 from widepack.inference.model import WideModel
-from widepack.inference.weight_exchange import WeightChanges, differing
+from widepack.inference.programs.bound_program import BoundProgram
 from widepack.runtime.executable import Executable
 from widepack.system.gate import Gate
 from widepack_artifacts.reader import Reader
@@ -76,8 +77,7 @@ def saved(folder: Path, seed: int, make: Callable[[], nn.Module] = Net) -> Path:
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds three members of `Net`. `new.pt`, in the same folder, is a fourth."""
     folder = tmp_path_factory.mktemp("net")
-    paths = [saved(folder, i) for i in range(N)]
-    build(paths, folder / "e.wide", model=Net, inputs=["x=float32[B,3,6,6]"], state=["mean"], **QUICK)
+    built(folder, Net, map(member, range(N)), "x=float32[B,3,6,6]", state=["mean"])
     saved(folder, 77).rename(folder / "new.pt")
     return folder
 
@@ -102,14 +102,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         paths.append(folder / f"{name}.pt")
     torch.save(mlp().state_dict(), folder / "own.pt")
     for share in ("auto", "none"):
-        build(
-            paths[:3],
-            folder / f"{share}.wide",
-            model=mlp,
-            inputs=["input=float32[B,8]"],
-            share=share,
-            **QUICK,
-        )
+        inputs = ["input=float32[B,8]"]
+        build(paths[:3], folder / f"{share}.wide", model=mlp, inputs=inputs, share=share, **QUICK)
     return folder
 
 
@@ -344,7 +338,7 @@ def test_a_swap_with_wrong_answers_restores_the_old_member(
     apply = WeightChanges.apply
 
     def apply_only_weights(changes: WeightChanges) -> None:
-        changes.written, changes.values = (
+        changes.written, changes.replaced = (
             changes.written[:10],
             [],
         )  # the weights, but no derived weight
@@ -425,7 +419,7 @@ def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
 def test_a_program_that_is_bound_during_a_swap_has_the_new_member(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widepack.inference import swap as swapping
+    from widepack.inference.members import swap as swapping
 
     ens = load(small / "auto.wide")
     xs = torch.randn(N, 2, 8)
@@ -459,7 +453,7 @@ def alone(path: Path, x: Tensor) -> Tensor:
 def test_a_program_that_is_bound_during_a_refused_swap_has_the_old_member(
     net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None
 ) -> None:
-    from widepack.inference import swap as swapping
+    from widepack.inference.members import swap as swapping
 
     ens = load(net / "e.wide", dtype=dtype)
     xs = torch.randn(N, 4, 3, 6, 6, dtype=torch.float64)
@@ -502,7 +496,7 @@ def test_a_member_module_that_is_made_during_a_swap_is_the_new_one(
 ) -> None:
 
     ens = load(net / "e.wide", dtype="fp64")
-    from widepack.inference.weight_exchange import MemberUpdate
+    from widepack.inference.members.weight_exchange import MemberUpdate
 
     x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
     got: list[nn.Module] = []
@@ -610,9 +604,8 @@ def test_compiled_programs_answer_with_the_new_member(backend: str, tmp_path: Pa
     if backend == "onnxruntime":
         for package in ("onnxruntime", "onnx", "onnxscript"):
             pytest.importorskip(package)
-    paths = [saved(tmp_path, i, Tempered) for i in range(N)]
-    build(paths, tmp_path / "e.wide", model=Tempered, inputs=["x=float32[B,16]"], **QUICK)
-    ens = load(tmp_path / "e.wide", backend=backend, compile="now", cache=tmp_path / "cache")
+    path = built(tmp_path, Tempered, (member(i, Tempered) for i in range(N)), "x=float32[B,16]")
+    ens = load(path, backend=backend, compile="now", cache=tmp_path / "cache")
     assert ens.backend == backend
     x = torch.randn(5, 16)
     before = ens(x)
@@ -630,9 +623,8 @@ def test_onnx_runtime_keeps_copies_of_weights(tmp_path: Path) -> None:
     """A number that is written into a weight does not reach every session, so a swap makes new sessions."""
     for package in ("onnxruntime", "onnx", "onnxscript"):
         pytest.importorskip(package)
-    paths = [saved(tmp_path, i, Tempered) for i in range(N)]
-    build(paths, tmp_path / "e.wide", model=Tempered, inputs=["x=float32[B,16]"], **QUICK)
-    ens = load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    path = built(tmp_path, Tempered, (member(i, Tempered) for i in range(N)), "x=float32[B,16]")
+    ens = load(path, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
     x = torch.randn(5, 16)
     run = ens.entry("forward").programs.of("shared")[0].executable
     assert torch.allclose(run.call(x)[0], run.eager(x)[0], atol=1e-5)

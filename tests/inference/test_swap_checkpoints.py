@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
 from widepack import MemberMismatch, UsageError
-from widepack.inference import swap as swapping
+from widepack.inference.members import swap as swapping
 
 COUNTER = "norm.num_batches_tracked"
 
@@ -49,9 +50,7 @@ def saved(path: Path, net: Net) -> Path:
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    paths = [saved(tmp_path / f"m{i}.pt", trained(i, 10)) for i in range(3)]
-    widepack.build(paths, tmp_path / "e.wide", model=Net, inputs=["x=float32[B,4]"], pt2=False)
-    return tmp_path / "e.wide"
+    return built(tmp_path, Net, (trained(i, 10) for i in range(3)), "x=float32[B,4]")
 
 
 @pytest.mark.parametrize("members", [None, [2, 1]])

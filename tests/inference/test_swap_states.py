@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -49,14 +50,6 @@ CASES: list[tuple[Any, str, str]] = [
 ]
 
 
-def built(folder: Path, modules: list[Any], make: Any, inputs: str, state: str) -> widepack.WideModel:
-    for i, m in enumerate(modules):
-        torch.save(m.state_dict(), folder / f"m{i}.pt")
-    files = sorted(folder.glob("m*.pt"))
-    widepack.build(files, out=folder / "ens.wide", model=make, inputs=inputs, pt2=False, state=[state])
-    return widepack.load(folder / "ens.wide")
-
-
 def wide_run(ens: widepack.WideModel, xs: list[Tensor], state: Any) -> tuple[list[Tensor], Any]:
     answers = []
     for x in xs:
@@ -85,7 +78,7 @@ def own_run(module: Any, xs: list[Tensor], state: Tensor | None = None) -> list[
 def test_a_state_goes_on_over_a_swap(tmp_path: Path, make: Any, inputs: str, name: str) -> None:
     torch.manual_seed(0)
     modules = [make() for _ in range(N)]
-    ens = built(tmp_path, modules, make, inputs, name)
+    ens = widepack.load(built(tmp_path, make, modules, *inputs.split(", "), state=[name]))
     key = name.partition("=")[0]
 
     def start(batch: int) -> dict[str, Tensor]:
@@ -120,7 +113,7 @@ def test_a_state_goes_on_over_a_swap(tmp_path: Path, make: Any, inputs: str, nam
 
 def test_a_state_of_another_shape_is_no_member(tmp_path: Path) -> None:
     modules = [Memory() for _ in range(N)]
-    ens = built(tmp_path, modules, Memory, "x=float32[B,4]", "cache")
+    ens = widepack.load(built(tmp_path, Memory, modules, "x=float32[B,4]", state=["cache"]))
     torch.save({**modules[0].state_dict(), "cache": torch.zeros(4)}, tmp_path / "other.pt")
     with pytest.raises(MemberMismatch, match=r"cache is \[4\] float32; the model has \[3\] float32"):
         ens.swap(1, tmp_path / "other.pt")

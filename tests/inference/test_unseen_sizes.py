@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -59,16 +60,6 @@ def ragged(state_dict: Mapping[str, Tensor] | None = None) -> nn.Module:
     return Ragged(3 if state_dict is None else state_dict["head.weight"].shape[0])
 
 
-def built(
-    folder: Path, modules: list[nn.Module], make: Callable[..., nn.Module], inputs: str
-) -> widepack.WideModel:
-    for i, m in enumerate(modules):
-        torch.save(m.state_dict(), folder / f"m{i}.pt")
-    files = sorted(folder.glob("m*.pt"))
-    widepack.build(files, out=folder / "ens.wide", model=make, inputs=inputs, pt2=False)
-    return widepack.load(folder / "ens.wide")
-
-
 def close(got: Any, want: Any) -> None:
     for g, w in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,)):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
@@ -90,7 +81,7 @@ def of_member(answer: Any, i: int) -> Any:
 def test_any_size_is_answered_as_by_the_members(tmp_path: Path, make: Any, inputs: str) -> None:
     torch.manual_seed(0)
     modules = [make().eval() for _ in range(N)]
-    ens = built(tmp_path, modules, make, inputs)
+    ens = widepack.load(built(tmp_path, make, modules, inputs))
     lengths = [(1,), (2,), (5,), (37,)] if "T" in inputs else [()]
     for batch in (1, 2, 63, 65, 511):
         for length in lengths:
@@ -116,7 +107,7 @@ def test_any_size_is_answered_as_by_the_members(tmp_path: Path, make: Any, input
 def test_ragged_members_at_any_size_and_after_a_swap(tmp_path: Path) -> None:
     torch.manual_seed(0)
     modules: list[nn.Module] = [Ragged(c) for c in (3, 5, 10)]
-    ens = built(tmp_path, modules, ragged, "x=float32[B,4]")
+    ens = widepack.load(built(tmp_path, ragged, modules, "x=float32[B,4]"))
 
     def check() -> None:
         for batch in (1, 2, 65, 700):

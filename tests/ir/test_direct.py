@@ -9,7 +9,7 @@ import torch
 
 from widepack import ArtifactError
 from widepack.ir import ops
-from widepack.ir.direct import DIRECT, direct
+from widepack.ir.ops import DIRECT, direct
 from widepack.registry.samples import SAMPLES, Draw
 
 SAMPLED = sorted(set(DIRECT) & set(SAMPLES))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from widepack.ir.direct import direct
+from widepack.ir.ops import direct
 from widepack.kernels import pooling
 from widepack.kernels.pooling import max_pool2d
 

@@ -47,15 +47,15 @@ def test_every_function_of_a_traced_graph_is_an_op() -> None:
     for name in sorted(OPS):
         if str(name) in PYTHON or name == "loop":
             continue
-        target: Any = ops.size_checked(name)
+        target: Any = ops.function(name, "sizes")
         assert is_overload(target), name
         assert ops.name_of(target).partition(".")[0] in ("aten", "widepack"), name
 
 
 @pytest.mark.extended(keep=8)
 @pytest.mark.parametrize("name", WITH_PYTHON)
-@pytest.mark.parametrize("function", ["size_checked", "unchecked"])
-def test_torch_compile_takes_every_replaced_op_as_one_op(name: str, function: str) -> None:
+@pytest.mark.parametrize("checks", ["sizes", "none"])
+def test_torch_compile_takes_every_replaced_op_as_one_op(name: str, checks: ops.Checks) -> None:
     seen: list[fx.Graph] = []
 
     def keep(module: fx.GraphModule, inputs: Any) -> Any:
@@ -67,7 +67,7 @@ def test_torch_compile_takes_every_replaced_op_as_one_op(name: str, function: st
     (args, kwargs), *_ = SAMPLES[name](Draw(0))
     for given in (args, tree_map(in_other_memory, args)):
         torch._dynamo.reset()
-        module, tensors = graph_of(getattr(ops, function)(name), given, kwargs)
+        module, tensors = graph_of(ops.function(name, checks), given, kwargs)
         with torch.no_grad():
             found = torch.compile(module, fullgraph=True, backend=keep, dynamic=True)(*tensors)
         want = ops.function(name)(*given, **kwargs)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widepack.errors import InputError, UsageError
-from widepack.reduction.positions import blocks
+from widepack.reduction.figures import check_answers, normalised, requested
 from widepack.reduction.reduce import mixture, reduced
-from widepack.reduction.request import check_answers, normalised, requested
+from widepack.reduction.sums import blocks
 
 REAL = ("mean", "var", "std", "min", "max", "median", "quantile(0.3)")
 VOTES = ("vote", "votes", "disagreement", "variation_ratio")

@@ -9,11 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widepack.reduction.figures import FIGURES
-from widepack.reduction.partial import add_answers
+from widepack.reduction.figures import FIGURES, check_answers, requested
 from widepack.reduction.reduce import reduced
-from widepack.reduction.request import check_answers, requested
-from widepack.reduction.stream import StreamedSums
+from widepack.reduction.sums import StreamedSums, add_answers
 
 STREAMED = [name for name, figure in FIGURES.items() if figure.streamed]
 

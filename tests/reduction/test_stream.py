@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widepack.reduction.figures import FIGURES
-from widepack.reduction.reduce import reduced
-from widepack.reduction.request import normalised, requested
-from widepack.reduction.stream import Stream
+from widepack.reduction.figures import FIGURES, normalised, requested
+from widepack.reduction.reduce import Stream, reduced
 
 NAMES = tuple(name for name, figure in FIGURES.items() if figure.streamed)
 

@@ -15,9 +15,9 @@ from oracle import put, tensors
 
 from widepack.errors import LoweringError
 from widepack.ir import ops
+from widepack.ir.cast import raise_program
 from widepack.ir.encoding import encode
 from widepack.ir.fake_values import CPU
-from widepack.ir.float64 import raise_program
 from widepack.ir.tensor_type import TensorType
 from widepack.registry.samples import SAMPLES, Draw
 from widepack.rows.call import MixesRows

@@ -14,7 +14,7 @@ from simplify_programs import conv_norm, layer_norm
 from small import all_kinds, node, program
 from torch import Tensor
 
-from widepack.ir.float64 import raise_program
+from widepack.ir.cast import raise_program
 from widepack.ir.kinds import kinds as kinds_of_values
 from widepack.kernels.decompose import decompose
 from widepack.kernels.factored import WEIGHT

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import small
-from simplify_programs import NORM, conv_norm, layer_norm, ops_of, simple_members, wide_of
+from simplify_programs import NORM, all_stacked, conv_norm, layer_norm, ops_of, simple_members, simplified
 from small import all_kinds, node, program
 
 from widepack.ir.kinds import kinds
@@ -22,12 +22,11 @@ def test_a_batch_norm_is_folded_where_no_kind_rises(chosen_kinds: tuple[Kind, Ki
     net = conv_norm()
     w, gamma, x = chosen_kinds
     slots = all_kinds(net, w=w, gamma=gamma, x=x)
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     folded = not (w == "shared" and gamma == "stacked")
     assert ("_native_batch_norm_legit_no_training" not in ops_of(simple)) is folded
     before, after = kinds(net, slots), kinds(simple, slots)
     assert after["c"] == before["c"]
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("name", ["b", "beta", "mean", "var"])
@@ -44,10 +43,9 @@ def test_a_norm_with_a_parameter_of_each_member_is_not_folded_into_a_shared_conv
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_norm_without_a_bias_or_without_scale_and_shift_is_folded_too(bias: bool, affine: bool) -> None:
     net = conv_norm(bias, affine)
-    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(net, slots, small.SIZES)
+    slots = all_stacked(net)
+    simple = simplified(net, slots)
     assert ops_of(simple)[-2:] == ["conv2d", "relu"]
-    small.check(net, wide_of(simple, slots), slots)
     small.check(net, simple_members(simple, slots), slots)
 
 
@@ -58,10 +56,9 @@ def test_a_norm_without_a_bias_or_without_scale_and_shift_is_folded_too(bias: bo
 ])  # fmt: skip
 def test_other_calls_of_a_convolution_are_folded_too(conv: Node) -> None:
     net = conv_norm(conv=conv)
-    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(net, slots, small.SIZES)
+    slots = all_stacked(net)
+    simple = simplified(net, slots)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
-    small.check(net, wide_of(simple, slots), slots)
 
 
 def test_a_convolution_that_another_node_reads_does_not_change() -> None:
@@ -91,9 +88,8 @@ def test_two_consecutive_norms_are_folded_each_into_its_convolution() -> None:
     weights = {s.name: s.type for s in first.weights} | {"w2": "float32[6,6,1,1]"}
     net = program(weights, {"x": "float32[B,4,6,5]"}, [*first.nodes, *more], ["m0", "r"])
     slots = all_kinds(net, w="stacked", w2="stacked", mean="stacked")
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def test_two_consecutive_norms_are_folded_each_into_its_convolution() -> None:
 def test_a_layer_norm_raises_no_kind(chosen_kinds: tuple[Kind, Kind, Kind]) -> None:
     net = layer_norm()
     slots = all_kinds(net, **dict(zip(("gamma", "w0", "w1"), chosen_kinds)))
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     before, after = kinds(net, slots), kinds(simple, slots)
     assert all(after[n] == before[n] for n in ("y0", "y1"))
     order = ("shared", "stacked")
@@ -110,7 +106,6 @@ def test_a_layer_norm_raises_no_kind(chosen_kinds: tuple[Kind, Kind, Kind]) -> N
     for n in simple.nodes:
         if n.op == "aten.linear.default" and slots[f"w{n.name[1:]}"] == "shared":
             assert after[n.args[1].name] == "shared", "a Shared weight became Stacked"
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize(("width", "folded"), [(400, True), (420, False)])
@@ -125,9 +120,8 @@ def test_a_layer_norm_that_another_node_reads_does_not_change() -> None:
     more = (node("s", "sum", Ref("n")),)
     for net in (layer_norm(more=more, outputs=("s",)), layer_norm(outputs=("n",))):
         slots = all_kinds(net, gamma="stacked", w0="stacked", w1="stacked")
-        simple = simplify(net, slots, small.SIZES)
+        simple = simplified(net, slots)
         assert next(n for n in simple.nodes if n.name == "n").args[2] == Ref("gamma")
-        small.check(net, wide_of(simple, slots), slots)
 
 
 def channels(
@@ -206,10 +200,9 @@ def test_a_norm_is_folded_into_the_layer_before_or_after_it(name: str, chosen_ki
     slots = all_kinds(
         net, **{n: k for n, k in chosen_kinds.items() if n in {s.name for s in (*net.weights, *net.inputs)}}
     )
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
     assert kinds(simple, slots)["c"] == kinds(net, slots)["c"]
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("name", FOLDED)
@@ -245,7 +238,7 @@ def test_a_norm_before_a_layer_is_not_folded_if_that_is_not_exact() -> None:
         out="float32[B,6,6]",
     )
     for net in (padded, named, rows, norm_after):
-        slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+        slots = all_stacked(net)
         assert fold_batch_norms(net, slots).nodes == net.nodes
 
 
@@ -254,10 +247,9 @@ def test_a_norm_between_two_layers_is_folded_into_the_first() -> None:
     net = program({s.name: s.type for s in first.weights} | {"w2": "float32[3,6]"}, {"x": "float32[B,4]"}, [
         *first.nodes[:-1], node("r", "linear", Ref("n0"), Ref("w2"), out="float32[B,3]"),
     ], ["r"])  # fmt: skip
-    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(net, slots, small.SIZES)
+    slots = all_stacked(net)
+    simple = simplified(net, slots)
     assert [n.args[1] for n in simple.nodes if n.name == "r"] == [Ref("w2")]
-    small.check(net, wide_of(simple, slots), slots)
 
 
 def test_a_norm_after_a_transposed_convolution_is_folded_first() -> None:
@@ -274,10 +266,9 @@ def test_a_norm_after_a_transposed_convolution_is_folded_first() -> None:
         net.outputs,
     )
     slots = all_kinds(net, w="stacked", gamma="stacked", x="stacked")
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     assert (
         "conv2d" in ops_of(simple)
         and "_native_batch_norm_legit_no_training" not in ops_of(simple)
         and "conv_transpose2d" not in ops_of(simple)
     )
-    small.check(net, wide_of(simple, slots), slots)

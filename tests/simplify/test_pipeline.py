@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import small
-from simplify_programs import conv_norm, layer_norm, ops_of, simple_members, wide_of
+from simplify_programs import all_stacked, conv_norm, layer_norm, ops_of, simple_members, simplified, wide_of
 from small import all_kinds, node, program
 
 from widepack.ir.edit import sweep
@@ -41,7 +41,7 @@ def test_copies_and_casts_without_effect_are_removed() -> None:
     assert [o.value for o in simple.outputs] == [Ref("i"), Ref("x"), Ref("c")]
     simple.check()
     for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked")):
-        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
+        simplified(net, slots)
 
 
 def test_a_write_of_the_whole_dim_is_the_written_value() -> None:
@@ -60,7 +60,7 @@ def test_a_write_of_the_whole_dim_is_the_written_value() -> None:
     assert ops_of(simple).count("slice_scatter") == 3, "a part, every second column, another dtype"
     assert [o.value for o in simple.outputs] == [Ref("a"), Ref("x"), Ref("d"), Ref("e"), Ref("f")]
     for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked")):
-        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
+        simplified(net, slots)
 
 
 def attention_views() -> Program:
@@ -112,7 +112,7 @@ def test_equal_nodes_are_merged() -> None:
     )
     assert [o.value for o in simple.outputs] == [Ref("r"), Ref("s"), Ref("t"), Ref("u"), Ref("p")]
     for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked"), all_kinds(net)):
-        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
+        simplified(net, slots)
 
 
 def test_random_ops_and_ops_with_sizes_from_data_are_never_merged() -> None:
@@ -162,12 +162,11 @@ def test_narrow_layers_over_one_value_are_joined(inner: str, biases: tuple[bool,
     net = heads(biases=biases, inner=inner)
     for kind in ("stacked", "shared"):
         slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), kind), x=x)
-        simple = simplify(net, slots, small.SIZES)
+        simple = simplified(net, slots)
         assert ops_of(simple).count("linear") == 1
         simple.check()
         before, after = kinds(net, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)
-        small.check(net, wide_of(simple, slots), slots)
         small.check(net, simple_members(simple, slots), slots)
 
 
@@ -181,7 +180,7 @@ def test_layers_of_other_kinds_are_not_joined() -> None:
         {"w0": "stacked", "b0": "stacked", "x": "stacked"},
     ):
         slots = all_kinds(net, **chosen_kinds)  # type: ignore[arg-type]
-        simple = simplify(net, slots, small.SIZES)
+        simple = simplified(net, slots)
         before, after = kinds(net, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)
         assert ops_of(simple).count("linear") == 2
@@ -190,12 +189,11 @@ def test_layers_of_other_kinds_are_not_joined() -> None:
                 assert len({after[r.name] for r in n.args[0]}) == 1, (
                     "a Shared weight joined with a Stacked one would be stored N times"
                 )
-        small.check(net, wide_of(simple, slots), slots)
 
 
 def test_wide_layers_and_ragged_ones_are_not_joined() -> None:
     net = heads(width=NARROW)
-    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    slots = all_stacked(net)
     assert ops_of(simplify(net, slots, small.SIZES)).count("linear") == 3, (
         "two of three layers are too wide, and a single layer is not joined"
     )
@@ -210,7 +208,7 @@ def test_wide_layers_and_ragged_ones_are_not_joined() -> None:
 )
 def test_a_second_simplification_changes_nothing(make: Any) -> None:
     net = make()
-    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    slots = all_stacked(net)
     once = simplify(net, slots, small.SIZES)
     once.check()
     assert simplify(once, slots, small.SIZES).to_json() == once.to_json()
@@ -272,11 +270,10 @@ def transposed(kind: str, dtype: str = "float32", **more: Any) -> Program:
 def test_a_transposed_convolution_of_stride_1_becomes_a_convolution(kind: str, w: Kind) -> None:
     net = transposed(kind)
     slots = all_kinds(net, w=w, b="stacked", x="stacked")
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     assert ops_of(simple)[-1].startswith("conv") and not any(
         "transpose" in o and "conv" in o for o in ops_of(simple)
     )
-    small.check(net, wide_of(simple, slots), slots)
 
 
 SEPARATE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -301,10 +298,9 @@ def test_a_transposed_convolution_of_separate_windows_becomes_a_convolution(
     last = replace(net.nodes[-1], out=f"{dtype}[B,{','.join(map(str, sizes))}]")
     net = replace(net, nodes=(*net.nodes[:-1], last))
     slots = all_kinds(net, w=w, b="stacked", x="stacked")
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     names = ops_of(simple)
     assert any(o.startswith("conv") for o in names) and not any("conv_transpose" in o for o in names)
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("more", [{"stride": [2, 1]}, {"padding": [3, 1]}, {"padding": [0, 1]}], ids=str)
@@ -312,9 +308,8 @@ def test_other_transposed_convolutions_do_not_change(more: dict[str, Any]) -> No
     """A larger stride, padding beyond the kernel, and an output larger than the input prevent it."""
     net = transposed("2d, groups", **more)
     slots = all_kinds(net, w="stacked", b="stacked", x="stacked")
-    simple = simplify(net, slots, small.SIZES)
+    simple = simplified(net, slots)
     assert "conv_transpose2d" in ops_of(simple)
-    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize(("dtype", "w"), [("float64", "stacked"), ("float32", "ragged")])

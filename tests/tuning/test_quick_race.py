@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.errors import ArtifactError, UsageError
-from widepack.inference.row_prices import RowPrices
+from widepack.inference.routing.padded_rows import RowPrices
 from widepack.planning import heuristics
 from widepack.planning.plan import Plan
 from widepack.tuning import quick_race

@@ -21,8 +21,8 @@ import widepack
 from widepack import backends
 from widepack.backends.eager import EagerFunction
 from widepack.errors import ArtifactError, LoweringError, UsageError
-from widepack.inference.bound_program import BoundProgram
-from widepack.inference.probe_check import ProbeCheck
+from widepack.inference.programs.bound_program import BoundProgram
+from widepack.inference.programs.probe_check import ProbeCheck
 from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
 from widepack.system import timing

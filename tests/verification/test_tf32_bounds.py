@@ -14,7 +14,7 @@ from tf32_settings import without_tf32
 from torch import nn
 
 from widepack.errors import ProbeError
-from widepack.inference import probe_check
+from widepack.inference.programs import probe_check
 from widepack.kernels.triton_kernels.available import TF32_SWITCH, precision
 from widepack.verification.record import OutputBounds
 from widepack.verification.tf32_bounds import EPS, in_tf32, runs_in_tf32, tf32_kinds

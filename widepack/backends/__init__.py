@@ -12,7 +12,7 @@ Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
 A graph is no backend: it records what one of these runs on a GPU (`graph_capture.py`).
 
 `auto` is the backend that the plan names, if it can run here; else a compiled program of the cache that was
-measured to be faster (`inference/compiled_choice.py`); else `eager`.
+measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 """
 
 from __future__ import annotations

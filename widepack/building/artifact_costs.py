@@ -22,8 +22,8 @@ from ..lowering.lower import lower
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, of_this_machine, scaled
 from ..planning.request import StrategyRequest
+from ..simplify.factored_weights import stored_factors
 from ..simplify.member_programs import SimplifiedPrograms, simplified
-from ..simplify.stored_factors import stored_factors
 from ..spec.input_spec import batch_letter
 
 _TWO = (2, 3)

@@ -17,7 +17,7 @@ from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
 from widepack_artifacts.program import Kind
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..checkpoints.alignment import Alignment
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.factory import Factory

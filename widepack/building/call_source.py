@@ -19,9 +19,7 @@ from torch import nn
 
 from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, FixedSize
-from ..capture.dynamic_dims import dynamic_axes
-from ..capture.example import example_sizes, from_specs, sizes_without_ones
-from ..capture.larger_sample import without_ones
+from ..capture.example import dynamic_axes, example_sizes, from_specs, sizes_without_ones, without_ones
 from ..capture.named_fields import as_annotated, sample_arguments
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..errors import CaptureError, UsageError

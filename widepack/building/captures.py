@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..capture.attributes import differences, in_words
-from ..capture.capture import Captured
-from ..capture.literals import check_literals
+from ..capture.capture import Captured, check_literals
 from ..errors import CaptureError
 from ..spec.input_spec import Bounds
 from ..verification.program_difference import difference

@@ -16,8 +16,8 @@ from ..capture.capture import Captured
 from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..simplify.canonical import plain
+from ..simplify.factored_weights import stored_factors
 from ..simplify.member_programs import MemberPrograms
-from ..simplify.stored_factors import stored_factors
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, CarriedState

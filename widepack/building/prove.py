@@ -17,7 +17,7 @@ from widepack_artifacts.rows import Rows
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
 from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
-from ..ir.at_rest import draws, draws_in, rested
+from ..ir.random_ops import random_nodes, uses_random_ops, without_randomness
 from ..ir.tensor_type import tensor_type
 from ..lowering.lower import Lowered
 from ..lowering.lowering_entry import EntryOfPart
@@ -111,9 +111,11 @@ def at_rest(program: Program, entry: str) -> Program:
 
     Raises: CaptureError if an op has no form without them.
     """
-    found = rested(program)
+    found = without_randomness(program)
     if found is None:
-        node = next(n for n in draws_in(program) if rested(replace(program, nodes=(n,))) is None)
+        node = next(
+            n for n in random_nodes(program) if without_randomness(replace(program, nodes=(n,))) is None
+        )
         at = f" at {node.source}" if node.source else ""
         raise CaptureError(
             f"{entry} draws random numbers by {node.op}{at}, an op that widepack cannot replace by fixed"
@@ -258,7 +260,7 @@ def or_plain(
 def _programs(entry: BuildEntry, wides: Iterable[LoweredProgram]) -> Iterator[ProgramToCheck]:
     """Yields the wide programs of an entry; those that draw random numbers without their draws."""
     for one in map(ProgramToCheck.of, wides):
-        if entry.dropout and draws(one.program):
+        if entry.dropout and uses_random_ops(one.program):
             one = replace(one, program=at_rest(one.program, entry.entry), lowered=None)
         yield one
 
@@ -286,7 +288,7 @@ def _record(
 ) -> dict[str, Any]:
     """Returns the record of an entry's comparisons for the manifest."""
     capture: dict[str, Any] = {"capture": [p.record() for p in reference.own.captured]}
-    if entry.dropout and any(map(draws, entry.programs)):
+    if entry.dropout and any(map(uses_random_ops, entry.programs)):
         capture["draws"] = "at rest: programs that draw random numbers are compared without"
     return reference.record(capture, compared)
 

@@ -17,10 +17,15 @@ from ..checkpoints.factory import Factory, PickledModules
 from ..checkpoints.loading import MemberLoader
 from ..checkpoints.named_factory import find_factory
 from ..errors import MemberMismatch, UsageError
-from ..fleet.adapter_members import AdapterMember, check_ties, read_adapters
-from ..fleet.base_record import FleetBase, base_of
+from ..fleet.adapter_members import (
+    AdapterMember,
+    FleetBase,
+    base_of,
+    check_ties,
+    read_adapters,
+    transposed_in_module,
+)
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
-from ..fleet.orientation import of_module
 from .request import BuildRequest, adapters_in
 from .state_dicts import MemberStates, member_states
 
@@ -131,7 +136,7 @@ def _read_adapters(request: BuildRequest) -> ReadMembers:
         base = loader.load(base)
     except MemberMismatch as e:
         raise MemberMismatch(f"the base {request.base}: {e}") from None
-    state, turned = loader.state, of_module(factory.fresh(base))
+    state, turned = loader.state, transposed_in_module(factory.fresh(base))
     adapters, left_out = read_adapters(request.paths)
     if left_out and not request.skip_bad:
         raise bad_ones(left_out, len(request.paths))

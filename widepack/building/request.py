@@ -12,7 +12,7 @@ from torch import nn
 
 from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError
-from ..fleet.adapter_files import is_adapter
+from ..fleet.adapter import is_adapter
 from ..planning.request import StrategyRequest
 from ..spec.names import read_names
 from ..spec.state import StateRequest

@@ -19,12 +19,12 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.writer import Writer
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..checkpoints.unused_names import unused_names
 from ..errors import CaptureError, UsageError, WidepackError
-from ..fleet.base_record import BASE
-from ..inference.unpublished import check_opens
-from ..ir.at_rest import draws
+from ..fleet.adapter_members import BASE
+from ..inference.load import check_opens
+from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..planning.request import StrategyRequest
@@ -134,7 +134,7 @@ class Build:
                 " describe them in the dtype that the converted model takes"
             ) from e
         _check_states(first, request.states, captured)
-        if request.dropout and not any(draws(c.first.program) for c in captured.values()):
+        if request.dropout and not any(uses_random_ops(c.first.program) for c in captured.values()):
             raise UsageError(
                 f"dropout is on, but the program of {type(first).__name__} draws no random numbers: it has no"
                 " dropout, or only dropout of probability 0; draws of Python and NumPy are not captured"

@@ -45,6 +45,7 @@ import torch
 from torch import fx, nn
 
 from ..ir.torch_internals import submodules_of
+from .reachable import CLOSED, LITERALS, closure, item_name, own_attributes
 
 DEPTH = 12  # levels of lists, dicts and objects under an attribute
 LONG = 64  # items of a list that have one row each
@@ -56,47 +57,12 @@ _TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs", "
 _GRAPH = {"_graph", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras"}
 """What a GraphModule has of its graph, whose code is in its attribute `_code`, too."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_PLAIN = {
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-}
+_PLAIN = frozenset(LITERALS)
 _PRINTED = (
-    decimal.Decimal,
-    fractions.Fraction,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    re.Pattern,
-    uuid.UUID,
-    pathlib.PurePath,
+    *(decimal.Decimal, fractions.Fraction, re.Pattern, uuid.UUID, pathlib.PurePath),
+    *(datetime.date, datetime.time, datetime.timedelta),
 )
-_NOISE = {
-    "torch",
-    "threading",
-    "_thread",
-    "logging",
-    "weakref",
-    "random",
-    "_random",
-    "_io",
-    "io",
-    "asyncio",
-    "contextvars",
-    "socket",
-    "subprocess",
-}
+_NOISE = {*CLOSED, "torch", "weakref", "random", "_random", "contextvars"}
 
 
 class Difference(NamedTuple):
@@ -194,6 +160,7 @@ class _AttributeWalk:
     def add(self, path: str, value: Any, depth: int) -> None:
         """Adds the rows of one value."""
         kind = type(value)
+        package = kind.__module__.partition(".")[0]
         if len(self.rows) >= MOST:
             return
         if kind in _PLAIN:
@@ -202,13 +169,11 @@ class _AttributeWalk:
             self.rows[path] = f"{kind.__qualname__}.{value.name}"
         elif isinstance(value, torch.Tensor):
             self._tensor(path, value)
-        elif kind.__module__.partition(".")[0] in _NOISE and not isinstance(
-            value, (tuple, list, dict, nn.Module)
-        ):
+        elif package in _NOISE and not isinstance(value, (tuple, list, dict, nn.Module)):
             return
         elif isinstance(value, (bytearray, memoryview, array.array)):
             self.rows[path] = f"{kind.__name__} of {len(value)}, hash {_hash([bytes(value)])}"
-        elif kind.__module__.partition(".")[0] == "numpy":
+        elif package == "numpy":
             self._array(path, value)
         elif isinstance(value, (int, float, complex, str, bytes)):  # of a class of the user
             base = next(b for b in (int, float, complex, str, bytes) if isinstance(value, b))
@@ -234,43 +199,28 @@ class _AttributeWalk:
             self._items(path, [*enumerate(value.args), *value.keywords.items()], depth)
         elif isinstance(value, (list, tuple, deque)):
             names = getattr(value, "_fields", None) if isinstance(value, tuple) else None
-            self._items(
-                path,
-                list(zip(names or range(len(value)), value)),
-                depth,
-                "" if value else f"an empty {type(value).__name__}",
-            )
+            empty = "" if value else f"an empty {type(value).__name__}"
+            self._items(path, list(zip(names or range(len(value)), value)), depth, empty)
             self._attributes(path, value, depth)
         elif isinstance(value, (dict, types.MappingProxyType)):
-            self._items(
-                path,
-                [(_key(k, i), v) for i, (k, v) in enumerate(value.items())],
-                depth,
-                "" if value else "an empty dict",
-            )
+            items = [(item_name(k, i), v) for i, (k, v) in enumerate(value.items())]
+            self._items(path, items, depth, "" if value else "an empty dict")
             if isinstance(value, defaultdict):
                 self.add(f"{path}.default_factory", value.default_factory, depth - 1)
             self._attributes(path, value, depth)
         elif isinstance(value, (set, frozenset)):
-            self._items(
-                path,
-                list(enumerate(sorted((v for v in value if type(v) in _PLAIN), key=repr))),
-                depth,
-                "" if value else "an empty set",
-            )
+            plain = sorted((v for v in value if type(v) in _PLAIN), key=repr)
+            self._items(path, list(enumerate(plain)), depth, "" if value else "an empty set")
         else:
             self.rows[path] = f"a {type(value).__qualname__}"
             self._attributes(path, value, depth)
 
     def _attributes(self, path: str, value: Any, depth: int) -> None:
         """Adds the attributes of an object, from its slots and its dict."""
-        slots = [_mangled(s, c) for c in type(value).__mro__ for s in _names(vars(c).get("__slots__", ()))]
-        attributes = {
-            **{s: getattr(value, s) for s in slots if hasattr(value, s)},
-            **getattr(value, "__dict__", {}),
-        }
-        if isinstance(value, nn.Module):
-            attributes = {**dict(_user_attributes(value)), **submodules_of(value)}
+        module = isinstance(value, nn.Module)
+        attributes = (
+            {**dict(_user_attributes(value)), **submodules_of(value)} if module else own_attributes(value)
+        )
         items = [(k, v) for k, v in attributes.items() if not k.endswith("__")]
         if items:
             self._items(path, items, depth)
@@ -289,42 +239,30 @@ class _AttributeWalk:
         inside.seen = self.seen
         for key, value in parts:
             inside.add(f"{key}", value, depth - 1)
-        self.rows[path] = (
-            f"{len(parts)} things, hash {_hash(f'{k}={v};'.encode() for k, v in inside.rows.items())}"
-        )
+        digest = _hash(f"{k}={v};".encode() for k, v in inside.rows.items())
+        self.rows[path] = f"{len(parts)} things, hash {digest}"
 
     def _function(self, path: str, value: Any, depth: int) -> None:
         """Adds the name of a function or class, and for a Python function its closure and defaults."""
         self.rows[path] = f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, types.FunctionType) and id(value) not in self.seen and depth > 0:
             self.seen.add(id(value))
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
-                with contextlib.suppress(ValueError):  # a cell without a value
-                    self.add(f"{path}.{name}", cell.cell_contents, depth - 1)
-            for i, default in enumerate(
-                (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            ):
-                self.add(f"{path}.default.{i}", default, depth - 1)
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            for name, held in (*closure(value), *((f"default.{i}", d) for i, d in enumerate(defaults))):
+                self.add(f"{path}.{name}", held, depth - 1)
 
     def _tensor(self, path: str, value: torch.Tensor) -> None:
         """Adds a tensor: its numbers if they are few, else its shape and a hash."""
         name = f"{str(value.dtype).partition('.')[2]}{list(value.shape)}"
         self.rows[path] = name
-        if (
-            type(value) not in (torch.Tensor, nn.Parameter)
-            or value.device.type != "cpu"
-            or value.layout != torch.strided
-            or not value.numel()
-        ):
+        plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided
+        if not plain or value.device.type != "cpu" or not value.numel():
             return
         if value.numel() <= _FEW:
             self.rows[path] = f"{name} {value.tolist()}"
             return
         flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
-        step = max(1, _HASHED_BYTES // flat.element_size())
-        parts = [
-            p.contiguous() for p in ([flat] if flat.numel() <= 2 * step else [flat[:step], flat[-step:]])
-        ]
+        parts = [p.contiguous() for p in _ends(flat, flat.element_size())]
         digest = _hash(ctypes.string_at(p.data_ptr(), p.numel() * p.element_size()) for p in parts)
         self.rows[path] = f"tensor {name}, hash {digest}"
 
@@ -336,29 +274,14 @@ class _AttributeWalk:
         if size <= 16:
             self.rows[path] = f"{dtype}({value.tolist()!r})"
         else:
-            flat = value.reshape(-1)
-            step = max(1, _HASHED_BYTES // dtype.itemsize)
-            parts = [flat.tobytes()] if size <= 2 * step else [flat[:step].tobytes(), flat[-step:].tobytes()]
-            self.rows[path] = f"{dtype}{list(value.shape)}, hash {_hash(parts)}"
+            digest = _hash(p.tobytes() for p in _ends(value.reshape(-1), dtype.itemsize))
+            self.rows[path] = f"{dtype}{list(value.shape)}, hash {digest}"
 
 
-def _key(key: Any, number: int) -> str:
-    """Returns the name of a dict's item: its key as text, or the key's type and number."""
-    if isinstance(key, str):
-        return key
-    plain = type(key) in _PLAIN or (type(key) is tuple and all(type(k) in _PLAIN for k in key))
-    return repr(key) if plain else f"{type(key).__qualname__} {number}"
-
-
-def _mangled(slot: str, owner: type) -> str:
-    """Returns a slot's name as Python stores it."""
-    return (
-        f"_{owner.__name__.lstrip('_')}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
-    )
-
-
-def _names(slots: str | Iterable[str]) -> list[str]:
-    return [slots] if isinstance(slots, str) else list(slots)
+def _ends(flat: Any, item_bytes: int) -> list[Any]:
+    """Returns what is hashed of a flat array: all of it, or its beginning and its end."""
+    step = max(1, _HASHED_BYTES // item_bytes)
+    return [flat] if len(flat) <= 2 * step else [flat[:step], flat[-step:]]
 
 
 def _hash(parts: Iterable[bytes]) -> str:

@@ -67,14 +67,10 @@ def arrange(
         args, kwargs = _positional(signature, kwargs)
     bound = _bound(module, signature, args, kwargs, entry)
     call = _CallReader(entry, axes, dict(sizes))
-    positional = (
-        True  # until a parameter that a caller may give by keyword only, or that is not in the program
-    )
+    positional = True  # until one that a caller may give by keyword only, or that is not in the program
     for name, parameter in signature.parameters.items():
-        positional = positional and parameter.kind in (
-            parameter.POSITIONAL_ONLY,
-            parameter.POSITIONAL_OR_KEYWORD,
-        )
+        by_position = (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        positional = positional and parameter.kind in by_position
         if name in bound.arguments:
             call.add(parameter, bound.arguments[name], positional)
         else:
@@ -115,9 +111,8 @@ def _bound(
         return signature.bind(*args, **kwargs)
     except TypeError as e:
         for_one = f"{entry}:{next(iter(signature.parameters), 'x')}=..."
-        several = (
-            "" if entry == FORWARD else f", and with several entries write {for_one} for one of them alone"
-        )
+        several = f", and with several entries write {for_one} for one of them alone"
+        several = "" if entry == FORWARD else several
         raise CaptureError(
             f"{type(module).__name__}.{entry}{signature} does not take the inputs {_names(args, kwargs)}: "
             f"{e}; name each input as {entry} does{several}"
@@ -148,12 +143,8 @@ class _CallReader:
             for key, v in value.items():
                 self.signature.append(Parameter(key, "keyword", self._tree(v, key, self.axes.get(key))))
         else:
-            tree = self._tree(value, name, self.axes.get(name))
-            is_default = (
-                "const" in tree
-                and type(tree["const"]) is type(parameter.default)
-                and tree["const"] == parameter.default
-            )
+            tree, default = self._tree(value, name, self.axes.get(name)), parameter.default
+            is_default = "const" in tree and type(tree["const"]) is type(default) and tree["const"] == default
             kind = "positional" if positional else "keyword"
             self.signature.append(Parameter(name, kind, tree, is_default))
 
@@ -163,7 +154,8 @@ class _CallReader:
         The default belongs to the program: it keeps its position, and no other value is accepted.
         """
         default = parameter.default
-        if default is None or (isinstance(default, (bool, int, float, str)) and _is_finite(default)):
+        infinite = isinstance(default, float) and not math.isfinite(default)  # JSON cannot hold it
+        if default is None or (isinstance(default, (bool, int, float, str)) and not infinite):
             kind = "positional" if positional else "keyword"
             self.signature.append(Parameter(parameter.name, kind, {"const": default}, True))
             return True
@@ -178,10 +170,8 @@ class _CallReader:
         if (found := named_fields(value)) is not None:
             rows, make = found
             kind = self._class_name(type(value).__name__, make)
-            if (axes := named_fields(dims)) is not None:  # of the same class
-                dims = dict(axes[0])
-            each = dims if isinstance(dims, (list, tuple)) else [(dims or {}).get(k) for k, _ in rows]
-            fields = [[k, self._tree(v, f"{name}.{k}", d)] for (k, v), d in zip(rows, each)]
+            dims = dims if isinstance(dims, dict) else {}
+            fields = [[k, self._tree(v, f"{name}.{k}", dims.get(k))] for k, v in rows]
             return {"output": [kind, fields]}
         if isinstance(value, (list, tuple)):
             each = [dims[i] if isinstance(dims, (list, tuple)) else dims for i in range(len(value))]
@@ -206,21 +196,17 @@ class _CallReader:
 
         Each object in a call has an entry of its own, because a class may hold more than its fields.
         """
-        free = next(
-            n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in self.makes
-        )
+        names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(2)))
+        free = next(n for n in names if n not in self.makes)
         self.makes[free] = make
         return free
 
     def _leaf(self, value: torch.Tensor, name: str, dims: Mapping[Any, Any]) -> Tree:
-        axes = {
-            int(a) % max(value.ndim, 1) if -value.ndim <= int(a) < 0 else int(a): str(d)
-            for a, d in dims.items()
-        }
-        axes = {
-            a: _free_letter(d, value.shape[a], self.sizes) if 0 <= a < value.ndim else d
-            for a, d in axes.items()
-        }
+        axes: dict[int, str] = {}
+        for axis, letter in ((int(a), str(d)) for a, d in dims.items()):
+            axis += value.ndim if -value.ndim <= axis < 0 else 0
+            known = 0 <= axis < value.ndim
+            axes[axis] = _free_letter(letter, value.shape[axis], self.sizes) if known else letter
         self.leaves.append(InputLeaf(name, leaf_type(value, axes, name, self.sizes), value, axes))
         return {"leaf": len(self.leaves) - 1}
 
@@ -241,17 +227,9 @@ def _free_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
     factor, letter = factor_of(text)
     if size % factor or sizes.get(letter, size // factor) == size // factor:
         return text
-    free = next(
-        other
-        for k in itertools.count(2)
-        if sizes.get(other := f"{letter}{k}", size // factor) == size // factor
-    )
+    others = (f"{letter}{k}" for k in itertools.count(2))
+    free = next(n for n in others if sizes.get(n, size // factor) == size // factor)
     return free if factor == 1 else f"{factor}*{free}"
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether JSON can hold a number: it has no infinity and no NaN."""
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import OutputKind
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.entry import Parameter
@@ -23,6 +23,8 @@ from widepack_artifacts.literals import Literal
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
+from ..checkpoints.differences import bit_equal
+from ..checkpoints.literals import other_literal, value_read
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.torch_internals import buffers_of
@@ -38,17 +40,13 @@ from .effects import (
     refuse_shared_memory,
 )
 from .explain import explain, is_specialized, reads, way_out
-from .export import run_once
-from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
-from .member_exporter import ExportAttempt, MemberExporter, has_dataclass
+from .export import ExportAttempt, MemberExporter, has_dataclass, run_once
+from .exported import state_tensors, tensor_inputs
+from .guards import GuardSource, bound_line, conditions_of, guards_of, names_of, place_of
 from .named_fields import Make
 from .program import member_program, modules_of, outputs_of, symbols_of
-from .state import (
-    StateMatching,
-    StateRequests,
-    carried_by,
-    states_of_entry,
-)
+from .reachable import tensors_of
+from .state import ExportedMember, StateRequests, carried_by, states_of_entry
 from .trial import Trial, why_not
 
 
@@ -137,10 +135,10 @@ def capture(
         CaptureError: The member cannot be captured. The message is one paragraph with the user's source line.
     """
     fresh: nn.Module | None = None  # as few members at a time as possible: each has all weights
-    requests = StateRequests((), (), {})
+    requests = StateRequests()
     if states:
         fresh = make()
-        requests = states_of_entry(fresh, call.leaves, call.signature, entry, states)
+        requests = states_of_entry(fresh, call, entry, states)
         refuse_shared_memory(fresh, requests.buffers)
     # Another module is exported, because its attributes must be those of a fresh member.
     ran = make() if rehearse else None
@@ -156,15 +154,7 @@ def capture(
     # An export does not notice an index past a table, or a dtype that a layer refuses.
     if refusal and not states:
         raise CaptureError(refusal) from raised
-    exporter = MemberExporter(
-        make=make,
-        call=call,
-        entry=entry,
-        requests=requests,
-        wrap=has_dataclass(answer),
-        gradients=gradients,
-        dropout=dropout,
-    )
+    exporter = MemberExporter(make, call, entry, requests, has_dataclass(answer), gradients, dropout)
     attempt = exporter.first(module)
     fixed: tuple[str, ...] = ()
     if attempt.error is not None and is_specialized(attempt.error):
@@ -175,7 +165,7 @@ def capture(
         state = f". {_state_in(attempt.module, filled, entry)}" if filled and not refusal else ""
         raise CaptureError(f"{why}{state}") from attempt.error
     try:
-        return _captured(exporter, attempt, attempt.exported, call, states, fixed)
+        return _captured(exporter, attempt, attempt.exported, call, fixed)
     except CaptureError as e:
         if not filled:
             raise
@@ -240,20 +230,14 @@ def _without_fixed_dims(
     A sentence names the input, the size, the axis and the user's line.
     """
     seen = attempt.seen
-    by_name = {n.name: n for n in exported.graph.nodes}
-    tensors = [
-        s.arg.name
-        for s in exported.graph_signature.input_specs
-        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
-    ]
     lines = {
         place: line
         for key, line in seen.fixed.items()
         if isinstance(key, str) and (place := place_of(key, seen))
     }
     fixed_letters: set[str] = set()
-    for leaf, name in zip(call.leaves, tensors):
-        shape = by_name[name].meta["val"].shape
+    for leaf, node in zip(call.leaves, tensor_inputs(exported)):
+        shape = node.meta["val"].shape
         fixed_letters |= {factor_of(t)[1] for axis, t in leaf.axes.items() if known(shape[axis]) is not None}
     leaves, sentences = [], []
     for leaf in call.leaves:
@@ -274,78 +258,59 @@ def _captured(
     attempt: ExportAttempt,
     exported: torch.export.ExportedProgram,
     call: MemberCall,
-    states: Sequence[StateRequest],
     fixed: tuple[str, ...],
 ) -> Captured:
     """Turns an exported program into a captured member. call: without letters for fixed dims."""
-    module, entry, prefix, requests = attempt.module, exporter.entry, attempt.prefix, exporter.requests
-    replaced = attempt.assigned - set(requests.buffers)
-    changed = drop_first_changes(exported, exporter.make, call, entry, prefix, replaced)
-    literals = _literals(attempt, exported, changed, gradients=exporter.gradients)
-    refuse_changes(exported, module, call, entry, prefix, changed)
+    requests = exporter.requests
+    prefix = attempt.prefix
+    member = ExportedMember(exported, attempt.module, exporter.make, call, exporter.entry, prefix)
+    changed = drop_first_changes(member, attempt.assigned - set(requests.buffers))
+    _refuse_changed_literals(member, attempt.literals, changed, gradients=exporter.gradients)
+    refuse_changes(member, changed)
     exported.graph.eliminate_dead_code()
-    symbols = symbols_of(exported, call)
-    count = len(requests.buffers) + len(requests.leaves)
-    outputs, returned, new_values = outputs_of(exported, symbols, count)
-    matched = carried_by(
-        StateMatching(
-            exported=exported,
-            module=module,
-            inputs=call.leaves,
-            entry=entry,
-            of_entry=requests,
-            requests=states,
-            outputs=outputs,
-            new_values=new_values,
-            prefix=prefix,
-        )
-    )
-    modules, classes = modules_of(exported, prefix)
-    weights, program = member_program(exported, module, call, entry, prefix, matched, symbols)
-    guards = guards_of(exported, call.leaves, type(module).__name__, attempt.seen)
-    saved = module.state_dict()  # the checkpoints have these tensors
+    symbols = symbols_of(member)
+    outputs, returned, new_values = outputs_of(exported, symbols, requests.new_values)
+    matched = carried_by(member, requests, outputs, new_values)
+    modules, classes = modules_of(member)
+    weights, program = member_program(member, matched, symbols)
+    lines, unwritable = conditions_of(attempt.seen, call.leaves)
+    guards = guards_of(exported, call.leaves, member.name, lines, unwritable)
+    saved = member.module.state_dict()  # the checkpoints have these tensors
     return Captured(
         program=program,
         weights={n: (role, t.to("meta") if n in saved else t) for n, (role, t) in weights.items()},
         inputs=(*call.leaves, *matched.leaves),
         signature=call.signature,
-        outputs=matched.outputs,
+        outputs=tuple(matched.outputs),
         result=without(returned, {s.output for s in matched.states}),
         returned=returned,
-        dims=_ranges(exported, call, symbols, guards, lines_of(attempt.seen, call.leaves)),
+        dims=_ranges(member, symbols, guards, lines),
         sizes=call.sizes,
         guards=guards,
         fixed=fixed,
-        states=matched.states,
+        states=tuple(matched.states),
         unchanged=frozenset(matched.unchanged),
         attributes=attempt.attributes,
         modules=modules,
         classes=classes,
         frees_graph=attempt.derivatives and attempt.differentiated.frees_graph,
         makes=call.makes,
-        literals=literals,
+        literals=attempt.literals,
     )
 
 
-def _literals(
-    attempt: ExportAttempt,
-    exported: torch.export.ExportedProgram,
-    assigned: Collection[str],
-    *,
-    gradients: bool,
-) -> tuple[Literal, ...]:
-    """Returns what the code reads from the member's tensors. Raises: CaptureError if these change.
+def _refuse_changed_literals(
+    member: ExportedMember, literals: Sequence[Literal], assigned: Collection[str], *, gradients: bool
+) -> None:
+    """Refuses a member whose code reads tensors of its own that change. Raises: CaptureError.
 
     assigned: buffers that the module replaces by other tensors.
     """
-    module = attempt.module
-    changed = {
-        str(s.target).removeprefix(attempt.prefix)
-        for s in exported.graph_signature.output_specs
-        if s.kind is OutputKind.BUFFER_MUTATION
-    } | set(assigned)
-    trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad and gradients}
-    for literal in attempt.literals:
+    specs = member.program.graph_signature.output_specs
+    changed = {member.own(s.target) for s in specs if s.kind is OutputKind.BUFFER_MUTATION} | set(assigned)
+    parameters = member.module.named_parameters(remove_duplicate=False)
+    trained = {n for n, p in parameters if p.requires_grad and gradients}
+    for literal in literals:
         for name in (n for n in literal.weights if n in changed | trained):
             what, instead = reads(literal.line)
             why = "it is a parameter, which trains"
@@ -356,16 +321,13 @@ def _literals(
                     "taken; otherwise take this code out of forward"
                 )
             raise CaptureError(
-                f"{type(module).__name__} {what} at {literal.line}: of its own {name}, and "
-                f"{why}, so its "
-                f"value is no constant of the program. {instead}"
+                f"{member.name} {what} at {literal.line}: of its own {name}, and {why}, so its value is no "
+                f"constant of the program. {instead}"
             )
-    return attempt.literals
 
 
 def _ranges(
-    exported: torch.export.ExportedProgram,
-    call: MemberCall,
+    member: ExportedMember,
     symbols: Mapping[Any, str],
     guards: Sequence[GuardSource],
     lines: Sequence[GuardSource],
@@ -376,8 +338,8 @@ def _ranges(
     lines: the conditions in the order in which the export met them.
     """
     small = {letter for g in guards if of_small_sizes(g.expr) for letter in letters(g.expr)}
-    bounds: dict[str, tuple[int, int | None]] = dict.fromkeys(call.sizes, (1, None))
-    for symbol, range_ in exported.range_constraints.items():
+    bounds: dict[str, tuple[int, int | None]] = dict.fromkeys(member.call.sizes, (1, None))
+    for symbol, range_ in member.program.range_constraints.items():
         letter = symbols.get(symbol, "")
         if letter not in bounds:
             continue
@@ -395,3 +357,30 @@ def _ranges(
         sources = dict.fromkeys(bound_line(letter, size, outside, conditions) for size, outside in ends)
         ranges[letter] = least, most, " and ".join(filter(None, sources))
     return ranges
+
+
+def check_literals(
+    captured: Captured, member: Callable[[int], nn.Module], members: Sequence[int], names: Sequence[str]
+) -> None:
+    """Refuses members whose code reads other values from its own tensors than that of the captured one.
+
+    The program was captured with the values of one member: a branch on them went one way.
+
+    member: Returns a member by its number. members: Those of this capture; the captured one is the first.
+    names: Of all members.
+    Raises: MemberMismatch.
+    """
+    first = _values(captured, member(members[0])) if captured.literals else []
+    for i in members[1:] if captured.literals else ():
+        for literal, a, b in zip(captured.literals, first, _values(captured, member(i))):
+            if a is None or b is None or not bit_equal(a, b):
+                raise other_literal(literal, (names[members[0]], a), (names[i], b))
+
+
+def _values(captured: Captured, module: nn.Module) -> list[torch.Tensor | None]:
+    """Returns what a member's code reads, for each literal; None where the member lacks a tensor for it."""
+    known = {**dict(tensors_of(module)), **state_tensors(module)}
+    return [
+        value_read(x.expression, known.__getitem__) if known.keys() >= {*x.weights} else None
+        for x in captured.literals
+    ]

@@ -26,10 +26,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..ir.torch_internals import derivatives_taken, in_transform
+from .exported import put_in_place
 
-FAKE_CONSTANT = "fake tensor in the exported program constant's list"
-"""A part of torch's message where an export has lifted results of ops that it did not see."""
-_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")
+_SIGNS = (
+    *("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'"),
+    "fake tensor in the exported program constant's list",  # results of ops that the export did not see
+)
+"""Parts of torch's messages."""
+_INSIDE = ("_functorch/eager_transforms", "/autograd/__init__")
+"""Parts of the files of torch.func and autograd, which the user's code calls."""
 
 
 class UnseenResult(Exception):
@@ -42,21 +47,9 @@ class UnseenResult(Exception):
 
 def takes_derivatives(error: Exception) -> bool:
     """Whether an export failed because forward takes derivatives, or does what looks like it to torch."""
-    text = str(error)
-    return (
-        isinstance(error, UnseenResult)
-        or FAKE_CONSTANT in text
-        or any(word in text for word in _TRANSFORMS)
-        or _differentiates(error)
-    )
-
-
-def _differentiates(error: Exception) -> bool:
-    """Whether an export failed inside torch.func or autograd, called by the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(
-        "_functorch/eager_transforms" in f.filename or "/autograd/__init__" in f.filename for f in frames
-    )
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    inside = any(part in file for part in _INSIDE for file in files)
+    return isinstance(error, UnseenResult) or inside or any(sign in str(error) for sign in _SIGNS)
 
 
 @contextmanager
@@ -164,10 +157,7 @@ def keep_marked_stops(exported: torch.export.ExportedProgram) -> None:
     graph = exported.graph
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.aten.detach.default:
-            (source,) = node.args
-            node.replace_all_uses_with(source)
-            exported.graph_signature.replace_all_uses(node.name, source.name)
-            graph.erase_node(node)
+            put_in_place(exported, node, node.args[0])
     for node in graph.nodes:
         if node.target is torch.ops.widepack_capture.stop_gradient.default:
             node.target = torch.ops.aten.detach.default

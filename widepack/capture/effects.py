@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
-from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import OutputKind
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import CaptureError
@@ -22,22 +21,17 @@ from ..ir.torch_internals import memory_id, op_base_name, schema_of
 from ..spec.entries import method_of
 from .call import MemberCall
 from .derivatives import weights_fixed
-from .explain import no_form, source_of
-from .export import calm, clone
-from .module_tensors import tensors_of
-from .results import known_forms
+from .explain import ASSERTS, ITEM, no_form, source_of
+from .export import calm, clone, run_once
+from .exported import output_of, reached, state_tensors, tensor_inputs
+from .named_fields import known_forms
+from .reachable import tensors_of
+from .state import ExportedMember
 
 _READS = {"item", "_local_scalar_dense"}
 _OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's own check of a truth value
 # These ops read only the shape of a value.
 _SHAPED = ("new_", "zeros_like", "ones_like", "full_like", "empty_like")
-_ASSERTS = {
-    "_assert_tensor_metadata",
-    "_assert_scalar",
-    "sym_constrain_range",
-    "sym_constrain_range_for_size",
-    "_assert_async",
-}
 
 
 def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
@@ -45,7 +39,7 @@ def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
 
     In the program, a write under one name is not visible under the other. Raises: CaptureError.
     """
-    tensors = {**_state_tensors(module), **dict(tensors_of(module))}
+    tensors = {**state_tensors(module), **dict(tensors_of(module))}
     for name in buffers:
         storage = memory_id(tensors[name])
         others = sorted(n for n, t in tensors.items() if n != name and memory_id(t) == storage)
@@ -64,19 +58,12 @@ def changes_constants(error: Exception | None) -> bool:
 def changed_constants(make: Callable[[], nn.Module], call: MemberCall, entry: str) -> str:
     """Returns the message for a member that writes into plain tensors, with their names; "" if none is found.
 
-    Args:
-        make: Makes a fresh member.
-        call: The example call.
-        entry: The exported method.
+    make: makes a fresh member. entry: the exported method.
     """
     member = make()
     before = [(name, value, value.detach().clone()) for name, value in tensors_of(member)]
-    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
-    with calm(), weights_fixed(member), torch.random.fork_rng(devices=[]):
-        try:
-            method_of(member, entry)(*args, **kwargs)
-        except Exception:  # noqa: BLE001  # the export says why
-            return ""
+    if run_once(member, call, entry)[1] is not None:
+        return ""  # the export says why
     changed = [name for name, value, numbers in before if not _same(value.detach(), numbers)]
     if not changed:
         return ""
@@ -88,33 +75,14 @@ def changed_constants(make: Callable[[], nn.Module], call: MemberCall, entry: st
     )
 
 
-def _state_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the parameters and buffers under all their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def drop_first_changes(
-    exported: torch.export.ExportedProgram,
-    make: Callable[[], nn.Module],
-    call: MemberCall,
-    entry: str,
-    prefix: str,
-    assigned: Collection[str],
-) -> set[str]:
+def drop_first_changes(member: ExportedMember, assigned: Collection[str]) -> set[str]:
     """Removes the writes that a member makes in its first call only.
 
     Examples are weights that are scaled for inference, or a table that is cached for the next call. The
     program starts from the checkpoint's weights at every call, so each call would write the same again.
 
     Args:
-        exported: The exported member. Its outputs are changed in place.
-        make: Makes a fresh member.
-        call: The example call.
-        entry: The exported method.
-        prefix: What stands before the names of weights in the export.
+        member: The exported member. The outputs of its export are changed in place.
         assigned: Buffers that the member replaces by another tensor.
 
     Returns:
@@ -123,50 +91,49 @@ def drop_first_changes(
     Raises:
         CaptureError: The member changes parameters in other calls too.
     """
-    specs = exported.graph_signature.output_specs
+    specs = member.program.graph_signature.output_specs
     kinds = ("PARAMETER_MUTATION", "BUFFER_MUTATION")
-    written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name in kinds}
+    written = {i: member.own(s.target) for i, s in enumerate(specs) if s.kind.name in kinds}
     if not written and not assigned:
         return set()
-    once, from_inputs = _written_once(make, call, entry, {*written.values(), *assigned})
+    once, from_inputs = _written_once(member, {*written.values(), *assigned})
     left = [written[i] for i, s in enumerate(specs) if s.kind.name == kinds[0] and written[i] not in once]
     if left:
-        raise CaptureError(_changed_parameters(make(), entry, left, bool(from_inputs & set(left))))
+        raise CaptureError(_changed_parameters(member, left, bool(from_inputs & set(left))))
     dropped = {i for i, name in written.items() if name in once}
     specs[:] = [s for i, s in enumerate(specs) if i not in dropped]
-    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    output = output_of(member.program)
     output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in dropped),)
     return set(assigned) - once
 
 
-def _changed_parameters(member: nn.Module, entry: str, names: Sequence[str], from_inputs: bool) -> str:
+def _changed_parameters(member: ExportedMember, names: Sequence[str], from_inputs: bool) -> str:
     """The message for a member that changes parameters. from_inputs: the new values depend on the inputs."""
+    entry = member.entry
     when = f"by what it is given when {entry} runs" if from_inputs else f"at every call of {entry}"
     way = (
         "make them buffers, which a fused module keeps for each member"
-        if member.training
+        if member.module.training
         else "make them buffers and build with --state, or change them in train mode only"
     )
     return (
-        f"{type(member).__name__} changes its parameters {', '.join(names[:5])} {when} in {_mode(member)} "
+        f"{member.name} changes its parameters {', '.join(names[:5])} {when} in {member.mode} "
         f"mode; a member program has no side effects: {way}"
     )
 
 
-def _written_once(
-    make: Callable[[], nn.Module], call: MemberCall, entry: str, names: Collection[str]
-) -> tuple[set[str], set[str]]:
+def _written_once(member: ExportedMember, names: Collection[str]) -> tuple[set[str], set[str]]:
     """Returns which tensors the member writes in its first call only, and which depend on the inputs.
 
     A tensor of the first set gets the same value whatever the inputs are, and the member's answers stay those
     of its first call.
     """
-    member = make()
-    first = _observe(member, call, entry, names, clone)
+    module = member.make()
+    first = _observe(member, module, names, clone)
     try:
-        second = _observe(member, call, entry, names, clone)
-        third = _observe(member, call, entry, names, _turned)
-        fourth = _observe(make(), call, entry, names, _turned)
+        second = _observe(member, module, names, clone)
+        third = _observe(member, module, names, _turned)
+        fourth = _observe(member, member.make(), names, _turned)
     except Exception:  # noqa: BLE001  # the member does not take the changed inputs
         return set(), first.from_inputs
     # a later call with other inputs may read what the first one kept of its inputs
@@ -194,8 +161,7 @@ def _turned(value: Any) -> Any:
     return flipped * 0.5 if flipped.is_floating_point() else flipped
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Observed:
+class _Observed(NamedTuple):
     """One call of a member: tensors after it, leaves of the answer, and the tensors that depend on inputs."""
 
     values: dict[str, torch.Tensor]
@@ -204,21 +170,17 @@ class _Observed:
 
 
 def _observe(
-    module: nn.Module,
-    call: MemberCall,
-    entry: str,
-    names: Collection[str],
-    change: Callable[[Any], Any],
+    member: ExportedMember, module: nn.Module, names: Collection[str], change: Callable[[Any], Any]
 ) -> _Observed:
-    """Calls the member with inputs that `change` makes from the example, and records what it wrote."""
-    args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
+    """Calls a module with inputs that `change` makes from the example, and records what it wrote."""
+    args, kwargs = pytree.tree_map(change, (member.call.args, member.call.kwargs))
     with calm(), weights_fixed(module), _DataFlow(pytree.tree_leaves((args, kwargs))) as flow:
-        answer = method_of(module, entry)(*args, **kwargs)
-    tensors = _state_tensors(module)
+        answer = method_of(module, member.entry)(*args, **kwargs)
+    tensors = state_tensors(module)
     return _Observed(
-        values={n: tensors[n].detach().clone() for n in names},
-        answer=pytree.tree_leaves(pytree.tree_map(clone, known_forms(answer))),
-        from_inputs={n for n in names if flow.reaches(tensors[n])},
+        {n: tensors[n].detach().clone() for n in names},
+        pytree.tree_leaves(pytree.tree_map(clone, known_forms(answer))),
+        {n for n in names if flow.reaches(tensors[n])},
     )
 
 
@@ -268,50 +230,39 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-def refuse_changes(
-    exported: torch.export.ExportedProgram,
-    module: nn.Module,
-    call: MemberCall,
-    entry: str,
-    prefix: str,
-    assigned: Collection[str],
-) -> None:
-    """Refuses a member that changes anything but states.
+def refuse_changes(member: ExportedMember, assigned: Collection[str]) -> None:
+    """Refuses a member that changes anything but states. assigned: buffers that it replaces.
 
     Raises:
         CaptureError: It changes a buffer or an input that is no state, or has another side effect.
     """
-    signature = exported.graph_signature
+    signature = member.program.graph_signature
     known = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     other = next((s for s in signature.output_specs if s.kind not in known), None)
     if other is not None:
-        what = f"changes {str(other.target).removeprefix(prefix)}" if other.target else "has a side effect"
+        what = f"changes {member.own(other.target)}" if other.target else "has a side effect"
         raise CaptureError(
-            f"{type(module).__name__} {what} when {entry} runs in eval mode "
+            f"{member.name} {what} when {member.entry} runs in eval mode "
             f"({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
         )
-    tensors = [
-        s.arg.name
-        for s in signature.input_specs
-        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
-    ]
-    names = {name: leaf.name for name, leaf in zip(tensors, call.leaves)}
-    buffers = {str(n).removeprefix(prefix) for n in signature.buffers_to_mutate.values()} | set(assigned)
+    names = {n.name: leaf.name for n, leaf in zip(tensor_inputs(member.program), member.call.leaves)}
+    buffers = {member.own(n) for n in signature.buffers_to_mutate.values()} | set(assigned)
     inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
     changed = sorted(buffers | inputs)
-    if observing := _observing(module, changed):
+    when = f"when {member.entry} runs in {member.mode} mode"
+    if observing := _observing(member.module, changed):
         raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(changed[:5])} when {entry} runs in {_mode(module)} "
-            f"mode, since {observing} observes: switch the observers of every member off before it is saved, "
-            "with model.apply(torch.ao.quantization.disable_observer)"
+            f"{member.name} changes {', '.join(changed[:5])} {when}, since {observing} observes: switch the "
+            "observers of every member off before it is saved, with "
+            "model.apply(torch.ao.quantization.disable_observer)"
         )
     if changed:
         options = " ".join(f"--state {name}" for name in changed)
         raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in {_mode(module)} "
-            f"mode; a member program has no side effects. To carry {'it' if len(changed) == 1 else 'them'} "
-            f"from call to call, as an input and an output of the program, build with {options} or make "
-            f"{entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
+            f"{member.name} changes {', '.join(changed)} {when}; a member program has no side effects. To "
+            f"carry {'it' if len(changed) == 1 else 'them'} from call to call, as an input and an output of "
+            f"the program, build with {options} or make {member.entry} return the new value instead"
+            f"{', or work on a copy of its input' if inputs else ''}"
         )
 
 
@@ -324,10 +275,6 @@ def _observing(module: nn.Module, changed: Iterable[str]) -> str:
     return ""
 
 
-def _mode(module: nn.Module) -> str:
-    return "train" if module.training else "eval"
-
-
 def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
     """Removes the nodes that only check a value, and numbers that are read from a tensor for such a check.
 
@@ -336,25 +283,12 @@ def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
     """
     for node in graph.nodes:
         if op_base_name(node.target) in _READS:
-            users = _all_users(node)
-            checks = [n for n in users if op_base_name(n.target) in _ASSERTS]
+            _, *users = reached(node, lambda n: n.users)
+            checks = [n for n in users if op_base_name(n.target) in ASSERTS]
             used = any(n.op == "output" or isinstance(n.meta.get("val"), torch.Tensor) for n in users)
             if checks and not used and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
-                raise CaptureError(
-                    no_form("aten._local_scalar_dense.default", node.name, module, source_of(node, code=True))
-                )
+                raise CaptureError(no_form(ITEM, node.name, module, source_of(node, code=True)))
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and op_base_name(node.target) in _ASSERTS and not node.users:
+        if node.op == "call_function" and op_base_name(node.target) in ASSERTS and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _all_users(node: fx.Node) -> set[fx.Node]:
-    """Returns all nodes that read a node, directly or through other nodes."""
-    users: set[fx.Node] = set()
-    waiting = [node]
-    while waiting:
-        new = set(waiting.pop().users) - users
-        users |= new
-        waiting += new
-    return users

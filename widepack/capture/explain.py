@@ -6,6 +6,7 @@ Tables of patterns (`_READS`, `_FIXES`, `_OPS`) map a line of user code, or an o
 
 from __future__ import annotations
 
+import itertools
 import re
 import site
 import sysconfig
@@ -18,13 +19,12 @@ import torch
 from torch import fx, nn
 
 from .derivatives import UnseenResult, takes_derivatives
+from .exported import reached
 
 _TORCH = f"{Path(torch.__file__).parent}/"  # not torchvision
-_PASSES = tuple(  # parts of torch that add nodes to a graph
-    f"{root}/{part}/"
-    for root in (_TORCH[:-1], "torch")
-    for part in ("fx", "export", "_export", "_functorch", "_subclasses")
-)
+_PARTS = ("fx", "export", "_export", "_functorch", "_subclasses")
+_PASSES = tuple(f"{root}/{part}/" for root in (_TORCH[:-1], "torch") for part in _PARTS)
+"""Parts of torch that add nodes to a graph."""
 _WIDEPACK = str(Path(__file__).parents[1])
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _LIBRARIES = tuple(
@@ -32,7 +32,7 @@ _LIBRARIES = tuple(
     - {sysconfig.get_path("data"), sysconfig.get_path("scripts")}
 )
 # These files of widepack call the member. Frames up to theirs do not belong to the member.
-_RUNNERS = ("export.py", "effects.py", "trial.py", "row_runs.py")
+_RUNNERS = ("export.py", "effects.py", "trial.py")
 _DATA_DEPENDENT = (
     "data-dependent",
     "Could not guard",
@@ -41,6 +41,11 @@ _DATA_DEPENDENT = (
 )
 ITEM = "aten._local_scalar_dense.default"
 """The op that reads a number of a tensor."""
+ASSERTS = {
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size",
+}  # fmt: skip
+"""The ops, without library and overload, that only check a value."""
 _TORCH_CHARS = 400  # of torch's own message
 
 _NUMBER = (
@@ -230,17 +235,13 @@ def way_out(frame: str) -> str:
 
 def is_of_value(n: fx.Node) -> bool:
     """Whether a node computes with a number that was read from a tensor, not with sizes alone."""
-    waiting, visited = [n], {n}
-    while waiting:
-        node = waiting.pop()
-        if str(node.target) in (ITEM, "aten.item.default"):
-            return True
-        if isinstance(node.meta.get("val"), torch.Tensor) and node is not n:
-            continue  # what a tensor was computed from does not matter
-        new = [m for m in node.all_input_nodes if m not in visited]
-        visited.update(new)
-        waiting += new
-    return False
+
+    def inputs(node: fx.Node) -> list[fx.Node]:
+        # what a tensor was computed from does not matter
+        tensor = isinstance(node.meta.get("val"), torch.Tensor) and node is not n
+        return [] if tensor else node.all_input_nodes
+
+    return any(str(node.target) in (ITEM, "aten.item.default") for node in reached(n, inputs))
 
 
 def no_form(op: str, name: str, module: nn.Module, frame: str, of_value: bool = False) -> str:
@@ -300,14 +301,8 @@ def user_frame(frames: Iterable[traceback.FrameSummary]) -> str:
     returned, the user's first.
     """
     rows = list(frames)
-    start = max(
-        (
-            i + 1
-            for i, f in enumerate(rows)
-            if f.filename.startswith(_WIDEPACK) and Path(f.filename).name in _RUNNERS
-        ),
-        default=0,
-    )
+    runners = [f.filename.startswith(_WIDEPACK) and Path(f.filename).name in _RUNNERS for f in rows]
+    start = max((i + 1 for i, runs in enumerate(runners) if runs), default=0)
     members = [f for f in rows[start:] if not is_infrastructure(f.filename)]
     if not members:
         return ""
@@ -318,12 +313,9 @@ def user_frame(frames: Iterable[traceback.FrameSummary]) -> str:
 
 def is_infrastructure(file: str) -> bool:
     """Whether a frame's file belongs to torch, to widepack or to Python, or is no file."""
-    return file.startswith((_TORCH, _WIDEPACK)) or "<" in file or _is_stdlib(file)
-
-
-def _is_stdlib(file: str) -> bool:
-    """Whether a file belongs to Python's standard library. Installed packages may lie in the same folder."""
-    return file.startswith(_STDLIB) and "-packages" not in file
+    # installed packages may lie in the folder of the standard library
+    of_python = file.startswith(_STDLIB) and "-packages" not in file
+    return file.startswith((_TORCH, _WIDEPACK)) or "<" in file or of_python
 
 
 def _frame_text(frame: traceback.FrameSummary) -> str:
@@ -337,16 +329,9 @@ def source_of(n: fx.Node, *, code: bool = False) -> str:
     A node that torch made has none. Then the line of a node that it reads counts, else of a node that reads
     it.
     """
-    for neighbours in (lambda m: m.all_input_nodes, lambda m: list(m.users)):
-        waiting, visited = [n], {n}
-        while waiting:
-            node = waiting.pop(0)
-            if line := user_line(node.meta.get("stack_trace") or "", code=code):
-                return line
-            new = [m for m in neighbours(node) if m not in visited]
-            visited.update(new)
-            waiting += new
-    return ""
+    nodes = itertools.chain(reached(n, lambda m: m.all_input_nodes), reached(n, lambda m: m.users))
+    lines = (user_line(node.meta.get("stack_trace") or "", code=code) for node in nodes)
+    return next(filter(None, lines), "")
 
 
 def user_line(trace: str, *, code: bool = False) -> str:

@@ -2,6 +2,9 @@
 
 Linear layers, convolutions, norms and attention stay whole ops. Torch's settings are restored afterwards. The
 member must be fresh: an export leaves marks on a module.
+
+An export that fails is repeated in another way, if the error shows which (`MemberExporter`): below autograd,
+without derivatives, with `int(x)` of a tensor as a number, or with branches on numbers of selected rows.
 """
 
 from __future__ import annotations
@@ -10,39 +13,64 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch._decomp import get_decompositions
+from torch.distributions import Distribution
+from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import PackedSequence
 
+from widepack_artifacts.literals import Literal
 from widepack_artifacts.opset import allowed
 
 from ..ir import ops
 from ..ir.torch_internals import (
     aten_packet,
+    buffers_of,
     can_decompose,
     distributions_validate,
     export_below_autograd,
+    is_fake,
     is_overload,
+    is_transformed,
     op_base_name,
+    parameters_of,
+    replaced,
+    submodules_of,
 )
 from ..spec.entries import FORWARD, method_of
-from .call import MemberCall
-from .derivatives import keep_marked_stops, stops_marked, weights_fixed
+from .attributes import attributes_of
+from .call import MemberCall, keywords_beyond
+from .derivatives import (
+    DerivativesTaken,
+    UnseenResult,
+    derivatives_watched,
+    keep_marked_stops,
+    stops_marked,
+    takes_derivatives,
+    weights_fixed,
+)
+from .explain import has_no_derivative, is_of_data, source_of
+from .exported import graph_modules, put_in_place
+from .guards import ExportEvents, watched
 from .named_fields import named_fields
-from .patches import decompositions, dropout_copies
+from .patches import decompositions, dropout_copies, fake_quantize, functions, packed_sequences
 from .patches.checked_factorizations import check_in_factorizations
-from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
-from .patches.fake_quantize import plain_fake_quantize
-from .patches.functions import replaced_functions
-from .patches.packed_sequences import padded_sequences
+from .patches.functions import bound_embeddings, by_places, scattered_by_places
+from .patches.member_values import MemberValues
+from .patches.numbers import Names, conversions, numbers_kept
+from .patches.row_branches import rows_assumed
 from .patches.tensor_index import look_up_places
 from .patches.transforms import transforms_by_autograd
+from .state import MEMBER, StatefulWrapper, StateRequests, assignments, known_answer
+from .trial import same_without_rows
 
 
 def clone(value: Any) -> Any:
@@ -58,12 +86,17 @@ def run_once(module: nn.Module, call: MemberCall, entry: str) -> tuple[Any, Exce
     on.
     """
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # the member may write into its inputs
-    method = module if entry == FORWARD else method_of(module, entry)
+    method = _method(module, entry)
     with calm(), weights_fixed(module), torch.random.fork_rng(devices=[]):
         try:
             return method(*args, **kwargs), None
         except Exception as e:  # noqa: BLE001  # whatever the user's code raises
             return None, e
+
+
+def _method(module: nn.Module, entry: str) -> Callable[..., Any]:
+    """Returns what a user calls. For forward that is the module itself, which has hooks."""
+    return module if entry == FORWARD else method_of(module, entry)
 
 
 def export(
@@ -169,14 +202,8 @@ def _functional(exported: torch.export.ExportedProgram, twice: bool = False) -> 
 
 
 _NORMS = [
-    aten_packet(name)
-    for name in (
-        "native_layer_norm",
-        "native_group_norm",
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
-    )
+    *map(aten_packet, ("native_layer_norm", "native_group_norm", "native_batch_norm")),
+    *map(aten_packet, ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")),
 ]
 
 
@@ -194,12 +221,10 @@ def _read_numbers(exported: torch.export.ExportedProgram) -> None:
     """Reads `x.item()` by the op below it. For a part of a dynamic dim (`x[-1].item()`), torch's own
     decomposition of `item` fails.
     """
-    for module in exported.graph_module.modules():
-        if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.target is torch.ops.aten.item.default:
-                    node.target = aten_packet("_local_scalar_dense").default
-            module.recompile()
+    for module in graph_modules(exported):
+        for node in module.graph.nodes:
+            if node.target is torch.ops.aten.item.default:
+                node.target = aten_packet("_local_scalar_dense").default
 
 
 @contextmanager
@@ -216,10 +241,7 @@ def calm() -> Iterator[None]:
         # Torch prints the whole graph of an export that fails, and warns about its own use of the module's
         # internals. widepack's error says the same in one paragraph.
         with (
-            exportable(),
-            replaced_functions(),
-            plain_fake_quantize(),
-            padded_sequences(),
+            replaced(_REPLACEMENTS),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
@@ -232,21 +254,16 @@ def calm() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(validation)
 
 
-_OF_BOUNDS = (
-    "aten.linspace.Tensor",
-    "aten.linspace.Scalar_T",
-    "aten.logspace.Tensor",
-    "aten.logspace.Scalar_T",
-)
+_REPLACEMENTS = functions.REPLACEMENTS | fake_quantize.REPLACEMENTS | packed_sequences.REPLACEMENTS
+"""What torch has meanwhile in place of its own functions."""
+_OF_BOUNDS = tuple(f"aten.{op}.{of}" for op in ("linspace", "logspace") for of in ("Tensor", "Scalar_T"))
 
 
 def _detach_blocks(exported: torch.export.ExportedProgram) -> None:
     """Detaches the results of no_grad blocks, because a functional program has no such blocks, and of ops
     that torch calls without derivatives of their bounds (`linspace`).
     """
-    for module in exported.graph_module.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
+    for module in graph_modules(exported):
         for node in list(module.graph.nodes):
             bounded = str(node.target).startswith(_OF_BOUNDS)
             if bounded or _is_no_grad_block(node):
@@ -255,7 +272,6 @@ def _detach_blocks(exported: torch.export.ExportedProgram) -> None:
                     detached = _detached(module.graph, result)
                     if module is exported.graph_module:
                         exported.graph_signature.replace_all_uses(result.name, detached.name)
-        module.recompile()
 
 
 def _is_no_grad_block(node: fx.Node) -> bool:
@@ -281,21 +297,12 @@ def _drop_dropout(exported: torch.export.ExportedProgram, active: bool = False) 
 
     active: turn the dropout on instead.
     """
-    for module in exported.graph_module.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in list(module.graph.nodes):
-            if not _is_eval_dropout(node):
-                continue
+    for module in graph_modules(exported):
+        for node in filter(_is_eval_dropout, list(module.graph.nodes)):
             if active:
                 node.args = (*node.args[:2], True)
-                continue
-            source = node.args[0]
-            node.replace_all_uses_with(source)
-            if module is exported.graph_module:
-                exported.graph_signature.replace_all_uses(node.name, source.name)
-            module.graph.erase_node(node)
-        module.recompile()
+            else:
+                put_in_place(exported, node, node.args[0])
 
 
 def _is_eval_dropout(node: fx.Node) -> bool:
@@ -305,3 +312,181 @@ def _is_eval_dropout(node: fx.Node) -> bool:
         and len(node.args) > 2
         and node.args[2] is False
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportAttempt:
+    """An export by torch.export, or the error that it raised.
+
+    attributes: the module's plain attributes before the export. grad: whether derivatives are kept.
+    derivatives: whether the export is below autograd. differentiated: the derivatives that forward took.
+    prefix: what stands before the names of weights in the export of a `StatefulWrapper`. assigned: buffers
+    that the module replaced by other tensors. literals: what its code read from the member's own tensors.
+    """
+
+    module: nn.Module
+    attributes: Mapping[str, str] | None
+    grad: bool
+    derivatives: bool
+    differentiated: DerivativesTaken
+    prefix: str
+    assigned: set[str]
+    seen: ExportEvents
+    exported: torch.export.ExportedProgram | None
+    error: Exception | None
+    literals: tuple[Literal, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemberExporter:
+    """Exports fresh members of one kind with torch.export. wrap: the result needs a `StatefulWrapper`."""
+
+    make: Callable[[], nn.Module]
+    call: MemberCall
+    entry: str
+    requests: StateRequests
+    wrap: bool
+    gradients: bool
+    dropout: bool
+
+    def first(self, module: nn.Module) -> ExportAttempt:
+        """Exports with all named dims dynamic.
+
+        If forward takes derivatives, the export is repeated below autograd, also if it did not fail: it may
+        have taken a derivative for a constant. If torch lacks a derivative, the export is repeated without
+        derivatives. That is the second choice, because torch may then write several ops as one op that no
+        program can have.
+        """
+        attempt = self.attempt(module, Dim.DYNAMIC, grad=True)
+        if attempt.differentiated.taken or (attempt.error is not None and takes_derivatives(attempt.error)):
+            return self.attempt(self.make(), Dim.DYNAMIC, grad=True, derivatives=True)
+        if attempt.error is not None and has_no_derivative(attempt.error):
+            # another module, because a failed export leaves marks on it
+            return self.attempt(self.make(), Dim.DYNAMIC, grad=False)
+        return attempt
+
+    def attempt(self, module: nn.Module, dim: Any, *, grad: bool, derivatives: bool = False) -> ExportAttempt:
+        """Exports a module; an error is returned, not raised.
+
+        The export is repeated where `int(x)` of a tensor can be a number of the program, and where a branch
+        asks whether there are rows.
+        """
+        kept: list[Names] = []
+        first = attempt = self._once(module, dim, grad, derivatives, kept)
+        lines: set[str] | None = None
+        reads: bool | None = None  # whether the code reads values of the member's own tensors
+        while attempt.error is not None and is_of_data(attempt.error):
+            names = conversions(attempt.error)
+            if names is not None and all(names is not n for n in kept):
+                kept.append(names)
+            elif reads is None and not any(map(is_fake, module.parameters())):
+                reads = True
+            elif lines is None and not self.requests.buffers and not self.requests.leaves:
+                lines = set()
+            else:
+                break
+            # another module, because a failed export leaves marks on it
+            attempt = self._once(self.make(), dim, grad, derivatives, kept, lines, bool(reads))
+            reads = bool(attempt.literals) if reads else reads
+        if isinstance(attempt.error, TypeError):
+            return first
+        final = derivatives or not attempt.differentiated.taken  # else `first` exports once more
+        if lines and attempt.exported is not None and final and not self._holds(attempt.exported, lines):
+            return first
+        return attempt
+
+    def _holds(self, exported: torch.export.ExportedProgram, lines: set[str]) -> bool:
+        """Whether a program that assumes rows at some lines holds without rows too."""
+        member = self.make()
+        with calm(), weights_fixed(member), torch.random.fork_rng(devices=[]):
+            inputs = self.call.args, self.call.kwargs
+            answer = known_answer(_method(member, self.entry))
+            return same_without_rows(answer, exported.module(), lines, inputs)
+
+    def _once(
+        self,
+        module: nn.Module,
+        dim: Any,
+        grad: bool,
+        derivatives: bool,
+        kept: Sequence[Names],
+        lines: set[str] | None = None,
+        reads: bool = False,
+    ) -> ExportAttempt:
+        """Exports a module once.
+
+        kept: the modules where `int` and `float` of a tensor are replaced. lines: receives the lines that
+        select rows, if branches on their number are followed. reads: whether values of the member's own
+        tensors may be read.
+        """
+        buffers, leaves = self.requests.buffers, self.requests.leaves
+        keywords = keywords_beyond(module, self.call, self.entry)
+        of_call = self.entry != FORWARD or buffers or leaves or keywords
+        wrapped = bool(of_call or derivatives or self.wrap or _shadows_graph(module))
+        attributes = attributes_of(module)
+        values = MemberValues(module, buffers) if reads else None
+        options = {"gradients": self.gradients, "dropout": self.dropout, "derivatives": derivatives}
+        exported, error, root = None, None, module
+        with (
+            assignments(module) as assigned,
+            watched() as seen,
+            numbers_kept(kept),
+            rows_assumed(lines) if lines is not None else nullcontext(),
+            derivatives_watched() as taken,
+        ):
+            if wrapped:
+                root = StatefulWrapper(module, self.entry, buffers, leaves, keywords, derivatives)
+            try:
+                with values or nullcontext():
+                    exported = export(root, self.call, dim, grad, **options)
+                refuse_unseen(exported, module)
+            except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
+                exported, error = None, e
+        return ExportAttempt(
+            module=module,
+            attributes=attributes,
+            grad=grad,
+            derivatives=derivatives,
+            differentiated=taken,
+            prefix=MEMBER if wrapped else "",
+            assigned=assigned,
+            seen=seen,
+            exported=exported,
+            error=error,
+            literals=tuple(values.literals.values()) if values is not None else (),
+        )
+
+
+def has_dataclass(answer: Any) -> bool:
+    """Whether a result has a dataclass, a distribution or a packed sequence, which torch.export does not know
+    or make again, and `StatefulWrapper` converts.
+    """
+    leaves = pytree.tree_leaves(answer, is_leaf=lambda v: isinstance(v, PackedSequence))
+    return any(is_dataclass(leaf) or isinstance(leaf, (Distribution, PackedSequence)) for leaf in leaves)
+
+
+def _shadows_graph(module: nn.Module) -> bool:
+    """Whether a submodule or weight has a name that `fx.GraphModule` uses itself, for example `code`."""
+    names = (*parameters_of(module), *buffers_of(module), *submodules_of(module))
+    return any(hasattr(fx.GraphModule, name) for name in names)
+
+
+def refuse_unseen(exported: torch.export.ExportedProgram, module: nn.Module) -> None:
+    """Refuses a program that reads a constant without values, unless the member's own tensors have none.
+
+    Inside a transform, torch may compute a result where the export cannot record it. The export then takes
+    the result for a constant, which has a shape, but no values. Raises: UnseenResult, with the line that
+    computed the constant, or reads it.
+    """
+    empty = {
+        name
+        for name, value in exported.constants.items()
+        if is_fake(value) or (isinstance(value, torch.Tensor) and is_transformed(value))
+    }
+    if not empty or any(map(is_fake, (*module.parameters(), *module.buffers()))):
+        return
+    names = {s.arg.name for s in exported.graph_signature.input_specs if s.target in empty}
+    constants = [node for node in exported.graph.nodes if node.name in names and node.users]
+    if constants:
+        line = next(filter(None, (source_of(node, code=True) for node in constants)), "")
+        raise UnseenResult("the result of a transform was taken for a constant", line)

@@ -1,26 +1,35 @@
 """Reads the guards of an exported program: conditions on sizes, each with the user's line that it comes from.
 
 torch.export writes a guard as Python text over the sizes of inputs. Here it becomes arithmetic over named
-dims.
+dims. Torch keeps only its own lines of what happens inside of an export, so its functions are wrapped while
+an export runs (`watched`):
+
+| moment | what is recorded |
+|---|---|
+| torch names a size | the name (`s27`), and which size of which input it is |
+| a dynamic dim becomes one size | the user's line |
+| torch assumes a condition on sizes | the condition and the user's line |
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from widepack_artifacts.guards import Expr, holds, letters
 
 from ..errors import CaptureError
-from ..ir.guards import InputLeaf, always, expression, subscript_place
-from ..ir.torch_internals import guard_texts
-from .explain import way_out
-from .export_events import ExportEvents
+from ..ir.guards import InputLeaf, always, arithmetic, expression, subscript_place
+from ..ir.torch_internals import guard_texts, replaced
+from .explain import user_frame, way_out
 
 _MOST_POINTS = 600  # sizes at which two conditions are compared
 _SHOWN = 200  # characters of a condition in a message
@@ -28,8 +37,62 @@ _MOST_LEVELS = 256  # of an expression; reading it takes a few calls for each le
 _LARGEST = 2**40  # larger numbers in a condition are no sizes
 
 
-@dataclass(frozen=True, slots=True)
-class GuardSource:
+@dataclass
+class ExportEvents:
+    """The events of one export.
+
+    names: torch's name of a size -> `L['x'].size()[1]`. fixed: torch's name, and the size -> user's line.
+    conditions: (sympy condition, user's line), in order.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str | int, str] = field(default_factory=dict)
+    conditions: list[tuple[Any, str]] = field(default_factory=list)
+
+
+@contextmanager
+def watched() -> Iterator[ExportEvents]:
+    """Records the events of the export that runs inside a with block.
+
+    In a torch without these functions nothing is recorded, and messages name sizes without lines.
+    """
+    seen = ExportEvents()
+    recorders: dict[str, Callable[..., None]] = {  # names of torch 2.11 to 2.13
+        "create_symbol": lambda symbol, val, source, *_: _record_name(seen, symbol, source),
+        "_set_replacement": lambda _, symbol, target, *__: _record_fixed(seen, symbol, target),
+        "_log_guard": lambda _, prefix, condition, *__: seen.conditions.append((condition, _line())),
+    }
+
+    def wrap(original: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+        def run(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            record(result, *args, *kwargs.values())
+            return result
+
+        return run
+
+    known = {n: wrap(getattr(ShapeEnv, n), r) for n, r in recorders.items() if hasattr(ShapeEnv, n)}
+    with replaced({(ShapeEnv, name): value for name, value in known.items()}):
+        yield seen
+
+
+def _record_name(seen: ExportEvents, symbol: Any, source: Any) -> None:
+    name = getattr(source, "name", "")
+    seen.names.setdefault(str(symbol), str(name() if callable(name) else name))
+
+
+def _record_fixed(seen: ExportEvents, symbol: Any, target: Any) -> None:
+    if getattr(target, "is_number", False):
+        line = _line()
+        for key in (str(symbol), int(target)):
+            seen.fixed.setdefault(key, line)
+
+
+def _line() -> str:
+    return user_frame(traceback.extract_stack())
+
+
+class GuardSource(NamedTuple):
     """A condition on sizes, and the user's line that it comes from (empty where it is unknown)."""
 
     expr: Expr
@@ -40,18 +103,12 @@ def guards_of(
     exported: torch.export.ExportedProgram,
     inputs: Sequence[InputLeaf],
     name: str,
-    seen: ExportEvents | None = None,
+    sources: Sequence[GuardSource] = (),
+    line: str = "",
 ) -> tuple[GuardSource, ...]:
     """Returns all guards of an exported program as arithmetic over named dims.
 
-    Args:
-        exported: What torch.export gave for a member.
-        inputs: The tensors of the call, which name the dims.
-        name: The member's class, for messages.
-        seen: The events of this export. They tell the user's lines.
-
-    Raises:
-        CaptureError: A guard is no arithmetic over named dims.
+    exported: what torch.export gave for a member. The others: as `guards_from`. Raises: CaptureError.
     """
     codes = guard_texts(exported)
     if codes is None:
@@ -59,9 +116,7 @@ def guards_of(
             f"torch {torch.__version__} does not report the conditions of an export; widepack needs "
             "torch 2.11 or newer"
         )
-    return guards_from(
-        codes, inputs, name, lines_of(seen, inputs) if seen else (), unwritable(seen, inputs) if seen else ""
-    )
+    return guards_from(codes, inputs, name, sources, line)
 
 
 def guards_from(
@@ -71,10 +126,17 @@ def guards_from(
     sources: Sequence[GuardSource] = (),
     line: str = "",
 ) -> tuple[GuardSource, ...]:
-    """Returns torch's guard texts as arithmetic over named dims. Raises: CaptureError.
+    """Returns torch's guard texts as arithmetic over named dims.
 
-    sources: conditions in the order in which the export met them, with the user's lines. line: the user's
-    line of the first condition that is no arithmetic.
+    Args:
+        codes: The texts.
+        inputs: The tensors of the call, which name the dims.
+        name: The member's class, for messages.
+        sources: Conditions in the order in which the export met them, with the user's lines.
+        line: The user's line of the first condition that is no arithmetic.
+
+    Raises:
+        CaptureError: A guard is no arithmetic over named dims.
     """
     leaves = {leaf.name: leaf for leaf in inputs}
     unique: dict[str, Expr] = {}
@@ -83,15 +145,14 @@ def guards_from(
             expr = expression(_parsed(code), leaves)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise CaptureError(_not_arithmetic(name, code, e, line)) from e
-        if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
-            if expr is False:
-                sizes = ", ".join(f"{leaf.name} is {leaf.type}" for leaf in inputs)
-                raise CaptureError(
-                    f"{name}: the condition {code!r} does not hold for the example ({sizes or 'no inputs'}); "
-                    "give an example whose sizes fulfil it, or change the member's code"
-                )
-            continue
-        if not always(expr):
+        if expr is False:
+            sizes = ", ".join(f"{leaf.name} is {leaf.type}" for leaf in inputs)
+            raise CaptureError(
+                f"{name}: the condition {code!r} does not hold for the example ({sizes or 'no inputs'}); "
+                "give an example whose sizes fulfil it, or change the member's code"
+            )
+        plain = isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2])
+        if not plain and not always(expr):
             unique.setdefault(str(expr), expr)
     return tuple(GuardSource(expr, _line_of(expr, sources)) for expr in unique.values())
 
@@ -140,34 +201,24 @@ def place_of(symbol: str, seen: ExportEvents) -> tuple[str, int] | None:
         return None
 
 
-def unwritable(seen: ExportEvents, inputs: Sequence[InputLeaf]) -> str:
-    """Returns the user's line of the first condition that is not arithmetic; empty if all are arithmetic."""
-    names, printer = names_of(seen, inputs), PythonPrinter()
-    for condition, line in seen.conditions:
-        try:
-            expression(ast.parse(printer.doprint(condition), mode="eval").body, {}, names)
-        except (SyntaxError, ValueError, TypeError):
-            if line:
-                return line
-    return ""
-
-
-def lines_of(seen: ExportEvents, inputs: Sequence[InputLeaf]) -> list[GuardSource]:
-    """Returns the conditions in the order in which an export met them, each with the user's line.
-
-    Conditions that are no arithmetic over named dims are left out.
+def conditions_of(seen: ExportEvents, inputs: Sequence[InputLeaf]) -> tuple[list[GuardSource], str]:
+    """Returns the conditions in the order in which an export met them, each with the user's line, and the
+    line of the first condition that is no arithmetic over named dims; "" if all are.
     """
-    names, printer = names_of(seen, inputs), PythonPrinter()
+    names = names_of(seen, inputs)
     sources: dict[str, GuardSource] = {}
+    unwritable = ""
     for condition, line in seen.conditions:
-        if line and str(condition) not in sources:
-            try:
-                expr = expression(ast.parse(printer.doprint(condition), mode="eval").body, {}, names)
-            except (SyntaxError, ValueError, TypeError):
-                continue
-            if not isinstance(expr, (bool, int)):
-                sources[str(condition)] = GuardSource(expr, line)
-    return list(sources.values())
+        if not line or str(condition) in sources:
+            continue
+        try:
+            expr = arithmetic(condition, names)
+        except ValueError:
+            unwritable = unwritable or line
+            continue
+        if not isinstance(expr, (bool, int)):
+            sources[str(condition)] = GuardSource(expr, line)
+    return list(sources.values()), unwritable
 
 
 def _line_of(expr: Expr, sources: Sequence[GuardSource]) -> str:
@@ -187,9 +238,8 @@ def _line_of(expr: Expr, sources: Sequence[GuardSource]) -> str:
 def _points(*exprs: Expr) -> Iterator[dict[str, int]]:
     """Yields the sizes at which conditions are compared: small ones, and those around the numbers in them."""
     named = sorted({d for e in exprs for d in letters(e)})
-    around = sorted(
-        {n + step for e in exprs for n in _numbers(e) for step in (-1, 0, 1) if 0 < n + step < _LARGEST}
-    )
+    near = (n + step for e in exprs for n in _numbers(e) for step in (-1, 0, 1))
+    around = sorted({n for n in near if 0 < n < _LARGEST})
     end, most = {1: (34, 400), 2: (9, 24)}.get(len(named), (5, 7))
     sizes = [*range(2, end), *around][:most]
     products = itertools.product(sizes, repeat=len(named))

@@ -1,11 +1,16 @@
-"""Reads the named fields of an input: of a named tuple, or of a class that torch's pytrees know.
+"""Reads the named fields of inputs and results: of named tuples, and of classes.
 
 An artifact has the names of the fields and none of these classes. A build keeps the classes of its example
 call, so that the members' own modules get objects of them.
+
+torch's pytrees know named tuples, mapping classes, and classes that the user registered. In a result, during
+an export and a comparison, a plain dataclass becomes `Fields`, and so do a distribution and a packed sequence
+of torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +19,13 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.distributions import Distribution, Independent
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import CaptureError
 from ..ir.torch_tuples import torch_fields
 from ..spec.entries import method_of
+from .patches.packed_sequences import fields_of
 
 Make = Callable[[Sequence[Any]], Any]
 
@@ -117,3 +124,54 @@ def refuse_packed(inputs: Iterable[tuple[str, Any]]) -> None:
                 f"input {name} has a PackedSequence, whose number of rows is data. Let the member take the "
                 "padded sequence and the lengths, and call pack_padded_sequence itself"
             )
+
+
+class Fields(dict[str, Any]):
+    """The fields of a dataclass, in its order. kind: the name of the class."""
+
+    def __init__(self, kind: str, rows: Iterable[tuple[str, Any]]) -> None:
+        super().__init__(rows)
+        self.kind = kind
+
+
+def _flatten(fields: Fields) -> tuple[list[Any], tuple[str, tuple[str, ...]]]:
+    return list(fields.values()), (fields.kind, tuple(fields))
+
+
+def _unflatten(values: Iterable[Any], context: tuple[str, tuple[str, ...]]) -> Fields:
+    return Fields(context[0], zip(context[1], values))
+
+
+pytree.register_pytree_node(Fields, _flatten, _unflatten, serialized_type_name="widepack.Fields")
+
+
+def known_forms(result: Any) -> Any:
+    """Returns a result in which `Fields` replaces every dataclass, distribution and packed sequence."""
+
+    def fields(value: Any) -> Any:
+        if isinstance(value, PackedSequence):
+            return Fields(type(value).__name__, zip(PackedSequence._fields, fields_of(value)))
+        if isinstance(value, Distribution):
+            return Fields(type(value).__name__, [(k, known_forms(v)) for k, v in _parameters(value)])
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        return Fields(
+            type(value).__name__,
+            [(f.name, known_forms(getattr(value, f.name))) for f in dataclasses.fields(value)],
+        )
+
+    return pytree.tree_map(fields, result, is_leaf=lambda v: isinstance(v, PackedSequence))
+
+
+def _parameters(distribution: Distribution) -> list[tuple[str, Any]]:
+    """Returns the parameters of a distribution: those that it was made of (`loc`, `scale`)."""
+    if isinstance(distribution, Independent):
+        return [("base_dist", distribution.base_dist)]
+    given = vars(distribution)
+    try:
+        names = list(distribution.arg_constraints)
+    except NotImplementedError:
+        names = []
+    return [(n, given[n]) for n in names if n in given] or [
+        (n, v) for n, v in given.items() if isinstance(v, (torch.Tensor, Distribution))
+    ]

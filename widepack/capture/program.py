@@ -28,12 +28,12 @@ from ..ir.guards import factor_of
 from ..ir.torch_tuples import TORCH_TUPLE, torch_fields
 from ..ir.values import known
 from ..spec.entries import FORWARD
-from .call import MemberCall
 from .effects import drop_asserts
 from .explain import is_of_value, no_form, source_of
-from .module_tensors import constant_path, state_name
-from .results import Fields
-from .state import ExportedStates, NewValue
+from .exported import output_of, state_tensors, tensor_inputs
+from .named_fields import Fields
+from .reachable import same_memory, tensors_of
+from .state import ExportedMember, ExportedStates, NewValue
 
 _FUNCTIONAL = {  # writes and Python operators -> the functional ATen op
     "aten.zero.default": "aten.zeros_like.default",
@@ -51,29 +51,21 @@ _OUTPUTS_ARE = "outputs are tensors, numbers, strings and None, in tuples, lists
 
 
 def member_program(
-    exported: torch.export.ExportedProgram,
-    module: nn.Module,
-    call: MemberCall,
-    entry: str,
-    prefix: str,
-    states: ExportedStates,
-    symbols: Mapping[Any, str],
+    member: ExportedMember, states: ExportedStates, symbols: Mapping[Any, str]
 ) -> tuple[dict[str, tuple[str, torch.Tensor]], Program]:
-    """Returns the weights and the program of an exported member. Its graph is changed in place.
+    """Returns the weights and the program of an exported member. The graph of its export is changed in place.
 
     States become inputs and outputs. All other tensors of the member become weights. Raises: CaptureError.
     """
-    returned = _keep_outputs(exported, states)
-    drop_asserts(exported.graph, module)
-    inputs = _ProgramInputs(exported, module, call, entry, prefix, states)
-    inputs.read()
-    nodes = [
-        _node(n, inputs.renamed, symbols, module) for n in exported.graph.nodes if n.op == "call_function"
-    ]
-    for n in exported.graph.nodes:
+    graph = member.program.graph
+    returned = _keep_outputs(member.program, states)
+    drop_asserts(graph, member.module)
+    inputs = _ProgramInputs(member, states)
+    nodes = [_node(n, inputs.renamed, symbols, member.module) for n in graph.nodes if n.op == "call_function"]
+    for n in graph.nodes:
         if n.op not in ("placeholder", "call_function", "output"):
             raise CaptureError(
-                f"{type(module).__name__}: the export has a {n.op} of {n.target}, control flow that has no "
+                f"{member.name}: the export has a {n.op} of {n.target}, control flow that has no "
                 "form in an artifact; compute all branches and choose with torch.where"
             )
     outputs = [Output(Ref(inputs.renamed.get(name, _clean(name))), "shared") for name in returned]
@@ -90,77 +82,48 @@ def _keep_outputs(exported: torch.export.ExportedProgram, states: ExportedStates
     places = [i for i, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument)]
     of_result = len(states.outputs) - len(states.kept)
     kept = {places[i] for i in (*range(of_result), *states.kept)}
-    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    output = output_of(exported)
     output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
     return [spec.arg.name for i, spec in enumerate(specs) if i in kept]
 
 
 class _ProgramInputs:
-    """Reads what an exported graph takes: inputs of the call, states, weights and constants.
+    """What an exported graph takes: inputs of the call, then states; weights and constants.
 
     weights: name in the table -> (role, tensor). renamed: name of a placeholder -> name of the value in the
     program.
     """
 
-    def __init__(
-        self,
-        exported: torch.export.ExportedProgram,
-        module: nn.Module,
-        call: MemberCall,
-        entry: str,
-        prefix: str,
-        states: ExportedStates,
-    ) -> None:
-        self._exported = exported
-        self._module = module
-        self._entry = entry
-        self._prefix = prefix
-        self._call_leaves = iter(call.leaves)
+    def __init__(self, member: ExportedMember, states: ExportedStates) -> None:
+        self._member = member
         self._states = {leaf.name: leaf for leaf in states.leaves}
-        self._tensors = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
-        self._placeholders = {n.name: n for n in exported.graph.nodes}
+        self._tensors = state_tensors(member.module)
         self._by_id: dict[int, str] = {}  # tied weights: one value with several names
         self.weights: dict[str, tuple[str, torch.Tensor]] = {}
         self.weight_slots: list[Slot] = []
-        self.input_slots: list[Slot] = []
-        self.renamed: dict[str, str] = {}
+        self.renamed = {n.name: _clean(n.name) for n in tensor_inputs(member.program)}
+        self.input_slots = [
+            Slot(value, leaf.name, "shared", leaf.type)
+            for value, leaf in zip(self.renamed.values(), member.call.leaves)
+        ]
+        placeholders = {n.name: n for n in member.program.graph.nodes}
+        of_states: dict[str, str] = {}
+        for spec in member.program.graph_signature.input_specs:
+            if spec.kind is not InputKind.USER_INPUT:
+                self._read_weight(spec, bool(placeholders[spec.arg.name].users), of_states)
+        self.input_slots += [Slot(of_states[n], n, "shared", leaf.type) for n, leaf in self._states.items()]
 
-    def read(self) -> None:
-        """Reads all inputs of the graph. The states among them follow the inputs of the call."""
-        specs = self._exported.graph_signature.input_specs
-        for spec in specs:
-            if spec.kind is InputKind.USER_INPUT:
-                self._read_input(spec)
-            else:
-                self._read_weight(spec)
-        values = {
-            s.target.removeprefix(self._prefix): self.renamed[s.arg.name]
-            for s in specs
-            if s.target and s.arg.name in self.renamed
-        }
-        self.input_slots += [Slot(values[n], n, "shared", leaf.type) for n, leaf in self._states.items()]
-
-    def _read_input(self, spec: InputSpec) -> None:
-        if isinstance(spec.arg, TensorArgument):
-            leaf = next(self._call_leaves)
-            self.input_slots.append(Slot(_clean(spec.arg.name), leaf.name, "shared", leaf.type))
-            self.renamed[spec.arg.name] = self.input_slots[-1].name
-
-    def _read_weight(self, spec: InputSpec) -> None:
+    def _read_weight(self, spec: InputSpec, is_read: bool, of_states: dict[str, str]) -> None:
+        """Adds a weight. of_states: receives the value of each state."""
         name, role, value = self._named_tensor(spec)
         placeholder = spec.arg.name
-        short = re.sub(r"^([a-z]+_)member_", r"\1", placeholder) if self._prefix else placeholder
+        short = re.sub(r"^([a-z]+_)member_", r"\1", placeholder) if self._member.prefix else placeholder
         if name in self._states:
             self.weights[name] = (role, value.detach())  # its first value is a row of the weights table
-            self.renamed[placeholder] = _clean(f"s_{short}")
-        elif not self._placeholders[placeholder].users:
-            return
-        elif id(value) in self._by_id:
+            of_states[name] = self.renamed[placeholder] = _clean(f"s_{short}")
+        elif is_read and id(value) in self._by_id:
             self.renamed[placeholder] = self._by_id[id(value)]
-        else:
+        elif is_read:
             slot = Slot(_clean(f"w_{short}"), name, "shared", type_of(value))
             self.weight_slots.append(slot)
             self._by_id[id(value)] = self.renamed[placeholder] = slot.name
@@ -168,21 +131,23 @@ class _ProgramInputs:
 
     def _named_tensor(self, spec: InputSpec) -> tuple[str, str, torch.Tensor]:
         """Returns the name, role and tensor of a parameter, buffer or constant of the export."""
+        member = self._member
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         if spec.kind not in kinds or spec.target is None:
-            raise CaptureError(_no_form_of(self._module, spec))
-        name = spec.target.removeprefix(self._prefix)
+            raise CaptureError(_no_form_of(member.module, spec))
+        name = member.own(spec.target)
         if spec.kind is not InputKind.CONSTANT_TENSOR:
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
             return name, role, self._tensors[name]
-        value = self._exported.constants[spec.target]
-        known_as = state_name(self._tensors, value)
+        value = member.program.constants[spec.target]
+        known_as = next((n for n, t in self._tensors.items() if same_memory(t, value)), "")
         if known_as:  # the member reaches a parameter by a dict or list too, which the export does not follow
             tensor = self._tensors[known_as]
             return known_as, "parameter" if isinstance(tensor, nn.Parameter) else "buffer", tensor
+        plain = next((path for path, t in tensors_of(member.module) if same_memory(t, value)), "")
         # each entry has its own literals
-        literal = name if self._entry == FORWARD else f"{self._entry}.{name}"
-        return constant_path(self._module, value) or literal, "constant", value
+        literal = name if member.entry == FORWARD else f"{member.entry}.{name}"
+        return plain or literal, "constant", value
 
 
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], module: nn.Module) -> Node:
@@ -233,35 +198,27 @@ def _clean(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def modules_of(exported: torch.export.ExportedProgram, prefix: str) -> tuple[dict[str, str], dict[str, str]]:
+def modules_of(member: ExportedMember) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the path of the module of each node, by its name in the program, and each module's class, by
     its path.
-
-    prefix: of the member's path in the export.
     """
     paths: dict[str, str] = {}
     classes: dict[str, str] = {}
-    for n in exported.graph.nodes:
+    for n in member.program.graph.nodes:
         for path, kind in (n.meta.get("nn_module_stack") or {}).values():
-            path = f"{path}.".removeprefix(prefix).rstrip(".")
+            path = member.own(f"{path}.").rstrip(".")
             name = kind if isinstance(kind, str) else kind.__qualname__
             classes[path] = name.rpartition(".")[2]
             paths[_clean(n.name)] = path
     return paths, classes
 
 
-def symbols_of(exported: torch.export.ExportedProgram, call: MemberCall) -> dict[Any, str]:
+def symbols_of(member: ExportedMember) -> dict[Any, str]:
     """Returns for each symbol of a dynamic dim in the export what the inputs call it."""
-    by_name = {n.name: n for n in exported.graph.nodes}
     symbols: dict[Any, str] = {}
-    specs = [
-        s
-        for s in exported.graph_signature.input_specs
-        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
-    ]
-    for leaf, spec in zip(call.leaves, specs):
+    for leaf, node in zip(member.call.leaves, tensor_inputs(member.program)):
         for axis, text in leaf.axes.items():
-            expr = by_name[spec.arg.name].meta["val"].shape[axis]
+            expr = node.meta["val"].shape[axis]
             if isinstance(expr, torch.SymInt) and isinstance(expr.node.expr, sympy.Symbol):
                 factor, letter = factor_of(text)
                 symbols[expr.node.expr] = letter if factor == 1 else f"{factor}*{letter}"
@@ -277,26 +234,24 @@ def outputs_of(
     """
     by_name = {n.name: n for n in exported.graph.nodes}
     trees: list[_Leaf] = []
-    types: list[str] = []
-    nodes: list[fx.Node] = []
+    tensors: list[NewValue] = []
     for spec in exported.graph_signature.output_specs:
         if isinstance(spec.arg, TensorArgument):
-            trees.append(_Leaf({"leaf": len(types)}))
-            nodes.append(by_name[spec.arg.name])
-            types.append(type_of(nodes[-1].meta["val"], symbols))
+            trees.append(_Leaf({"leaf": len(tensors)}))
+            node = by_name[spec.arg.name]
+            tensors.append(NewValue(len(tensors), node, type_of(node.meta["val"], symbols)))
         else:
             trees.append(_Leaf({"const": _constant(spec.arg)}))
     built = pytree.tree_unflatten(trees, exported.call_spec.out_spec)
     states: list[NewValue] = []
     if new_values:
         built, beside = built
-        for leaf in beside:
-            i = leaf.tree.get("leaf") if isinstance(leaf, _Leaf) else None
-            states.append(NewValue(-1, None, "") if i is None else NewValue(i, nodes[i], types[i]))
-    result = _result(built, "output")
+        places = [leaf.tree.get("leaf") if isinstance(leaf, _Leaf) else None for leaf in beside]
+        states = [NewValue(-1, None, "") if i is None else tensors[i] for i in places]
+    result = _result(built)
     named = paths(result)
-    of_result = types[: len(types) - sum(n.node is not None for n in states)]
-    return tuple((named.get(i) or "output", t) for i, t in enumerate(of_result)), result, states
+    of_result = tensors[: len(tensors) - sum(n.node is not None for n in states)]
+    return tuple((named.get(t.place) or "output", t.type) for t in of_result), result, states
 
 
 def _constant(argument: Any) -> Any:
@@ -341,7 +296,7 @@ class _Leaf:
     tree: Tree
 
 
-def _result(value: Any, name: str) -> Tree:
+def _result(value: Any) -> Tree:
     """Returns the structure of a result as a tree; classes with named values become `Output`s."""
     if isinstance(value, _Leaf):
         return value.tree
@@ -349,19 +304,17 @@ def _result(value: Any, name: str) -> Tree:
         return {"const": None}
     names = getattr(value, "_fields", None) or torch_fields(type(value))  # of a named tuple
     if isinstance(value, (list, tuple)) and names is None:
-        return {"list" if isinstance(value, list) else "tuple": [_result(v, name) for v in value]}
+        return {"list" if isinstance(value, list) else "tuple": [_result(v) for v in value]}
     if type(value) is dict:
-        return {"dict": [[k, _result(v, k)] for k, v in value.items()]}
+        return {"dict": [[k, _result(v)] for k, v in value.items()]}
     kind, rows = type(value).__name__, None
     if isinstance(value, tuple) and names is not None:
         rows = list(zip(names, value))
         kind = kind if hasattr(value, "_fields") else TORCH_TUPLE + kind
-    elif isinstance(value, Fields):
-        kind, rows = value.kind, list(value.items())
     elif isinstance(value, Mapping):
-        rows = list(value.items())
+        kind, rows = value.kind if isinstance(value, Fields) else kind, list(value.items())
     elif hasattr(value, "__dataclass_fields__"):
         rows = [(k, getattr(value, k)) for k in value.__dataclass_fields__]
     if rows is None:
         raise CaptureError(f"the output is a {kind}; {_OUTPUTS_ARE}")
-    return {"output": [kind, [[k, _result(v, k)] for k, v in rows]]}
+    return {"output": [kind, [[k, _result(v)] for k, v in rows]]}

@@ -9,11 +9,13 @@
 | `weakref.ref`, `WeakMethod`, `weakref.proxy` | the object it refers to |
 | instance of a class of the user | what the methods of the class have in closures and read from globals |
 
-Classes, Python's modules and code are not entered.
+Classes, Python's modules and code are not entered. `tensors_of` finds the tensors that a member holds outside
+its parameters and buffers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import types
@@ -30,34 +32,20 @@ How = Literal["strong", "weak", "class", "global"]
 
 ALL: tuple[How, ...] = ("strong", "weak", "class", "global")
 STRONG: tuple[How, ...] = ("strong",)
-ATOMS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    type(...),
-    type(NotImplemented),
-    type,
-    types.ModuleType,
-    types.CodeType,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
+LITERALS = (
+    *(bool, int, float, complex, str, bytes, range, slice),
+    *(type(None), type(...), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
+"""Types whose values have a `repr` that says all."""
+ATOMS = (*LITERALS, type, types.ModuleType, types.CodeType, torch.Size)
 """Types whose values lead to nothing that a member can change."""
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _MOST_GLOBAL = 1000  # items of a global container that is entered; registries of libraries have more
 _PROXIES = weakref.ProxyTypes
-_CLOSED = ("logging", "threading", "_thread", "asyncio", "socket", "subprocess", "concurrent", "_io", "io")
+CLOSED = ("logging", "threading", "_thread", "asyncio", "socket", "subprocess", "concurrent", "_io", "io")
 """Modules of Python whose objects are not entered: they lead to all of the process."""
 
 
@@ -111,14 +99,14 @@ def is_atom(value: Any) -> bool:
 
 def edges(value: Any) -> list[HeldValue]:
     """Returns the steps that lead on from a value."""
-    if is_atom(value) or type(value).__module__.partition(".")[0] in _CLOSED:
+    if is_atom(value) or type(value).__module__.partition(".")[0] in CLOSED:
         return []
     if isinstance(value, types.FunctionType):
         return _of_function(value)
     if isinstance(value, types.MethodType):
         return [HeldValue("", value.__func__, "strong"), HeldValue("self", value.__self__, "strong")]
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
-        return [] if _unbound(value) else [HeldValue("self", value.__self__, "strong")]
+        return [] if is_atom(value.__self__) else [HeldValue("self", value.__self__, "strong")]
     if isinstance(value, types.CellType):
         return [HeldValue("", contents, "strong") for contents in _contents(value)]
     if type(value) in _PROXIES or isinstance(value, weakref.ref):
@@ -127,10 +115,9 @@ def edges(value: Any) -> list[HeldValue]:
     if isinstance(value, functools.partial):
         rows = [HeldValue("func", value.func, "strong"), *_items(enumerate(value.args))]
         return [*rows, *_items(value.keywords.items()), *_items(vars(value).items())]
-    rows = _of_container(value)
     if isinstance(value, torch.Tensor):
         return [HeldValue(str(k), v, "strong") for k, v in vars(value).items()]
-    return [*rows, *_attributes(value), *_of_class(value)]
+    return [*_of_container(value), *_attributes(value), *_of_class(value)]
 
 
 def target_of(reference: Any) -> Any:
@@ -141,10 +128,6 @@ def target_of(reference: Any) -> Any:
         return reference.__init__.__self__
     except ReferenceError:
         return None
-
-
-def _unbound(value: Any) -> bool:
-    return value.__self__ is None or is_atom(value.__self__)
 
 
 def _of_interest(value: Any) -> bool:
@@ -164,18 +147,19 @@ def _of_container(value: Any) -> list[HeldValue]:
 
 
 def _items(items: Any) -> list[HeldValue]:
-    return [HeldValue(_name(k, i), v, "strong") for i, (k, v) in enumerate(list(items))]
+    return [HeldValue(item_name(k, i), v, "strong") for i, (k, v) in enumerate(list(items))]
 
 
-def _name(key: Any, number: int) -> str:
+def item_name(key: Any, number: int) -> str:
     """Returns the name of an item: its key as text, or the type of the key and the item's number."""
     if isinstance(key, str):
         return key
-    return repr(key) if is_atom(key) else f"{type(key).__qualname__} {number}"
+    plain = is_atom(key) or (type(key) is tuple and all(map(is_atom, key)))
+    return repr(key) if plain else f"{type(key).__qualname__} {number}"
 
 
-def _attributes(value: Any) -> list[HeldValue]:
-    """Returns the attributes of an object: from its dict and its slots."""
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, from its slots and its dict."""
     found: dict[str, Any] = {}
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
@@ -183,12 +167,14 @@ def _attributes(value: Any) -> list[HeldValue]:
             name = f"_{cls.__name__.lstrip('_')}{slot}" if slot[:2] == "__" != slot[-2:] else slot
             member = vars(cls).get(name)
             if isinstance(member, types.MemberDescriptorType):
-                try:
+                with contextlib.suppress(AttributeError):  # a slot without a value
                     found[name] = member.__get__(value)
-                except AttributeError:
-                    continue
     own = getattr(value, "__dict__", None)
-    found.update(own if isinstance(own, dict) else {})
+    return found | (own if isinstance(own, dict) else {})
+
+
+def _attributes(value: Any) -> list[HeldValue]:
+    found = own_attributes(value)
     if not isinstance(value, nn.Module):
         return [HeldValue(str(k), v, "strong") for k, v in found.items()]
     # hooks by their order: their keys count all hooks of the process
@@ -201,6 +187,12 @@ def _attributes(value: Any) -> list[HeldValue]:
     return [*hooks, *(HeldValue("" if k in _MODULE_DICTS else str(k), v, "strong") for k, v in found.items())]
 
 
+def closure(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Returns the names and values in the closure of a function."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+    return [(name, value) for name, cell in cells for value in _contents(cell)]
+
+
 def _contents(cell: types.CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
@@ -209,11 +201,7 @@ def _contents(cell: types.CellType) -> list[Any]:
 
 
 def _of_function(function: types.FunctionType) -> list[HeldValue]:
-    rows = [
-        HeldValue(name, value, "strong")
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())
-        for value in _contents(cell)
-    ]
+    rows = [HeldValue(name, value, "strong") for name, value in closure(function)]
     rows += [HeldValue(f"default.{i}", v, "strong") for i, v in enumerate(function.__defaults__ or ())]
     rows += _items((function.__kwdefaults__ or {}).items())
     rows += _items(vars(function).items())
@@ -261,9 +249,7 @@ def _of_class(value: Any) -> list[HeldValue]:
         return []
     rows: list[HeldValue] = []
     for name, function in class_functions(type(value)):
-        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            if variable != "__class__":
-                rows += [HeldValue(f"{name}.{variable}", v, "class") for v in _contents(cell)]
+        rows += [HeldValue(f"{name}.{n}", v, "class") for n, v in closure(function) if n != "__class__"]
         rows += [HeldValue(f"{name}.{n}", v, "global") for n, v in globals_of(function).items()]
     return rows
 
@@ -278,3 +264,60 @@ def class_functions(cls: type) -> list[tuple[str, types.FunctionType]]:
             parts = (value, *(getattr(value, part, None) for part in ("__func__", "fget", "fset", "func")))
             found += [(name, part) for part in parts if isinstance(part, types.FunctionType)]
     return found
+
+
+_HELD: tuple[How, ...] = ("strong", "class")
+
+
+def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Returns every tensor that a member holds in plain attributes, with its path.
+
+    Also those in containers and objects there, in modules that are no submodules, in closures of functions
+    and of the methods of its classes, and in arguments of partials.
+    """
+    rows: list[tuple[str, torch.Tensor]] = []
+    parts = {id(part) for part in module.modules()}
+    seen: set[int] = set()
+    for name, part in module.named_modules():
+        for edge in edges(part):
+            if edge.how in _HELD and not _is_registered(edge, part):
+                path = f"{name}.{edge.name}" if name else edge.name
+                rows += _tensors_under(path, edge.value, parts, seen)
+    return rows
+
+
+def _is_registered(edge: HeldValue, part: nn.Module) -> bool:
+    own = vars(part)
+    return not edge.name and any(edge.value is own.get(key) for key in _MODULE_DICTS)
+
+
+def _tensors_under(path: str, root: Any, parts: set[int], seen: set[int]) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors under one attribute. parts: the modules of the member. seen: what was entered."""
+    if id(root) in parts or is_atom(root) or (id(root) in seen and not isinstance(root, torch.Tensor)):
+        return []
+    rows = []
+    for reached in walk(root, _HELD, parts | seen):
+        if isinstance(reached.value, torch.Tensor):
+            rows.append((f"{path}.{reached.path}" if reached.path else path, reached.value))
+        else:
+            seen.add(id(reached.value))
+    return rows
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are one value in memory. torch.export detaches constants, so `is` is not enough."""
+    if a is b:
+        return True
+    address = _address(a)
+    if address is None or address != _address(b):
+        return False
+    alike = a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
+    return alike and a.numel() > 0
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    """Where a tensor is in memory. None for a tensor without memory, as a member keeps them of an export."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return None

@@ -1,4 +1,4 @@
-"""Exports the states of a member: how new values leave the program, and which state belongs to which input.
+"""Holds an exported member, and matches its states: how new values leave the program, and for which input.
 
 A buffer that is a state is copied before the member runs and read afterwards. So the program has the old
 value as an input and the new value as an output, and it writes to nothing.
@@ -10,16 +10,15 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from widepack_artifacts.entry import Parameter
-from widepack_artifacts.tree import leaves as numbers_of
+from widepack_artifacts.tree import leaves as leaves_of
 
 from ..errors import CaptureError
 from ..ir.encoding import type_of
@@ -27,14 +26,45 @@ from ..ir.guards import InputLeaf
 from ..ir.torch_internals import buffers_of
 from ..spec.entries import method_of
 from ..spec.state import BUFFER, CHANGED, OUTPUT, CarriedState, StateRequest, matching, under
+from .call import MemberCall
 from .derivatives import with_autograd
-from .results import known_forms
+from .exported import tensor_inputs
+from .named_fields import known_forms
 
 _KEEPS = "a state keeps its dtype and shape from call to call"
 
 
 @dataclass(frozen=True)
-class NewValue:
+class ExportedMember:
+    """A member and its export by torch.export.
+
+    program: the export. make: makes a fresh member. call: the example call. entry: the exported method.
+    prefix: what stands before the names of weights in the export.
+    """
+
+    program: torch.export.ExportedProgram
+    module: nn.Module
+    make: Callable[[], nn.Module]
+    call: MemberCall
+    entry: str
+    prefix: str
+
+    @property
+    def name(self) -> str:
+        """The member's class."""
+        return type(self.module).__name__
+
+    @property
+    def mode(self) -> str:
+        """The member's mode, for messages."""
+        return "train" if self.module.training else "eval"
+
+    def own(self, target: object) -> str:
+        """Returns the member's name of a weight in the export."""
+        return str(target).removeprefix(self.prefix)
+
+
+class NewValue(NamedTuple):
     """A new value that `StatefulWrapper` returns.
 
     place: its number among the export's tensor outputs. node: None where it is no tensor.
@@ -120,24 +150,26 @@ class StateRequests:
     """The requested states that an entry has, before the export.
 
     buffers: their names. leaves: numbers of inputs that may be changed in place. inputs: requested name ->
-    the input leaves under it.
+    the input leaves under it. outputs: requested name -> the output that is its new value, or "".
     """
 
-    buffers: tuple[str, ...]
-    leaves: tuple[int, ...]
-    inputs: dict[str, dict[int, str]]
+    buffers: tuple[str, ...] = ()
+    leaves: tuple[int, ...] = ()
+    inputs: Mapping[str, dict[int, str]] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def new_values(self) -> int:
+        """The number of values that the export returns beside the result."""
+        return len(self.buffers) + len(self.leaves)
 
 
 def states_of_entry(
-    module: nn.Module,
-    inputs: Sequence[InputLeaf],
-    signature: Sequence[Parameter],
-    entry: str,
-    states: Sequence[StateRequest],
+    module: nn.Module, call: MemberCall, entry: str, states: Sequence[StateRequest]
 ) -> StateRequests:
     """Returns the requested states that this entry has, as buffers or as inputs of a call.
 
-    inputs, signature: those of the call. Raises: CaptureError.
+    Raises: CaptureError.
     """
     buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if b is not None}
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -147,7 +179,7 @@ def states_of_entry(
     under_name: dict[str, dict[int, str]] = {}
     for request in states:
         name = request.name
-        here = {i: leaf.name for i, leaf in enumerate(inputs) if under(name, leaf.name)}
+        here = {i: leaf.name for i, leaf in enumerate(call.leaves) if under(name, leaf.name)}
         if name in parameters:
             raise CaptureError(f"state {name} is a parameter of {member}; a state is a buffer or an input")
         if name in buffers and here:
@@ -164,33 +196,27 @@ def states_of_entry(
         elif here:
             under_name[name] = here
             leaves += [] if request.output else list(here)
-    numbers = {i for here in under_name.values() for i in here}
-    _check_signature(member, inputs, signature, entry, numbers, bool(names or under_name))
-    return StateRequests(tuple(names), tuple(sorted(leaves)), under_name)
+    if names or under_name:
+        _check_signature(member, call, entry, {i for here in under_name.values() for i in here})
+    outputs = {request.name: request.output for request in states}
+    return StateRequests(tuple(names), tuple(sorted(leaves)), under_name, outputs)
 
 
-def _check_signature(
-    member: str,
-    inputs: Sequence[InputLeaf],
-    signature: Sequence[Parameter],
-    entry: str,
-    states: set[int],
-    has_states: bool,
-) -> None:
+def _check_signature(member: str, call: MemberCall, entry: str, states: set[int]) -> None:
     """Refuses a state that is a part of an input, and an input called `state` beside states. Raises:
     CaptureError.
 
     states: numbers of the inputs that are states.
     """
-    for parameter in signature:
-        leaves = set(numbers_of(parameter.tree))
+    for parameter in call.signature:
+        leaves = set(leaves_of(parameter.tree))
         if leaves & states and not leaves <= states:
-            parts = ", ".join(inputs[i].name for i in sorted(leaves & states))
+            parts = ", ".join(call.leaves[i].name for i in sorted(leaves & states))
             raise CaptureError(
                 f"state {parts} is a part of the input {parameter.name} of {entry}; a call leaves out the "
                 f"whole of it: write --state {parameter.name}"
             )
-        if has_states and parameter.name == "state" and not (leaves and leaves <= states):
+        if parameter.name == "state" and not (leaves and leaves <= states):
             raise CaptureError(
                 f"{member}.{entry} has an input called state, which is what a call gives its state as: "
                 "ens(x, state=...); give that input another name"
@@ -218,63 +244,15 @@ def assignments(module: nn.Module) -> Iterator[set[str]]:
         handle.remove()
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportedStates:
     """The states of an exported member.
 
-    leaves: the inputs for buffers among the states. outputs: (name, type) of all outputs: those of the
-    result, then the states that are in no result. kept: the places of the latter among the export's tensor
-    outputs. unchanged: requested buffers that the entry does not change.
+    method: `Class.method` of the member, for messages. outputs: (name, type) of all outputs: those of the
+    result, then the states that are in no result. leaves: the inputs for buffers among the states. kept: the
+    places of states that are in no result among the export's tensor outputs. unchanged: requested buffers
+    that the entry does not change.
     """
-
-    states: tuple[CarriedState, ...]
-    leaves: tuple[InputLeaf, ...]
-    outputs: tuple[tuple[str, str], ...]
-    kept: tuple[int, ...]
-    unchanged: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateMatching:
-    """What is needed to match each state of an exported member with its new value.
-
-    inputs: the tensors of the call. of_entry: the states that the entry has. requests: the states as the user
-    wrote them. outputs: (name, type) of the result's leaves. new_values: what `StatefulWrapper` returns
-    beside the result.
-    prefix: what stands before the names of weights in the export.
-    """
-
-    exported: torch.export.ExportedProgram
-    module: nn.Module
-    inputs: Sequence[InputLeaf]
-    entry: str
-    of_entry: StateRequests
-    requests: Sequence[StateRequest]
-    outputs: Sequence[tuple[str, str]]
-    new_values: Sequence[NewValue]
-    prefix: str
-
-    @property
-    def method(self) -> str:
-        """`Class.method` of the member, for messages."""
-        return f"{type(self.module).__name__}.{self.entry}"
-
-    def nodes(self) -> tuple[dict[str, fx.Node], list[fx.Node]]:
-        """Returns the nodes of buffers, by name, and those of tensor inputs, in order."""
-        by_name = {n.name: n for n in self.exported.graph.nodes}
-        buffers: dict[str, fx.Node] = {}
-        tensors: list[fx.Node] = []
-        for spec in self.exported.graph_signature.input_specs:
-            if spec.kind is InputKind.BUFFER and spec.target is not None:
-                buffers[spec.target.removeprefix(self.prefix)] = by_name[spec.arg.name]
-            elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
-                tensors.append(by_name[spec.arg.name])
-        return buffers, tensors
-
-
-@dataclass
-class _MatchedStates:
-    """The states that are matched so far; `outputs` begins with those of the result."""
 
     method: str
     outputs: list[tuple[str, str]]
@@ -292,85 +270,86 @@ class _MatchedStates:
         self.outputs.append((name, type_))
 
 
-def carried_by(task: StateMatching) -> ExportedStates:
-    """Matches every state of an exported member with its new value. Raises: CaptureError."""
-    buffer_nodes, input_nodes = task.nodes()
-    matched = _MatchedStates(task.method, list(task.outputs))
-    _match_buffers(task, buffer_nodes, matched)
-    changed = dict(zip(task.of_entry.leaves, task.new_values[len(task.of_entry.buffers) :]))
-    for name, leaves in task.of_entry.inputs.items():
-        _match_input(task, name, leaves, changed, input_nodes, matched)
-    states = matched.states
-    twice = [s.name for s in states if sum(o.output == s.output for o in states) > 1]
-    if twice:
+def carried_by(
+    member: ExportedMember,
+    requests: StateRequests,
+    outputs: Sequence[tuple[str, str]],
+    new_values: Sequence[NewValue],
+) -> ExportedStates:
+    """Matches every state of an exported member with its new value. Raises: CaptureError.
+
+    outputs: (name, type) of the result's leaves. new_values: what `StatefulWrapper` returns beside it.
+    """
+    matched = ExportedStates(f"{member.name}.{member.entry}", list(outputs))
+    _match_buffers(member, dict(zip(requests.buffers, new_values)), matched)
+    changed = dict(zip(requests.leaves, new_values[len(requests.buffers) :]))
+    nodes = tensor_inputs(member.program)
+    in_place = {i for i, new in changed.items() if not _copy_of(new.node, nodes[i])}
+    for name, leaves in requests.inputs.items():
+        output = requests.outputs[name]
+        pairs = matching(name, output or name, leaves, {i: n for i, (n, _) in enumerate(outputs)})
+        # leaves that stay as they are go with those that are written to
+        new = {} if pairs or in_place.isdisjoint(leaves) else changed
+        for i, leaf in leaves.items():
+            type_ = member.call.leaves[i].type
+            if i in pairs:
+                new_type = outputs[pairs[i]][1]
+                if new_type != type_:
+                    raise CaptureError(
+                        f"state {leaf} is {type_} and comes out of {matched.method} as {new_type}; "
+                        f"{_KEEPS}. A value that grows is an ordinary input and output"
+                    )
+                matched.states.append(CarriedState(leaf, i, pairs[i], OUTPUT))
+            elif i in new:
+                matched.add_new(leaf, i, type_, new[i], CHANGED)
+            else:
+                raise CaptureError(_no_output(matched.method, outputs, name, output, leaf, type_))
+    places = [s.output for s in matched.states]
+    if twice := [s.name for s in matched.states if places.count(s.output) > 1]:
         raise CaptureError(
-            f"states {', '.join(twice)} come out of {task.method} as one output; each needs its own: name "
+            f"states {', '.join(twice)} come out of {matched.method} as one output; each needs its own: name "
             f"another output, --state {twice[-1]}=NAME"
         )
-    return ExportedStates(
-        states=tuple(states),
-        leaves=tuple(matched.leaves),
-        outputs=tuple(matched.outputs),
-        kept=tuple(matched.kept),
-        unchanged=tuple(matched.unchanged),
-    )
+    return matched
 
 
-def _match_buffers(task: StateMatching, nodes: Mapping[str, fx.Node], matched: _MatchedStates) -> None:
-    """Matches the buffers among the states. nodes: the buffers' nodes in the export."""
-    buffers = dict(task.module.named_buffers(remove_duplicate=False))
-    for name, new in zip(task.of_entry.buffers, task.new_values):
+def _match_buffers(
+    member: ExportedMember, new_values: Mapping[str, NewValue], matched: ExportedStates
+) -> None:
+    """Matches the buffers among the states with their new values."""
+    by_name = {n.name: n for n in member.program.graph.nodes}
+    nodes = {
+        member.own(s.target): by_name[s.arg.name]
+        for s in member.program.graph_signature.input_specs
+        if s.kind is InputKind.BUFFER
+    }
+    buffers = dict(member.module.named_buffers(remove_duplicate=False))
+    for name, new in new_values.items():
         before = nodes.get(name)
         if new.node is None:
-            raise CaptureError(f"state {name}: {task.method} leaves no tensor in it; {_KEEPS}")
+            raise CaptureError(f"state {name}: {matched.method} leaves no tensor in it; {_KEEPS}")
         if _copy_of(new.node, before):
             matched.unchanged.append(name)
             if not _is_read(before, new.node):
                 continue
         type_ = type_of(buffers[name])
         matched.leaves.append(InputLeaf(name, type_, buffers[name].detach(), {}))
-        matched.add_new(name, len(task.inputs) + len(matched.leaves) - 1, type_, new, BUFFER)
+        number = len(member.call.leaves) + len(matched.leaves) - 1
+        matched.add_new(name, number, type_, new, BUFFER)
 
 
-def _match_input(
-    task: StateMatching,
-    name: str,
-    leaves: Mapping[int, str],
-    changed: Mapping[int, NewValue],
-    nodes: Sequence[fx.Node],
-    matched: _MatchedStates,
-) -> None:
-    """Matches the input leaves under one requested name, with outputs of the result or with writes in place.
-
-    leaves: number -> name. changed: new values of the inputs that may be written in place. nodes: of all
-    inputs.
-    """
-    request = next(r for r in task.requests if r.name == name)
-    output_names = {i: n for i, (n, _) in enumerate(task.outputs)}
-    pairs = matching(name, request.output or name, leaves, output_names)
-    in_place = not pairs and any(i in changed and not _copy_of(changed[i].node, nodes[i]) for i in leaves)
-    for i, leaf in leaves.items():
-        type_ = task.inputs[i].type
-        if i in pairs:
-            new_type = task.outputs[pairs[i]][1]
-            if new_type != type_:
-                raise CaptureError(
-                    f"state {leaf} is {type_} and comes out of {task.method} as {new_type}; {_KEEPS}. "
-                    "A value that grows is an ordinary input and output"
-                )
-            matched.states.append(CarriedState(leaf, i, pairs[i], OUTPUT))
-        elif in_place:  # leaves that stay as they are go with those that are written to
-            matched.add_new(leaf, i, type_, changed[i], CHANGED)
-        else:
-            rows = [f"{n} {t}" for n, t in task.outputs]
-            fitting = [n for n, t in task.outputs if t == type_]
-            also = "" if request.output else " and does not change this input in place"
-            raise CaptureError(
-                f"state {leaf}: {task.method} has no output called "
-                f"{(request.output or name) + leaf[len(name) :]}{also}; its outputs are "
-                f"{', '.join(rows) or 'none'}: name the one that is the new value of {leaf}, {type_}, for "
-                f"example --state {name}={fitting[0] if len(fitting) == 1 else 'OUTPUT'}"
-            )
+def _no_output(
+    method: str, outputs: Sequence[tuple[str, str]], name: str, output: str, leaf: str, type_: str
+) -> str:
+    """The message for an input leaf of a state that has no new value."""
+    rows = [f"{n} {t}" for n, t in outputs]
+    fitting = [n for n, t in outputs if t == type_]
+    also = "" if output else " and does not change this input in place"
+    return (
+        f"state {leaf}: {method} has no output called {(output or name) + leaf[len(name) :]}{also}; its "
+        f"outputs are {', '.join(rows) or 'none'}: name the one that is the new value of {leaf}, {type_}, "
+        f"for example --state {name}={fitting[0] if len(fitting) == 1 else 'OUTPUT'}"
+    )
 
 
 _COPY = torch.ops.aten.clone.default

@@ -32,8 +32,7 @@ from .differences import Compared, bit_equal, differences, under_model_names
 class Alignment:
     """N checkpoints of one architecture, and the table of their weights in the model's order.
 
-    names: of the members. checkpoints: under the model's names. weights: as in the manifest, but for their
-    roles, which are "".
+    names: of the members. checkpoints: under the model's names. weights: without their roles.
     """
 
     names: tuple[str, ...]
@@ -59,14 +58,16 @@ class Alignment:
 
     @property
     def signatures(self) -> tuple[int, ...]:
-        """For each member the number of its shapes.
+        """For each member the number of its shapes, as `signatures_of` returns it."""
+        return signatures_of(self.weights, len(self.names))
 
-        Members with equal shapes have equal numbers, from 0 in order.
-        """
-        ragged = [w for w in self.weights if w.kind == "ragged"]
-        rows = [tuple(tuple(w.of(i)) for w in ragged) for i in range(len(self.names))]
-        order = list(dict.fromkeys(rows))
-        return tuple(order.index(row) for row in rows)
+
+def signatures_of(weights: Sequence[Weight], members: int) -> tuple[int, ...]:
+    """Returns for each member the number of its shapes: equal ones have equal numbers, from 0 in order."""
+    ragged = [w for w in weights if w.kind == "ragged"]
+    rows = [tuple(tuple(w.of(i)) for w in ragged) for i in range(members)]
+    order = list(dict.fromkeys(rows))
+    return tuple(order.index(row) for row in rows)
 
 
 def repeated(one: Alignment, names: Sequence[str]) -> Alignment:
@@ -118,7 +119,7 @@ def _kind(
 ) -> tuple[str, list[Any]]:
     """Returns the kind of a weight and its shape, or N shapes."""
     if len(set(shapes)) > 1:
-        return "ragged", [list(s) for s in shapes]
+        return "ragged", [list(shape) for shape in shapes]
     if share == "none" or len(shapes) == 1:
         return "stacked", list(shapes[0])
     first = checkpoints[0].get(name)

@@ -153,11 +153,8 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Returns the dtype and shape of each tensor by name, in the file's order. It reads no weights."""
-        return {
-            name: self._converted(self._infos[stored])
-            for name, stored in self._names.items()
-            if stored in self._infos
-        }
+        stored = {name: s for name, s in self._names.items() if s in self._infos}
+        return {name: self._converted(self._infos[s]) for name, s in stored.items()}
 
     def extra_state(self) -> dict[str, Any]:
         """Returns what `get_extra_state` of the modules returned, by name, as the file has it."""
@@ -256,9 +253,8 @@ class Checkpoint:
 
     def under(self, prefix: str) -> Checkpoint:
         """Returns the tensors whose names begin with a prefix, under names without it."""
-        return self.renamed(
-            {name[len(prefix) :]: stored for name, stored in self._names.items() if name.startswith(prefix)}
-        )
+        inside = {name: stored for name, stored in self._names.items() if name.startswith(prefix)}
+        return self.renamed({name[len(prefix) :]: stored for name, stored in inside.items()})
 
     def with_values(self, values: Mapping[str, Callable[[], torch.Tensor]]) -> Checkpoint:
         """Returns the same checkpoint with other values of some tensors.

@@ -133,10 +133,8 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
         pattern = pattern_of(keys)
         several = f", or take a member of each: --key {pattern!r}" if pattern else ""
         shown = f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
-        found.hint(
-            f"All of the model's names are in it under {shown}: name one, for example --key"
-            f" {keys[0]}{several}."
-        )
+        example = f"--key {keys[0]}{several}"
+        found.hint(f"All of the model's names are in it under {shown}: name one, for example {example}.")
     if unexpected and not missing:
         found.hint(
             f"What is not the model's can be left out by a pattern: {_patterns(unexpected, expected)}."
@@ -158,9 +156,7 @@ def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
         sides = [(compared.labels[0], compared.infos[0].get(name))] if i else []
         if model is not None:
             sides.append(("the model", model[name]))
-        others = [
-            (side, other) for side, other in sides if other is not None and _conflict(have, other, ragged)
-        ]
+        others = [(side, it) for side, it in sides if it is not None and _conflict(have, it, ragged)]
         if others and all(_differs_in_float_dtype(have, other, ragged) for _, other in others):
             other_dtypes = True
         elif others:
@@ -186,15 +182,11 @@ def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
     """Adds names of checkpoint i that are one tensor in the model but differ in the file."""
     info, checkpoint = compared.infos[i], compared.checkpoints[i]
     for name, first in compared.canonical.items():
-        if (
-            name != first
-            and name in info
-            and info[name] == info[first]
-            and not bit_equal(checkpoint.get(name), checkpoint.get(first))
-        ):
-            found.lines.append(
-                f"{compared.labels[i]}: {name} and {first} differ, but are one tensor in the model"
-            )
+        if name == first or name not in info or info[name] != info[first]:
+            continue
+        if not bit_equal(checkpoint.get(name), checkpoint.get(first)):
+            label = compared.labels[i]
+            found.lines.append(f"{label}: {name} and {first} differ, but are one tensor in the model")
             found.hint(
                 "If both were trained, give a model that does not tie them (--model hf: --model-arg "
                 "tie_word_embeddings=false); if one is left over, save the file without it."
@@ -217,11 +209,8 @@ def _describe_dtypes(compared: Compared, found: Differences) -> None:
 
 def _differs_in_float_dtype(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
     """Returns whether two weights differ only in their floating dtype."""
-    return (
-        is_floating(have.dtype)
-        and is_floating(other.dtype)
-        and not _conflict(have, other._replace(dtype=have.dtype), ragged)
-    )
+    floats = is_floating(have.dtype) and is_floating(other.dtype)
+    return floats and not _conflict(have, other._replace(dtype=have.dtype), ragged)
 
 
 def _floating(info: Infos) -> Counter[str]:
@@ -240,9 +229,8 @@ def _dtypes(info: Infos) -> str:
 
 def _conflict(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
     """Returns whether two weights cannot be members' values of one weight."""
-    return have.dtype != other.dtype or (
-        len(have.shape) != len(other.shape) if ragged else have.shape != other.shape
-    )
+    same_shape = len(have.shape) == len(other.shape) if ragged else have.shape == other.shape
+    return have.dtype != other.dtype or not same_shape
 
 
 def _hint(have: TensorInfo, other: TensorInfo) -> str:

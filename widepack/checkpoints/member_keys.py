@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
 from .state_dict import (
@@ -49,8 +48,8 @@ def stacked(key: str | None) -> tuple[str, str] | None:
 
 def keys_in(found: object, key: str) -> list[str]:
     """Returns the key of each member in the content of a file. Raises: RefusedFile if there is none."""
-    if (of_stack := stacked(key)) is not None:
-        base, _ = of_stack
+    if (place := stacked(key)) is not None:
+        base, _ = place
         return [f"{base}[{i}]" for i in range(_members(stacked_state(found, base), base))]
     for head in ("", *AUTOMATIC_KEYS):
         inside = follow(found, head) if head else found
@@ -77,12 +76,10 @@ def _matches(value: object, parts: list[str], prefix: str = "") -> Iterator[str]
 
 def _names(inside: Mapping[str, Any], of_tensors: bool) -> list[str]:
     """Returns what may stand in place of a `*`: keys, places in a list, and first parts of tensors' names."""
-    return list(
-        dict.fromkeys(
-            name.partition(".")[0] if of_tensors and as_tensor(value) is not None else name
-            for name, value in inside.items()
-        )
-    )
+    names: dict[str, None] = {}
+    for name, value in inside.items():
+        names[name.partition(".")[0] if of_tensors and as_tensor(value) is not None else name] = None
+    return list(names)
 
 
 def stacked_state(found: object, base: str) -> PickedStateDict:
@@ -117,6 +114,5 @@ def slice_of(state: PickedStateDict, number: int, key: str) -> PickedStateDict:
     count = _members(state, stacked(key)[0])  # type: ignore[index]  # the key was parsed
     if number >= count:
         raise RefusedFile(f"has no {key!r}: there are {count} members, counted from 0")
-    tensors: dict[str, torch.Tensor] = {name: tensor[number] for name, tensor in state.tensors.items()}
-    extra: dict[str, Any] = dict(state.extra)
-    return state._replace(tensors=tensors, module=None, extra=extra)
+    tensors = {name: tensor[number] for name, tensor in state.tensors.items()}
+    return state._replace(tensors=tensors, module=None)

@@ -21,7 +21,7 @@ from widepack_artifacts.weights import Weights
 
 from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_of, find_dtype
-from .alignment import Alignment, align
+from .alignment import Alignment, align, signatures_of
 from .checkpoint import Checkpoint
 from .differences import mismatch
 from .discovery import open_checkpoint
@@ -127,7 +127,8 @@ def new_member(
     if factory is not None:
         factory.dtype = dtype
     named = _named(artifact, path, opened, how, factory)
-    firsts = _one_of_each_shape(manifest)
+    signatures = signatures_of(manifest.weights, len(manifest.members))
+    firsts = [signatures.index(i) for i in dict.fromkeys(signatures)]  # a member with each set of shapes
     whys = []
     for like in firsts:
         expected = _expected(manifest, like)
@@ -174,15 +175,6 @@ def _in_extra_state(artifact: Reader, constant: str) -> bool:
     kind = next(w.kind for w in manifest.member_weights if w.name == constant)
     own = Weights(artifact.weights_files()).of_member(constant, kind, 0)
     return any(t.dtype == own.dtype and torch.equal(t, own) for t in held)
-
-
-def _one_of_each_shape(manifest: Manifest) -> list[int]:
-    """Returns the first member of each set of shapes."""
-    rows = [
-        tuple(tuple(w.shape[i]) for w in manifest.weights if w.kind == RAGGED)
-        for i in range(len(manifest.members))
-    ]
-    return [rows.index(row) for row in dict.fromkeys(rows)]
 
 
 def _expected(manifest: Manifest, member: int) -> dict[str, Tensor]:

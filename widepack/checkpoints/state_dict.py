@@ -245,11 +245,8 @@ def _state(value: object) -> PickedStateDict | None:
     """Returns the value as a state dict, or None."""
     value = joined(value) or value
     if isinstance(value, nn.Module):
-        module = (
-            value.module
-            if isinstance(value, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-            else value
-        )
+        wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+        module = value.module if isinstance(value, wrappers) else value
         state = module.state_dict()
         tensors, extra = _tensors(state), _extra(state)
         if not tensors:
@@ -309,12 +306,9 @@ def _versions(state: object) -> dict[str, Any]:
 
     Modules read it when they load older weights.
     """
-    found = getattr(state, "_metadata", None)
-    return (
-        {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, Mapping)}
-        if isinstance(found, Mapping)
-        else {}
-    )
+    metadata = getattr(state, "_metadata", None)
+    rows = metadata.items() if isinstance(metadata, Mapping) else ()
+    return {k: v for k, v in rows if isinstance(k, str) and isinstance(v, Mapping)}
 
 
 def _dicts(
@@ -444,10 +438,8 @@ def _hint(found: object) -> str:
     inside = list(_dicts(found)) if isinstance(found, Mapping) else []
     if not inside:
         return ""
-    shown = [
-        f"{path} ({len(picked.tensors)} tensor{'s' if len(picked.tensors) > 1 else ''})"
-        for path, picked in inside[:_SHOWN]
-    ]
+    counts = [(path, len(picked.tensors)) for path, picked in inside[:_SHOWN]]
+    shown = [f"{path} ({count} tensor{'s' if count > 1 else ''})" for path, count in counts]
     more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
     keys = f"{', '.join(shown)}{more}"
     pattern = pattern_of([path for path, _ in inside])
@@ -461,11 +453,8 @@ def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {info_of(value)}"
     if isinstance(value, Mapping):
-        odd = [
-            f"{k!r} is {_type(v)}" if isinstance(k, str) else f"{_key_text(k)} is {_type(v)}"
-            for k, v in value.items()
-            if not isinstance(v, torch.Tensor)
-        ]
+        others = [(k, v) for k, v in value.items() if not isinstance(v, torch.Tensor)]
+        odd = [f"{repr(k) if isinstance(k, str) else _key_text(k)} is {_type(v)}" for k, v in others]
         return f"a dict ({', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''})" if odd else "an empty dict"
     return an(value)
 

@@ -116,14 +116,9 @@ def _add_placeholder(foreign: dict[str, type[Foreign]], message: str) -> bool:
         return True
     if filled := re.search(r"Can only (SETITEMS?|append|extend).* got <class '([^']+)'>", message):
         name = filled[2]
-        if (
-            name not in foreign
-            or not issubclass(foreign[name], Foreign)
-            or issubclass(foreign[name], (ForeignDict, ForeignList))
-        ):
-            return False
-        foreign[name] = stands_for(name, ForeignDict if filled[1].startswith("SETITEM") else ForeignList)
-        return True
+        if name in foreign and not issubclass(foreign[name], (ForeignDict, ForeignList)):
+            foreign[name] = stands_for(name, ForeignDict if filled[1].startswith("SETITEM") else ForeignList)
+            return True
     return False
 
 

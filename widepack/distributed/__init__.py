@@ -14,9 +14,8 @@ moves sums of each part instead of answers, and `route` sends rows to the part t
 | `collectives.py` | Moves tensors between the processes of a group, and raises when a process has ended |
 | `device_entry.py` | Defines an entry of a model on several devices |
 | `device_model.py` | Defines a loaded artifact whose members are on several devices of one process |
-| `joined.py` | Joins what the parts of the members answered |
 | `device_load.py` | Loads an artifact on one device or on several: `widepack.load` |
-| `load_arguments.py` | Names the options of a load that several functions pass on |
+| `part_calls.py` | Calls the parts of the members, and joins or sums up what they answer |
 | `rank_entry.py` | Defines an entry of a model whose members are in several processes |
 | `rank_load.py` | Loads this process's part of an artifact: `widepack.distributed.load` |
 | `rank_model.py` | Defines a loaded artifact whose members are in several processes |

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 import torch
 
@@ -22,13 +23,37 @@ from ..spec.member_parts import divided, member_bytes
 from ..spec.names import path_of
 from ..system.gate import Gate
 from ..system.progress import Report
-from .load_arguments import refuse_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .device_model import DeviceModel
-    from .load_arguments import LoadArguments
+
+T = TypeVar("T")
+
+
+class LoadArguments(TypedDict, total=False):
+    """The options of `widepack.load`, except the device."""
+
+    dtype: str | torch.dtype | None
+    members: Sequence[int | str] | None
+    strategies: str | Sequence[str] | None
+    simplify: bool
+    backend: str
+    verify: str
+    expect: str | None
+    prologue: bool
+    warmup: bool
+    threads: int | None
+    compile: str | None
+    cache: str | PathLike[str] | None
+    progress: Report | None
+    limit: float | None
+    allow_ops: Sequence[Any]
+    memory: str
+    weights: str | None
+    max_error: float | None
+    graph: bool | str
 
 
 @overload
@@ -42,35 +67,7 @@ def load(
     device: list[str] | list[torch.device] | tuple[str | torch.device, ...],
     **options: Unpack[LoadArguments],
 ) -> DeviceModel: ...
-def load(
-    path: str | PathLike[str],
-    *,
-    device: str
-    | torch.device
-    | list[str]
-    | list[torch.device]
-    | tuple[str | torch.device, ...]
-    | None = None,
-    dtype: str | torch.dtype | None = None,
-    members: Sequence[int | str] | None = None,
-    strategies: str | Sequence[str] | None = None,
-    simplify: bool = True,
-    backend: str = "auto",
-    verify: str = "sizes",
-    expect: str | None = None,
-    prologue: bool = True,
-    warmup: bool = True,
-    threads: int | None = None,
-    compile: str | None = None,
-    cache: str | PathLike[str] | None = None,
-    progress: Report | None = None,
-    limit: float | None = 1.0,
-    allow_ops: Sequence[Any] = (),
-    memory: str = "auto",
-    weights: str | None = None,
-    max_error: float | None = None,
-    graph: bool | str = False,
-) -> WideModel | DeviceModel:
+def load(path: str | PathLike[str], *, device: Any = None, **options: Any) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
     The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
@@ -137,30 +134,23 @@ def load(
         >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
         >>> halves = widepack.load("ens.wide", device=["cuda:0", "cuda:1"])
     """
-    options: LoadArguments = {
-        "dtype": dtype,
-        "members": members,
-        "strategies": strategies,
-        "simplify": simplify,
-        "backend": backend,
-        "verify": verify,
-        "expect": expect,
-        "prologue": prologue,
-        "warmup": warmup,
-        "threads": threads,
-        "compile": compile,
-        "cache": cache,
-        "progress": progress,
-        "limit": limit,
-        "allow_ops": allow_ops,
-        "memory": memory,
-        "weights": weights,
-        "max_error": max_error,
-        "graph": graph,
-    }
     if isinstance(device, (list, tuple)):
-        return load_parts(path, list(device), options)
+        return load_parts(path, list(device), options)  # type: ignore[arg-type]  # checked by `load_here`
     return load_here(path, device=device, **options)
+
+
+# What `help` and tools show: the options of a load on one device, with their defaults.
+_OPTIONS = signature(load_here)
+load.__signature__ = _OPTIONS.replace(  # type: ignore[attr-defined]
+    parameters=[
+        p.replace(annotation="str | torch.device | Sequence[str | torch.device] | None")
+        if p.name == "device"
+        else p
+        for p in _OPTIONS.parameters.values()
+        if p.name != "gate"
+    ],
+    return_annotation="WideModel | DeviceModel",
+)
 
 
 def load_parts(
@@ -169,17 +159,13 @@ def load_parts(
     """Loads the members in parts, one on each device. Raises: as `load`."""
     if not devices:
         raise UsageError("device=[] names no device; give at least one, or leave it out for the CPU")
-    refuse_weights(options)
-    path, expect = path_of(path), options.get("expect")
-    check_expected(expect)
+    path = path_of(path)
 
     from .device_model import DeviceModel  # imports the walk over rows, which other loads do not need
 
     def opening(reader: Reader) -> DeviceModel:
         """Opens every part from the files of one digest."""
-        chosen = chosen_members(reader.manifest, options.get("members"))
-        sizes = member_bytes(reader.manifest.weights, len(reader.manifest.members))
-        parts = divided([sizes[i] for i in chosen], len(devices), "devices")
+        chosen, parts = divided_members(reader, options, len(devices), "devices")
         pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
         gate = Gate()
         models: list[WideModel] = []
@@ -191,5 +177,30 @@ def load_parts(
         again: LoadArguments = {**pinned, "warmup": False, "threads": None, "progress": None}
         return DeviceModel(models, parts, gate, partial(load_parts, Path(path).absolute(), devices, again))
 
+    return opened_in_parts(path, options, opening)
+
+
+def opened_in_parts(path: str | PathLike[str], options: LoadArguments, opening: Callable[[Reader], T]) -> T:
+    """Opens an artifact whose members are loaded in parts. Raises: as `load`."""
+    if options.get("weights") is not None or options.get("max_error") is not None:
+        raise UsageError(
+            "weights and max_error are for a load on one device; leave them out, or load without a list of"
+            " devices and in one process"
+        )
+    expect = options.get("expect")
+    check_expected(expect)
+    path = path_of(path)
     with guarded(str(path)):
         return opened(path, opening, expect, ops.allow(options.get("allow_ops", ())))[1]
+
+
+def divided_members(
+    reader: Reader, options: LoadArguments, count: int, what: str
+) -> tuple[list[int], list[range]]:
+    """Returns the numbers of the members to load, and the places of each part among them.
+
+    The parts are of about equal bytes of weights. what: messages call the parts so. Raises: UsageError.
+    """
+    chosen = chosen_members(reader.manifest, options.get("members"))
+    sizes = member_bytes(reader.manifest.weights, len(reader.manifest.members))
+    return chosen, divided([sizes[i] for i in chosen], count, what)

@@ -7,24 +7,21 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
-from ..inference.entry_access import EntryAccess
-from ..inference.member import Member
-from ..inference.member_access import MemberAccess
+from ..inference.loaded_model import LoadedModel
 from ..inference.model import WideModel
 from ..spec.names import number_of
 from ..system.gate import Gate
 from .device_entry import DeviceEntry
 
 if TYPE_CHECKING:
-    from ..inference.swap import SwapReport
+    from ..inference.members.swap import SwapReport
 
 
-class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
+class DeviceModel(LoadedModel[DeviceEntry]):
     """N trained members on several devices that run in one call. `widepack.load(device=[...])` returns it.
 
     It is called as a `WideModel` is. Inputs and answers are on the first device. `reduce` moves sums of each
@@ -84,9 +81,6 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
         """The device of each part."""
         return tuple(model.device for model in self.models)
 
-    def __repr__(self) -> str:
-        return self._describe(self.members)
-
     def __reduce__(self) -> tuple[Callable[[], DeviceModel], tuple[()]]:
         """Copies and pickles by the path: the copy loads the same artifact with the same arguments.
 
@@ -97,14 +91,11 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
             model.__reduce__()  # refuses after `close`
         return self._again, ()
 
-    # ---------------------------------------------------------------- members, documented in `MemberAccess`
+    # ---------------------------------------------------------------- members, documented in `LoadedModel`
 
     def _place(self, member: int | str) -> tuple[WideModel, int]:
         """Returns the model that has a member, and the member's place there. Raises: UsageError."""
         return self._places[number_of(self.members, member)]
-
-    def member(self, member: int | str) -> Member:
-        return self._forward().member(member)
 
     def state_dict(self, member: int | str) -> dict[str, Any]:
         model, place = self._place(member)
@@ -114,27 +105,9 @@ class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
         model, place = self._place(member)
         return model.stored_state(place)
 
-    def swap(
-        self,
-        member: int | str,
-        checkpoint: str | PathLike[str],
-        *,
-        key: str | None = None,
-        trust_pickle: bool = False,
-        ignore: str | Sequence[str] = (),
-        model: str | Callable[..., nn.Module] | None = None,
-        model_args: Mapping[str, Any] | None = None,
-    ) -> SwapReport:
+    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
         part, place = self._place(member)
-        return part.swap(
-            place,
-            checkpoint,
-            key=key,
-            trust_pickle=trust_pickle,
-            ignore=ignore,
-            model=model,
-            model_args=model_args,
-        )
+        return part.swap(place, checkpoint, **how)
 
     def close(self) -> None:
         """Releases programs and weights of all parts. Calls raise `UsageError` afterwards."""

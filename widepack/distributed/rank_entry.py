@@ -9,21 +9,13 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..inference.entry import WideEntry
-from ..inference.graph_use import GraphUse
-from ..inference.member import Member
 from ..inference.model import WideModel
-from ..inference.part_reduction import PartReduction, Sums
-from ..inference.prepared_call import PreparedCall, PreparedReduction
 from ..inference.reduced_answer import Reduction
-from ..inference.router import Router
-from ..inference.row_groups import RowGroups
-from ..planning.plan import Plan
-from ..reduction.stream import StreamedSums
-from ..spec.names import number_of
+from ..inference.routing.row_groups import RowGroups
+from ..reduction.sums import StreamedSums
 from ..system.gate import Gate
 from .collectives import Ranks, described
-from .joined import Together, join_rows
+from .part_calls import PartReduction, PreparedCall, PreparedReduction, Sums, Together, join_rows
 from .split_entry import SplitEntry
 
 ADDED = ("mean", "expected_entropy", "counts")
@@ -50,54 +42,16 @@ class RankEntry(SplitEntry):
         ranks: Ranks,
         gate: Gate,
     ) -> None:
-        self._here: WideEntry = model.entry(name)
-        super().__init__(self._here.entry, name, model.manifest, members, parts, model.device)
-        self._ranks, self._gate = ranks, gate
+        here = {ranks.rank: model.entry(name)}
+        super().__init__(name, here, model.manifest, members, parts, gate, model.device)
+        self._ranks = ranks
         self._places = parts[ranks.rank]
 
     @property
-    def backend(self) -> str:
-        return self._here.backend
-
-    @property
     def runs_on(self) -> str:
-        return f"rank {self._ranks.rank} of {self._ranks.size}: {self._here.runs_on}"
+        return f"rank {self._ranks.rank} of {self._ranks.size}: {super().runs_on}"
 
-    def plans(self, pattern: str = "shared") -> list[Plan]:
-        """Returns the plans of this rank's part, one for each batch class.
-
-        Args:
-            pattern: `shared` or `each`.
-
-        Returns:
-            The plans, the smallest batch class first.
-        """
-        return self._here.plans(pattern)
-
-    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
-        """Returns which calls of this rank's part run by CUDA graphs, and why others do not.
-
-        Args:
-            pattern: `shared` or `each`.
-
-        Returns:
-            One `GraphUse` for each batch class, the smallest first.
-        """
-        return self._here.graph_use(pattern)
-
-    def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        self._here.warmup(patterns)
-
-    def probe(self) -> None:
-        self._here.probe()
-
-    def member(self, member: int | str) -> Member:
-        place = number_of(self.members, member)
-        self.refuse_elsewhere(place)
-        return self._here.member(place - self._places.start)
-
-    def refuse_elsewhere(self, place: int) -> None:
-        """Raises: UsageError for a member of another rank."""
+    def refuse_elsewhere(self, place: int) -> None:  # documented in `SplitEntry`
         if place not in self._places:
             raise UsageError(
                 f"member {self.members[place]} is on rank {self._part_of[place]}, this is rank "
@@ -114,18 +68,18 @@ class RankEntry(SplitEntry):
         with self._ranks.lock:
             return super().each(*args, **kwargs)
 
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `Reductions`
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
         with self._ranks.lock:
             return super().reduce(*args, **kwargs)
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
         with self._ranks.lock:
             return super().route(*args, member=member, **kwargs)
 
     def state(self, **sizes: int) -> dict[str, Tensor]:
         with self._ranks.lock:
             text = f"{self.name} state {sorted(sizes.items())}"
-            found = self._ranks.agreed(lambda: self._here.state(**sizes), lambda _: text)
+            found = self._ranks.agreed(lambda: self._first.state(**sizes), lambda _: text)
             shapes = [[(len(p), *v.shape[1:]) for v in found.values()] for p in self.parts]
             gathered = self._ranks.gathered(list(found.values()), shapes)
             return dict(zip(found, map(torch.cat, zip(*gathered))))
@@ -155,7 +109,7 @@ class RankEntry(SplitEntry):
         inputs = self._inputs(values, per_member)
 
         def run() -> list[Any]:
-            call = PreparedCall(self._here, inputs, per_member)
+            call = PreparedCall(self._first, inputs, per_member)
             return call.leaves(self._through(call))
 
         leaves = self._ranks.agreed(run, lambda _: "ran")
@@ -172,11 +126,11 @@ class RankEntry(SplitEntry):
         ]
 
     def _sums(self, values: Sequence[Tensor], per_member: Sequence[bool], reduction: Reduction) -> Sums:
-        parts = [PartReduction.part_of(reduction, p.start, len(self.members)) for p in self.parts]
+        parts = [PartReduction(reduction, p.start, len(self.members)) for p in self.parts]
         inputs = self._inputs(values, per_member)
 
         def run() -> Sums:
-            call = PreparedReduction(self._here, inputs, per_member, parts[self._ranks.rank])
+            call = PreparedReduction(self._first, inputs, per_member, parts[self._ranks.rank])
             return call.sums(self._through(call))
 
         mine = self._ranks.agreed(run, lambda _: "summed")
@@ -201,11 +155,8 @@ class RankEntry(SplitEntry):
         total.dtype = mine.dtype
         return total
 
-    def _router(self) -> Router:
-        return self._here.router
-
     def _rows(self, values: Sequence[Tensor], numbers: Sequence[int], groups: RowGroups) -> list[Any]:
-        router, size = self._router(), self._ranks.size
+        router, size = self._first.router, self._ranks.size
         inputs: list[Any] = []
         for value, axis in zip(values, router.axes):
             if axis is None:
@@ -240,7 +191,7 @@ class RankEntry(SplitEntry):
         if self._ranks.rank not in groups.members:
             return []
         rows = groups.rows[groups.members.index(self._ranks.rank)]
-        call = self._router().prepared(inputs, [numbers[row] - self._places.start for row in rows])
+        call = self._first.router.prepared(inputs, [numbers[row] - self._places.start for row in rows])
         found: list[Any] = self._through(call)
         return found
 

@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from widepack_artifacts.reader import Reader, opened
+from widepack_artifacts.reader import Reader
 
 from ..errors import Unavailable
-from ..inference.load import check_expected, chosen_members, on_device
 from ..inference.load import load as load_here
-from ..ir import ops
-from ..runtime.admission import guarded
-from ..spec.member_parts import divided, member_bytes
-from ..spec.names import path_of
+from ..inference.load import on_device
 from ..system.gate import Gate
-from .load_arguments import refuse_weights
+from .device_load import divided_members, opened_in_parts
 from .rank_model import RankModel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from .load_arguments import LoadArguments
+    from .device_load import LoadArguments
 
 
 def load(
@@ -78,18 +74,13 @@ def load(
 
     def opening(reader: Reader) -> tuple[Any, Sequence[int], Sequence[range]]:
         """Opens this rank's part from the files of one digest."""
-        chosen = chosen_members(reader.manifest, options.get("members"))
-        sizes = member_bytes(reader.manifest.weights, len(reader.manifest.members))
-        parts = divided([sizes[i] for i in chosen], ranks.size, "processes")
+        chosen, parts = divided_members(reader, options, ranks.size, "processes")
         mine: LoadArguments = {**options, "members": [chosen[i] for i in parts[ranks.rank]]}
         mine["expect"] = reader.manifest.digest
         return load_here(path, device=where, gate=gate, **mine), chosen, parts
 
-    def loading() -> tuple[Any, Sequence[int], Sequence[range]]:
-        refuse_weights(options)
-        check_expected(options.get("expect"))
-        with guarded(str(path_of(path))):
-            return opened(path, opening, options.get("expect"), ops.allow(options.get("allow_ops", ())))[1]
-
-    here, chosen, parts = ranks.agreed(loading, lambda found: f"{found[0].manifest.digest} {found[1]}")
+    here, chosen, parts = ranks.agreed(
+        lambda: opened_in_parts(path, options, opening),
+        lambda found: f"{found[0].manifest.digest} {found[1]}",
+    )
     return RankModel(here, chosen, parts, ranks, gate)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
 from .. import errors
 from ..errors import WidepackError
-from ..inference.entry_access import EntryAccess
-from ..inference.member import Member
-from ..inference.member_access import MemberAccess
+from ..inference.loaded_model import LoadedModel
 from ..inference.model import WideModel
 from ..spec.names import checkpoint_of, number_of
 from ..system.gate import Gate
@@ -26,10 +23,10 @@ from .collectives import Ranks
 from .rank_entry import RankEntry
 
 if TYPE_CHECKING:
-    from ..inference.swap import SwapReport
+    from ..inference.members.swap import SwapReport
 
 
-class RankModel(MemberAccess, EntryAccess[RankEntry]):
+class RankModel(LoadedModel[RankEntry]):
     """N trained members in several processes that run in one call. `widepack.distributed.load` returns it.
 
     Every process of the group makes the same calls in the same order. Inputs are those of rank 0: the other
@@ -38,7 +35,9 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
     shapes differ, and models with states. `route` sends each row to the rank of its member. A call that one
     rank refuses runs on no rank. If a process ends or does not answer in time, calls raise `WidepackError`.
 
-    `member` and `state_dict` are for the members of this rank.
+    `member` and `state_dict` are for the members of this rank. `swap` replaces a member at the same place in
+    the order of calls of every rank: the rank that has the member reads the checkpoint and checks it, the
+    others wait for it, at most the timeout of the load, and every rank gets its report or its error.
 
     Attributes:
         members: The names of all members.
@@ -85,19 +84,13 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         """Where this rank's inputs, members and answers are."""
         return self.here.device
 
-    def __repr__(self) -> str:
-        return self._describe(self.members)
-
     def __reduce__(self) -> Any:
         raise TypeError(
             "a RankModel cannot be copied or pickled: its members are in several processes; load the "
             "artifact again on every rank"
         )
 
-    # ---------------------------------------------------------------- members, documented in `MemberAccess`
-
-    def member(self, member: int | str) -> Member:
-        return self._forward().member(member)
+    # ---------------------------------------------------------------- members, documented in `LoadedModel`
 
     def state_dict(self, member: int | str) -> dict[str, Any]:
         place = number_of(self.members, member)
@@ -109,60 +102,20 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         next(iter(self._entries.values())).refuse_elsewhere(place)
         return self.here.stored_state(self.members[place])
 
-    def swap(
-        self,
-        member: int | str,
-        checkpoint: str | PathLike[str],
-        *,
-        key: str | None = None,
-        trust_pickle: bool = False,
-        ignore: str | Sequence[str] = (),
-        model: str | Callable[..., nn.Module] | None = None,
-        model_args: Mapping[str, Any] | None = None,
-    ) -> SwapReport:
-        """Replaces a member by another checkpoint, on every rank at the same place in the order of calls.
+    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
+        from ..inference.members.swap import SwapReport  # opens checkpoints, which no other part does
 
-        The rank that has the member reads the checkpoint and checks it; the others wait for it, at most the
-        timeout of the load. Otherwise as `WideModel.swap`.
-
-        Args:
-            member: The member's number or name.
-            checkpoint: The file or folder of the new weights, as the member's rank finds it.
-            key: As `build` takes it.
-            trust_pickle: As `build` takes it.
-            ignore: As `WideModel.swap` takes it.
-            model: As `WideModel.swap` takes it.
-            model_args: As `WideModel.swap` takes them.
-
-        Returns:
-            A `SwapReport`, the same on every rank.
-
-        Raises:
-            WidepackError: As `WideModel.swap`, on every rank. The old member is kept then.
-        """
-        from ..inference.swap import SwapReport  # opens checkpoints, which no other part of a model does
-
-        made = f"{model if isinstance(model, str) else type(model).__name__} {dict(model_args or {})}"
         with self._ranks.lock:
             place = self._ranks.agreed(
                 lambda: (checkpoint_of(checkpoint), number_of(self.members, member))[1],
-                lambda found: f"swap {found} {checkpoint} {key} {trust_pickle} {ignore} {made}",
+                lambda found: f"swap {found} {checkpoint} {_described(how)}",
             )
             owner = next(rank for rank, places in enumerate(self.parts) if place in places)
             error: WidepackError | None = None
             answer: dict[str, Any] = {}
             if owner == self.rank:
-                name = self.members[place]
                 try:
-                    report = self.here.swap(
-                        name,
-                        checkpoint,
-                        key=key,
-                        trust_pickle=trust_pickle,
-                        ignore=ignore,
-                        model=model,
-                        model_args=model_args,
-                    )
+                    report = self.here.swap(self.members[place], checkpoint, **how)
                     now = self.here.checkpoints[place - self.parts[owner].start]
                     answer = {"report": asdict(report), "checkpoint": asdict(now)}
                 except WidepackError as e:
@@ -180,3 +133,10 @@ class RankModel(MemberAccess, EntryAccess[RankEntry]):
         """Releases this rank's programs and weights, and ends the group of the model."""
         self.here.close()
         self._ranks.close()
+
+
+def _described(how: Mapping[str, Any]) -> str:
+    """Returns the options of a swap in words: a factory of another process has another address."""
+    model = how["model"]
+    made = model if isinstance(model, str) else type(model).__name__
+    return str({**how, "model": made})

@@ -12,20 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest
 
 from ..inference.binder import Binder
-from ..inference.each import each_if_tensor
+from ..inference.entry import WideEntry
+from ..inference.graph_pool import GraphUse
+from ..inference.input_values import each_if_tensor
 from ..inference.loaded_entry import LoadedEntry
-from ..inference.member_numbers import member_numbers
-from ..inference.part_reduction import Sums, figures_of
+from ..inference.members.member import Member
+from ..inference.output import built
 from ..inference.reduced_answer import Reduction
-from ..inference.reductions import names_apart
-from ..inference.router import Router, built, inputs_of_rows
-from ..inference.row_groups import RowGroups
+from ..inference.routing.member_numbers import member_numbers
+from ..inference.routing.router import inputs_of_rows
+from ..inference.routing.row_groups import RowGroups
+from ..planning.plan import Plan
 from ..spec.names import number_of
-from .joined import states_of
+from ..system.gate import Gate
+from .part_calls import Sums, figures_of, states_of
 
 
 class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
@@ -37,30 +40,77 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         members: The names of all members.
         parts: The places of the members of each part.
         device: Where inputs are and answers are joined.
+
+    Args:
+        here: The parts in this process, at least one, by their numbers.
+        gate: What calls of all of them pass.
     """
 
     def __init__(
         self,
-        entry: Entry,
         name: str,
+        here: Mapping[int, WideEntry],
         manifest: Manifest,
         members: tuple[str, ...],
         parts: Sequence[range],
+        gate: Gate,
         device: torch.device,
     ) -> None:
-        self.name, self.entry, self.members = name, entry, members
+        self._here, self._gate = here, gate
+        self._first = next(iter(here.values()))
+        self.name, self.entry, self.members = name, self._first.entry, members
         self.parts, self.device = tuple(parts), device
-        self._binder = Binder(entry, len(members), device, known=manifest.state)
+        self._binder = Binder(self.entry, len(members), device, known=manifest.state)
         self._part_of = [k for k, places in enumerate(self.parts) for _ in places]
 
-    @property
-    def state_dims(self) -> set[str]:
-        leaves = [self._binder.leaves[i] for i in self._binder.carried]
-        return {d.letter for leaf in leaves for d in leaf.dims if not isinstance(d, int)}
+    # ---------------------------------------------------------------- the parts in this process
 
     @property
-    def description(self) -> str:
-        return self._binder.description
+    def backend(self) -> str:
+        return "+".join(dict.fromkeys(e.backend for e in self._here.values()))
+
+    @property
+    def runs_on(self) -> str:
+        return " + ".join(e.runs_on for e in self._here.values())
+
+    def plans(self, pattern: str = "shared") -> list[Plan]:
+        """Returns the plans of the first part that is in this process, one for each batch class.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            The plans, the smallest batch class first.
+        """
+        return self._first.plans(pattern)
+
+    def graph_use(self, pattern: str = "shared") -> list[GraphUse]:
+        """Returns which calls of the first part in this process run by CUDA graphs, and why others do not.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            One `GraphUse` for each batch class, the smallest first.
+        """
+        return self._first.graph_use(pattern)
+
+    def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
+        for entry in self._here.values():
+            entry.warmup(patterns)
+
+    def probe(self) -> None:
+        for entry in self._here.values():
+            entry.probe()
+
+    def member(self, member: int | str) -> Member:
+        place = number_of(self.members, member)
+        self.refuse_elsewhere(place)
+        part = self._part_of[place]
+        return self._here[part].member(place - self.parts[part].start)
+
+    def refuse_elsewhere(self, place: int) -> None:
+        """Raises: UsageError for a member of another process. place: of the member."""
 
     # ---------------------------------------------------------------- what a part of the members does
 
@@ -78,10 +128,6 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
 
         numbers: of the member of each row. groups: the rows of each part. Returns: the outputs of all rows.
         """
-
-    @abstractmethod
-    def _router(self) -> Router:
-        """Returns the router of any part. Raises: UsageError for an entry whose rows cannot be routed."""
 
     def _checked(self, check: Callable[[], Any]) -> Any:
         """Returns what `check` returns: it binds and checks a call. Parts that agree on a call do it here."""
@@ -119,34 +165,23 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     def _answer(self, bind: Callable[[], tuple[list[Tensor], list[bool]]], state: Any) -> Any:
         values, per_member = self._checked(bind)
         leaves = self._outputs(values, per_member)
-        answer = built(self.entry, leaves)
+        answer = built(self.entry.result, leaves)
         if not self._binder.states:
             return answer
         return answer, {**state, **states_of(leaves, self._binder.states)}
 
-    def reduce(
-        self,
-        *args: Any,
-        of: str | None = None,
-        weights: Sequence[float] | None = None,
-        members: Sequence[int | str] | None = None,
-        dim: int = -1,
-        output: str | int | None = None,
-        **kwargs: Any,
+    def _reduce(
+        self, request: Callable[[], tuple[Reduction, Sequence[Any]]], kwargs: Mapping[str, Any], state: Any
     ) -> Any:
-        state: Any = kwargs.pop("state", None) if self._binder.states else None
-
         def bind() -> tuple[Reduction, list[Tensor], list[bool]]:
-            inputs, names = names_apart(args)
-            chosen = None if members is None else [number_of(self.members, m) for m in members]
-            reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
+            reduction, inputs = request()
             return reduction, *self._bind(inputs, kwargs, state)
 
         reduction, values, per_member = self._checked(bind)
         if self._can_sum(reduction):
             return figures_of(reduction, self._sums(values, per_member, reduction))
         leaves = self._outputs(values, per_member)
-        figures = reduction.apply(built(self.entry, leaves), self.entry.outputs, True)
+        figures = reduction.apply(built(self.entry.result, leaves), self.entry.outputs, True)
         if not self._binder.states:
             return figures
         return figures, {**state, **states_of(leaves, self._binder.states)}
@@ -158,9 +193,9 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         ragged = any(o.kind == "ragged" for o in self.entry.outputs)
         return all(w.figure.streamed for w in reduction.wanted) and not ragged and not self._binder.states
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
         def bind() -> tuple[Sequence[Tensor], list[int], RowGroups]:
-            router = self._router()
+            router = self._first.router
             values = inputs_of_rows(self._binder, args, kwargs)
             self._binder.refuse_derivatives(values)
             sizes = self._binder.check(values, self._binder.none)
@@ -171,4 +206,4 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             return values, numbers, groups
 
         values, numbers, groups = self._checked(bind)
-        return built(self.entry, self._rows(values, numbers, groups))
+        return built(self.entry.result, self._rows(values, numbers, groups))

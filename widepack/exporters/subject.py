@@ -24,12 +24,12 @@ from widepack_artifacts.reader import Reader
 
 from ..backends.task import first_line
 from ..errors import LoweringError, ProbeError, UsageError, VerificationError, WidepackError
-from ..inference.bound_program import StoredProgram
 from ..inference.load import load
-from ..inference.merged_weights import SPLIT
 from ..inference.model import WideModel
-from ..ir.at_rest import draws
+from ..inference.programs.bound_program import StoredProgram
+from ..inference.programs.merged_weights import SPLIT
 from ..ir.fake_values import CPU
+from ..ir.random_ops import uses_random_ops
 from ..runtime.admission import check_member_run, guarded
 from ..runtime.executable import Executable
 from ..spec.entries import FORWARD
@@ -91,7 +91,7 @@ class ExportSubject:
         self.entry: Entry = wide.entry
         self.chosen = self.artifact.chosen
         self.members = 0 if single else len(self.chosen)
-        if draws(self._programs.source.member(0)[0]):
+        if uses_random_ops(self._programs.source.member(0)[0]):
             raise UsageError(
                 f"{self.artifact.reader.root}: entry {name} draws random numbers at every call "
                 "(dropout that is on), so that the answers of an exported file cannot be compared; "
@@ -197,7 +197,7 @@ class ExportSubject:
                 expected = self.expected(inputs)
             except (RuntimeError, ValueError, IndexError):
                 continue  # the members do not take random inputs at these sizes
-            difference = self._programs.binder.differ(self.pattern, run(inputs), expected)
+            difference = self._programs.probe_check.differ(self.pattern, run(inputs), expected)
             if difference:
                 raise VerificationError(
                     f"{title} differs from the artifact's program at {words}: {difference}"

@@ -2,18 +2,36 @@
 
 The weight of a member that an adapter changes is `base + left @ right`, computed in float64 and rounded once.
 The left factor has the adapter's scale in it, in float32. With DoRA, each output is multiplied by a number.
+
+`transposed_in_module` finds which weights of a model are stored transposed: `[in, out]`, as those of
+transformers' Conv1D. `transposed_in_programs` finds them in its programs.
+
+`adapter_config.json` has one setting for this, `fan_in_fan_out`. PEFT changes it at every layer, so the file
+has that of the last one. Only the shape or the model tells how a weight is stored, and a square weight has no
+shape that tells.
+
+`FleetBase` records the base of a fleet in the artifact's provenance, and warns of adapters that name another
+base.
+
+`adapter_config.json` has the name of the base model that an adapter was trained on. The name is no proof: two
+names or paths can be of one model. So another name is a warning, not an error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from widepack_artifacts.correction import StackedFactors, rounded
+from widepack_artifacts.program import Ref
+from widepack_artifacts.reader import Reader
 
 from ..checkpoints.checkpoint import Checkpoint, is_floating
 from ..checkpoints.differences import bit_equal
@@ -21,11 +39,114 @@ from ..checkpoints.discovery import LeftOut
 from ..checkpoints.state_dict import TensorInfo
 from ..errors import CheckpointError
 from ..spec.dtypes import dtype_of
-from .adapter import Adapter, LoraDelta, LowRankDifference, difference_of
-from .adapter_config import FILE
-from .adapter_files import WEIGHTS, read_adapter
-from .factors import Factors, Residual, stack_factors
-from .orientation import Turned
+from .adapter import FILE, WEIGHTS, Adapter, LoraDelta, LowRankDifference, difference_of, read_adapter
+from .factors import Factors, KeptStacked, Residual, stack_factors
+
+Turned = Mapping[str, bool]
+"""Whether a weight is stored transposed, by its name. Weights that are not in it are unknown."""
+_SECOND = {"aten.mm.default": 1, "aten.matmul.default": 1, "aten.addmm.default": 2}
+_TURNED = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default")
+
+
+def transposed_in_module(module: nn.Module) -> dict[str, bool]:
+    """Returns which weights of linear layers a model stores transposed, by the class of each layer."""
+    found = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        weight = getattr(part, "weight", None)
+        if weight is None or getattr(weight, "ndim", 0) != 2:
+            continue
+        if isinstance(part, nn.Linear):
+            found[f"{name}.weight".lstrip(".")] = False
+        elif type(part).__name__ == "Conv1D":  # transformers' class; it is not imported for this
+            found[f"{name}.weight".lstrip(".")] = True
+    return found
+
+
+def transposed_in_programs(artifact: Reader) -> dict[str, bool]:
+    """Returns which weights member programs read as they are stored, in a product from the right."""
+    found: dict[str, set[bool]] = {}
+    for file in {f for e in artifact.manifest.entries.values() for f in e.member}:
+        program = artifact.program(file)
+        sources = {s.name: s.source for s in program.weights}
+        for node in program.nodes:
+            place = 1 if node.op == "aten.linear.default" else _SECOND.get(node.op, 0)
+            if node.op in _TURNED and len(node.args):
+                _add(found, sources, node.args[0], False)
+            elif place and len(node.args) > place:
+                _add(found, sources, node.args[place], node.op != "aten.linear.default")
+    return {name: ways.pop() for name, ways in found.items() if len(ways) == 1}
+
+
+def _add(found: dict[str, set[bool]], sources: Mapping[str, str], value: object, turned: bool) -> None:
+    if isinstance(value, Ref) and value.name in sources:
+        found.setdefault(sources[value.name], set()).add(turned)
+
+
+BASE = "base"
+"""The field of the provenance with the record of the base."""
+_NAMED = "named"
+_MOST_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class FleetBase:
+    """The base that a fleet was built with.
+
+    checkpoint: of the base. named: the name of the base model in the settings of all adapters; "" if they
+    name none, or several.
+    """
+
+    checkpoint: Checkpoint
+    named: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for the provenance. Raises: CheckpointError if a file changed meanwhile."""
+        return {
+            "source": self.checkpoint.path,
+            "sha256": self.checkpoint.sha256(),
+            "bytes": self.checkpoint.bytes,
+            **({_NAMED: self.named} if self.named else {}),
+        }
+
+
+def base_of(checkpoint: Checkpoint, adapters: Sequence[Adapter]) -> FleetBase:
+    """Returns the base of adapters, and warns if they name several base models."""
+    first: dict[str, str] = {}
+    for adapter in adapters:
+        if adapter.config.base_model:
+            first.setdefault(_shown(adapter.config.base_model), adapter.path)
+    if len(first) > 1:
+        (one, one_path), (other, other_path) = list(first.items())[:2]
+        warnings.warn(
+            f"the adapters name {len(first)} base models: {one_path} names {one!r}, and {other_path} names"
+            f" {other!r}. All of them get the base {checkpoint.path}; if these are different models, build"
+            " one artifact for each",
+            stacklevel=2,
+        )
+    return FleetBase(checkpoint, next(iter(first)) if len(first) == 1 else "")
+
+
+def warn_of_other_base(provenance: Mapping[str, Any], adapter: Adapter) -> None:
+    """Warns if an adapter names another base model than the adapters of an artifact.
+
+    provenance: of the artifact. It is a free record, so any value in it is accepted.
+    """
+    record = provenance.get(BASE)
+    named = record.get(_NAMED) if isinstance(record, dict) else None
+    mine = _shown(adapter.config.base_model)
+    if not mine or not isinstance(named, str) or not named or mine == _shown(named):
+        return
+    warnings.warn(
+        f"adapter {adapter.path} names the base model {mine!r}, and the adapters of the artifact name"
+        f" {_shown(named)!r}. Its answers are computed over the artifact's base; if these are different"
+        " models, build an artifact with the other base",
+        stacklevel=7,  # the caller of `swap`
+    )
+
+
+def _shown(name: str) -> str:
+    return name.rstrip("/")[:_MOST_CHARACTERS]
+
 
 _MOST_NAMED = 5
 OF_ARTIFACT = "of the artifact"
@@ -136,19 +257,19 @@ def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
             )
 
 
-def fleet_factors(name: str, base: Tensor, members: Sequence[AdapterMember]) -> Factors | None:
-    """Returns the factors of one weight of all members; None if it is no matrix or filter, if a member
-    replaces it, or if the members' scales are of different dims.
-    """
-    if base.ndim < 2 or any(m.replaces(name) for m in members):
-        return None
+def fleet_factors(name: str, base: Tensor, members: Sequence[AdapterMember]) -> Factors | KeptStacked:
+    """Returns the factors of one weight of all members, or why it stays Stacked."""
+    if base.ndim < 2:
+        return KeptStacked(f"it has {base.ndim} dims; factored are matrices and filters")
+    if any(m.replaces(name) for m in members):
+        return KeptStacked("an adapter replaces it")
     found = [m.difference(name, base) for m in members]
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
     pairs = [None if d is None else (d.left, d.right) for d in found]
     left, right, ranks = stack_factors(pairs, base, dtype)
     shapes = {d.scale.shape for d in found if d is not None and d.scale is not None}
     if len(shapes) > 1:
-        return None
+        return KeptStacked("the adapters have scales of different dims (DoRA)")
     scale = torch.ones(len(members), *shapes.pop(), dtype=dtype) if shapes else None
     for i, d in enumerate(found):
         if scale is not None and d is not None and d.scale is not None:

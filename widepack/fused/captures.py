@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ..capture.call import MemberCall
-from ..capture.capture import Captured
-from ..capture.literals import check_literals
+from ..capture.capture import Captured, check_literals
 from ..errors import UsageError
 from ..spec.dropout import switched_on
 from .attribute_reads import AttributeReads, recorded_reads

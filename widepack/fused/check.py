@@ -10,8 +10,8 @@ of every
    weight that trains are compared with each member's own, at the sample's sizes.
 
 A program that draws (dropout) draws other numbers for all members than for one after the other. So the wide
-program is compared with its random ops at rest (ir/at_rest.py), and the capture is compared with the members'
-own modules, both from one seed. A program with a random op that cannot rest is not compared.
+program is compared without its random ops (ir/random_ops.py), and the capture is compared with the members'
+own modules, both from one seed. A program with a random op that has no fixed form is not compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from widepack_artifacts import tree
 from widepack_artifacts.program import Program
 
 from ..errors import VerificationError, WidepackError
-from ..ir.at_rest import rested
+from ..ir.random_ops import without_randomness
 from ..spec.state import BUFFER, CarriedState
 from ..system.progress import Stages
 from ..verification import calls, small_sizes
@@ -58,7 +58,7 @@ def check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
 def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
     (program,) = entry.programs
     members_draw = entry.random and not fused.drops_only_when_fused
-    resting, wide_resting = rested(program), rested(runner.program)
+    resting, wide_resting = without_randomness(program), without_randomness(runner.program)
     if resting is None or wide_resting is None:
         return
     if not any(runner.stacked) or all(runner.stacked):
@@ -88,7 +88,7 @@ def settle(fused: LiveMembers, entry: FusedEntry) -> None:
     """
     (program,) = entry.programs
     members_draw = entry.random and not fused.drops_only_when_fused
-    resting = rested(program)
+    resting = without_randomness(program)
     if resting is None:
         return
     subject = subject_for(fused, entry, resting, members_draw)

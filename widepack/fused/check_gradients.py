@@ -11,8 +11,8 @@ import torch
 from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
-from ..ir.at_rest import rested
-from ..ir.float64 import raise_program
+from ..ir.cast import raise_program
+from ..ir.random_ops import without_randomness
 from ..spec.draws import InputSource, draw_all
 from .gradient_causes import way_out
 from .gradient_differences import WAY_OUT, ExactGradients, compare_gradients
@@ -165,7 +165,7 @@ def _wide_gradients(
         own = runner  # of its batch class, also where the sample is of another
     else:
         own = entry.on_cpu().runner(runner.stacked, entry.sizes, gradients=True)
-    program = rested(own.program)
+    program = without_randomness(own.program)
     assert program is not None  # as on the module's device
     program = raise_program(program) if exact else program
     as_run = _in_float64 if exact else torch.Tensor.clone

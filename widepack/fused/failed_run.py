@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ..errors import InputError
-from ..inference.failed_call import Run, unknown_row
+from ..inference.programs.failed_call import Run, unknown_row
 from ..ir.torch_internals import in_transform
 from .programs import FusedEntry
 

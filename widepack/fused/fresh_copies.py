@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import UsageError
-from ..inference.member import Member
-from ..inference.member_access import MemberAccess
+from ..inference.loaded_model import LoadedModel
+from ..inference.members.member import Member
 from .skeleton import ModuleSkeleton, weights_of
 from .torch_module import parameter_dict
 
@@ -41,7 +41,7 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
             raise UsageError(
                 "models is one module; give a list of members, or n=8 for 8 copies with fresh initialization"
             )
-        if isinstance(models, MemberAccess):
+        if isinstance(models, LoadedModel):
             raise UsageError(f"models is a loaded artifact of {len(models)} members, {_NOT_MODULES}")
         members = list(models) if isinstance(models, (Sequence, nn.ModuleList)) else []
         if not members and isinstance(models, (Sequence, nn.ModuleList)):

@@ -9,8 +9,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from ..capture.example import without_ones
 from ..capture.export import clone
-from ..capture.larger_sample import without_ones
 from ..capture.named_fields import sample_arguments
 from ..errors import UsageError
 from ..planning.request import StrategyRequest

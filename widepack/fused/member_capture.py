@@ -12,7 +12,7 @@ from torch import nn
 from ..capture.call import MemberCall, arrange
 from ..capture.capture import Captured, capture
 from ..capture.derivatives import weights_fixed
-from ..capture.dynamic_dims import dynamic_axes
+from ..capture.example import dynamic_axes
 from ..capture.export import calm, clone
 from ..checkpoints.differences import bit_equal
 from ..spec.state import StateRequest

@@ -14,8 +14,8 @@ from widepack_artifacts.program import Program
 
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
-from ..capture.results import known_forms
-from ..ir.float64 import raise_program
+from ..capture.named_fields import known_forms
+from ..ir.cast import raise_program
 from ..verification.rest_mode import without_draws
 from .gradient_terms import terms_of
 from .gradients import Gradients, gradients_of, weighted_sum

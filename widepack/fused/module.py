@@ -20,7 +20,7 @@ from torch._compile import _disable_dynamo
 
 from ..capture.call import MemberCall
 from ..errors import UsageError
-from ..inference.each import each_if_tensor
+from ..inference.input_values import each_if_tensor
 from ..inference.output import build_answer
 from ..ir.torch_internals import in_forward_mode, in_transform, outside_transforms
 from ..system.autocast import plain_modes

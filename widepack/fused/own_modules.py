@@ -22,8 +22,8 @@ from torch import nn
 
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
+from ..capture.named_fields import known_forms
 from ..capture.reachable import walk
-from ..capture.results import known_forms
 from ..errors import UsageError
 from ..ir.overlapping import copy_into, overlaps
 from ..ir.torch_internals import memory_id

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from widepack_artifacts.program import Program
 
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
 from .compiled_check import difference
@@ -50,7 +50,7 @@ class DifferentiableProgram:
         self._right: set[Any] = set()  # the sizes at which both functions were compared
         if compiled is not None:
             self.compiled = torch.compile(self.plain, **compiled)
-            self._random = draws(program)
+            self._random = uses_random_ops(program)
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
         given = [*(weights[s] for s in self.sources), *inputs]

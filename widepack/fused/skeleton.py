@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..errors import UsageError
 from ..ir.torch_internals import memory_id
 from .module_copy import copy_module

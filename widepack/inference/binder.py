@@ -18,11 +18,9 @@ from ..errors import InputError, UsageError
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import has_tangent, in_forward_mode, is_transformed
 from ..spec.dtypes import dtype_of
-from .arrays import is_array, tensor_of
 from .call_check import CallCheck, LeafSpec, refuse_nested
-from .each import Each
 from .input_names import CALL, InputNames
-from .value_texts import describe, different_shapes, way_to_tensor
+from .input_values import Each, describe, different_shapes, is_array, tensor_of, way_to_tensor
 
 _DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for all live modules"
 
@@ -126,6 +124,11 @@ class Binder:
             for what, group in groups
             if group
         )
+
+    @property
+    def state_dims(self) -> set[str]:
+        """The dims of the states."""
+        return {d.letter for i in self.carried for d in self.leaves[i].dims if not isinstance(d, int)}
 
     # ---------------------------------------------------------------- inputs
 
@@ -327,7 +330,7 @@ class Binder:
 
     def _sizes_of_states(self, values: Sequence[Any], per_member: Sequence[bool]) -> str:
         """Returns the arguments of `state` for the inputs of a call, for messages: `B=8`."""
-        needed = {d.letter for i in self.carried for d in self.leaves[i].dims if not isinstance(d, int)}
+        needed = self.state_dims
         sizes: dict[str, int] = {}
         for leaf, value, stacked in zip(self.leaves, values, per_member):
             shape = value.shape[stacked:] if isinstance(value, torch.Tensor) else ()
@@ -360,3 +363,39 @@ class Binder:
                 [self.members, *shape] if self.stacked else shape, dtype=leaf.dtype, device=self.device
             )
         return found
+
+
+class NamedInputs:
+    """Selects the inputs of a call by name."""
+
+    _binder: Binder
+
+    def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of a dict's inputs that the model uses.
+
+        A call refuses an input that it does not use, since a name may be misspelled. A tokenizer's dict often
+        has such inputs (`token_type_ids`, `offset_mapping`). `only` drops them where the caller says so. It
+        is a method, not an option of a call: an option could have the name of an input, and a method serves
+        all forms of call alike. Values are neither copied nor checked.
+
+        An input is dropped if the model has none of this name, or if the artifact was built without it and
+        its value is a tensor: the default, for example `token_type_ids=None`, is part of the program then, so
+        the answer is the member's own without that input. In an input that is a dict, unused keys are dropped
+        too.
+
+        Args:
+            inputs: The inputs by name: a dict, or another mapping, for example a `BatchEncoding` of
+                transformers. Values are as a call takes them.
+
+        Returns:
+            A new dict, in the order of `inputs`.
+
+        Raises:
+            InputError: `inputs` is not a mapping.
+
+        Example:
+            >>> batch = tokenizer(texts, return_tensors="pt", padding=True)
+            >>> y = ens(**ens.only(batch))
+            >>> y = ens.route(**ens.only(batch), member=ids)
+        """
+        return self._binder.only(inputs)

@@ -3,6 +3,12 @@
 A stage has the members that run after those of the stages before. Each stage is a loaded model of its own
 over the same mapped files, so its members run wide. A row is done when the confidence of the mean of all
 members that ran on it reaches the threshold.
+
+`SelectionRecord` reads and writes what a selection recorded in an artifact: weights of members, and a
+cascade.
+
+The record is in the provenance, under `selection`. It counts only while the members are the checkpoints that
+it was made for.
 """
 
 from __future__ import annotations
@@ -14,12 +20,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.manifest import Manifest
 
-from ..errors import InputError, UsageError
+from ..errors import ArtifactError, InputError, UsageError
 from ..rows.axes import row_axis_of
 from ..rows.layout import RowAxis
 from .entry import WideEntry
+from .open_artifact import OpenArtifact
 
 OF = ("softmax", "probabilities")
 """What the members of a cascade may answer: scores of classes, or their probabilities."""
@@ -239,3 +246,140 @@ class Cascade:
             raise UsageError(f"dim={self._settings.dim} is the dim of the rows, and not that of the classes")
         rows_first = mean.movedim(axis, 0)
         return confidence(rows_first.movedim(dim if dim > axis else dim + 1, 1))
+
+
+KEY = "selection"
+"""The key of the provenance."""
+_AGAIN = "run `widepack select` again"
+
+
+@dataclass(frozen=True)
+class SelectionRecord:
+    """What a selection recorded.
+
+    Attributes:
+        entry: The entry that it is for.
+        weights: The weight of each selected member, by name.
+        cascade: How the cascade runs; None if it saves nothing.
+    """
+
+    entry: str
+    weights: Mapping[str, float]
+    cascade: CascadeSettings | None
+
+
+def record_of(
+    manifest: Manifest,
+    entry: str,
+    weights: Sequence[float],
+    cascade: CascadeSettings | None,
+    text: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the record for the provenance.
+
+    Args:
+        manifest: Of the artifact.
+        entry: The entry.
+        weights: Of all members; those of 0 are not selected.
+        cascade: How the cascade runs.
+        text: Figures for people.
+    """
+    names = [m.name for m in manifest.members]
+    found: dict[str, Any] = {
+        "entry": entry,
+        "checkpoints": {m.name: m.sha256 for m in manifest.members},
+        "weights": {name: w for name, w in zip(names, weights) if w},
+        **text,
+    }
+    if cascade is not None:
+        found["cascade"] = {
+            "order": [names[i] for i in cascade.order],
+            "stages": list(cascade.stages),
+            "until": cascade.until,
+            "of": cascade.of,
+            "dim": cascade.dim,
+            "output": cascade.output,
+        }
+    return found
+
+
+def read_record(manifest: Manifest) -> SelectionRecord:
+    """Returns what a selection recorded.
+
+    Raises: UsageError if nothing is recorded, or if members have changed since; ArtifactError if the record
+    does not have the form that a selection writes.
+    """
+    found = manifest.provenance.get(KEY)
+    if found is None:
+        raise UsageError(
+            "this artifact records no selection; run `widepack select` with a validation file, or give"
+            " first= and until="
+        )
+    try:
+        known = {m.name: m.sha256 for m in manifest.members}
+        names = list(known)
+        weights = {str(n): float(w) for n, w in found["weights"].items()}
+        check_weights([*weights.values()])
+        before = {str(n): str(sha) for n, sha in found["checkpoints"].items()}
+        cascade = None
+        if (row := found.get("cascade")) is not None:
+            order = [str(n) for n in row["order"]]
+            if all(n in known for n in order):
+                cascade = CascadeSettings(
+                    tuple(names.index(n) for n in order),
+                    tuple(weights[n] for n in order),
+                    tuple(int(s) for s in row["stages"]),
+                    float(row["until"]),
+                    str(row["of"]),
+                    int(row["dim"]),
+                    row["output"]
+                    if row["output"] is None or isinstance(row["output"], int)
+                    else str(row["output"]),
+                )
+        entry = str(found["entry"])
+    except UsageError as error:
+        raise ArtifactError(f"provenance: {KEY}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ArtifactError(f"provenance: {KEY} does not have the form that a selection writes") from error
+    for name in weights:
+        if known.get(name) != before.get(name):
+            raise UsageError(
+                f"the selection was made for another checkpoint of member {name[:80]}, or for a member that"
+                f" is not here any more; {_AGAIN}"
+            )
+    return SelectionRecord(entry, weights, cascade)
+
+
+def settings_of(
+    artifact: OpenArtifact,
+    first: int | None,
+    until: float | None,
+    of: str,
+    dim: int,
+    output: str | int | None,
+) -> tuple[str, CascadeSettings]:
+    """Returns the entry, "" for `forward`, and the settings of a cascade as `WideModel.cascade` takes them.
+
+    Raises: UsageError, also if nothing is recorded and no settings are given.
+    """
+    count = len(artifact.members)
+    if first is None and until is None:
+        if not artifact.whole:
+            raise UsageError(
+                "the recorded cascade is of all members, and some are loaded; give first= and until="
+            )
+        record = read_record(artifact.manifest)
+        if record.cascade is None:
+            raise UsageError(
+                "the recorded selection has no cascade, since none saved members; give first= and until="
+            )
+        record.cascade.check(count)
+        return record.entry, record.cascade
+    if first is None or until is None:
+        raise UsageError("cascade needs both first= and until=, or neither to run the recorded one")
+    if type(first) is not int or not 1 <= first <= count:
+        raise UsageError(f"first={first!r:.40} is no number of members from 1 to {count}")
+    everyone, stages = tuple(range(count)), stages_from(first, count)
+    settings = CascadeSettings(everyone, (1.0,) * count, stages, until, of, dim, output)
+    settings.check(count)
+    return "", settings

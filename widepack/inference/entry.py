@@ -1,44 +1,167 @@
 """Defines an entry of a loaded model: calls, `each`, `reduce`, states, `warmup`.
 
 Calls may come from several threads at once: nothing that a call writes to is shared.
+
+`TensorCalls` defines calls of an entry by a flat list of tensors, one for each input, as servers and tools
+make them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from widepack_artifacts import tree
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.rows import Rows
 
-from ..errors import UsageError, WidepackError
+from ..errors import WidepackError
 from ..ir.torch_internals import in_forward_mode, in_transform
 from ..planning.plan import Plan
 from ..spec.entries import FORWARD, PATTERNS
 from ..system.autocast import autocast_off, plain_modes
 from ..system.gate import Runs
 from ..verification.weight_error import WeightError
-from .answer_stream import AnswerStream
 from .binder import Binder
-from .bound_program import BoundProgram
 from .call_check import key_of
-from .each import each_if_tensor
-from .graph_use import GraphUse
+from .entry_programs import EntryPrograms
+from .graph_pool import GraphUse
 from .input_names import EACH, REDUCE
+from .input_values import each_if_tensor
 from .loaded_entry import LoadedEntry
-from .member import Member
+from .members.member import Member
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
-from .programs import EntryPrograms
-from .reduced_answer import Reduction
-from .reductions import names_apart
-from .tensor_calls import TensorCalls
+from .programs.bound_program import BoundProgram
+from .reduced_answer import AnswerStream, Reduction
 
 if TYPE_CHECKING:
-    from .router import Router
+    from .routing.router import Router
+
+
+class TensorCalls:
+    """Converts between the arguments of an entry and a flat list of tensors, and checks calls.
+
+    `entry.tensor_calls` returns it. The tensors are in the order of `entry.entry.inputs`, and the leaves of
+    an answer in the order of `entry.entry.outputs`.
+    """
+
+    def __init__(self, entry: Entry, binder: Binder, programs: EntryPrograms) -> None:
+        self._entry, self._binder, self._programs = entry, binder, programs
+
+    @property
+    def rows(self) -> Rows:
+        """Whether the rows of a batch are independent, and along which dim, derived from the programs."""
+        from .routing.row_independence import rows_of_entry  # imports the walk over rows
+
+        with plain_modes():
+            return rows_of_entry(self._programs)
+
+    @property
+    def rows_of_callers(self) -> Rows:
+        """Whether rows of several callers may share a batch: it is proved here that no row changes another.
+
+        What the artifact says about itself does not count.
+        """
+        from .routing.row_independence import rows_of_callers  # imports the walk over rows
+
+        with plain_modes():
+            return rows_of_callers(self._programs)
+
+    def tensors(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None
+    ) -> tuple[list[torch.Tensor], list[bool]]:
+        """Returns the inputs of a call as its program takes them.
+
+        Args:
+            args: The call's arguments by position.
+            kwargs: The call's arguments by name.
+            pattern: `each` gives every input one value for each member. Others follow the marks of
+                `widepack.each`.
+            state: The states, for an entry that has them.
+
+        Returns:
+            The tensors, and for each whether it has one value for each member.
+
+        Raises:
+            InputError: The arguments do not match the entry.
+        """
+        values, marks = self._binder.bind(tuple(args), dict(kwargs))
+        per_member = [True] * len(marks) if pattern == "each" else list(marks)
+        values = list(values)
+        if state is not None:
+            self._binder.carry(values, per_member, state)
+        return values, per_member
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[Any], dict[str, Any], dict[str, torch.Tensor]]:
+        """Returns the arguments of a call.
+
+        Args:
+            tensors: One for each input of the entry, states included.
+
+        Returns:
+            The arguments by position, the arguments by name, and the states by name.
+        """
+        carried = self._binder.carried
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        positional = True
+        for parameter in self._entry.signature:
+            numbers = tree.leaves(parameter.tree)
+            if carried & set(numbers):
+                continue
+            if not numbers and parameter.default:
+                positional = False  # the call leaves it out
+                continue
+            value = tree.build(parameter.tree, list(tensors), lambda _, rows: dict(rows))
+            positional = positional and parameter.kind == "positional"
+            if positional:
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        return args, kwargs, {name: tensors[i] for i, _, name in self._binder.states}
+
+    def sizes(self, tensors: Sequence[torch.Tensor], per_member: Sequence[bool]) -> dict[str, int]:
+        """Checks a call without running it: dtypes, devices, shapes, bounds and guards.
+
+        Values are not checked: an op refuses an index out of range when it runs.
+
+        Args:
+            tensors: One for each input of the entry, states included.
+            per_member: For each tensor, whether it has one value for each member, `[N, ...]`.
+
+        Returns:
+            The size of each named dim.
+
+        Raises:
+            InputError: The tensors do not match the entry.
+        """
+        return self._binder.check(tensors, per_member)
+
+    def leaves(self, answer: Any) -> list[Any]:
+        """Returns the leaves of an answer in the order of the outputs. A leaf is a tensor, or a list of
+        tensors of different shapes.
+
+        Args:
+            answer: What a call returned, without the new states.
+        """
+        found = self.numbered_leaves(answer)
+        return [found[k] for k in sorted(found)]
+
+    def numbered_leaves(self, answer: Any) -> dict[int, Any]:
+        """Returns the leaves of an answer by the number of the output, which states may be between.
+
+        Args:
+            answer: What a call returned, without the new states.
+        """
+        return tree.taken(self._entry.result, answer)
+
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
@@ -86,10 +209,6 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     def runs_on(self) -> str:
         return self.programs.description
 
-    @property
-    def description(self) -> str:
-        return self._binder.description
-
     # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,15 +242,6 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     def tensor_calls(self) -> TensorCalls:
         """Calls by a flat list of tensors, for servers and tools."""
         return TensorCalls(self.entry, self._binder, self.programs)
-
-    @property
-    def state_dims(self) -> set[str]:
-        return {
-            d.letter
-            for i in self._binder.carried
-            for d in self._binder.leaves[i].dims
-            if not isinstance(d, int)
-        }
 
     def _answer(self, values: Sequence[torch.Tensor], per_member: Sequence[bool], state: Any) -> Any:
         carries = self._binder.carried
@@ -182,7 +292,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     ) -> WidepackError:
         """Returns the error of a call that an op refused. No swap may wait for this call meanwhile."""
         self._binder.refuse_derivatives(values)
-        from .failed_call import explained  # only a call that fails needs it
+        from .programs.failed_call import explained  # only a call that fails needs it
 
         title = f"{self._artifact.reader.root.name}: entry {self.name}"
         return explained(title, program, self.programs.source.member, values, per_member, e)
@@ -227,7 +337,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             bound = [(p, b) for p, b in self.programs.bound() if b.int8 and p in PATTERNS]
             return tuple(row for p, b in bound for row in check.weight_errors(p, b))
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
         return self.router.call(args, kwargs, member)
 
     @property
@@ -235,7 +345,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         """What routes the rows of calls. Raises: UsageError for an entry whose rows cannot be routed."""
         router = self._router
         if router is None:
-            from .router import Router  # imports the walk over rows, which only routing needs
+            from .routing.router import Router  # imports the walk over rows, which only routing needs
 
             with self._artifact.lock, plain_modes():
                 self._artifact.check_open()
@@ -258,21 +368,11 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             self.members[place], self.entry, program, weights, self._artifact.device, initial, self._gate
         )
 
-    def reduce(  # documented in `Reductions`
-        self,
-        *args: Any,
-        of: str | None = None,
-        weights: Sequence[float] | None = None,
-        members: Sequence[int | str] | None = None,
-        dim: int = -1,
-        output: str | int | None = None,
-        **kwargs: Any,
+    def _reduce(
+        self, request: Callable[[], tuple[Reduction, Sequence[Any]]], kwargs: Mapping[str, Any], state: Any
     ) -> Any:
-        inputs, names = names_apart(args)
-        chosen = None if members is None else self._chosen(members)
-        reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
-        state = kwargs.pop("state", None) if self._binder.states else None
-        form = REDUCE.replace("{figures}", repr(names)[1:-1])
+        reduction, inputs = request()
+        form = REDUCE.replace("{figures}", repr(list(reduction.names))[1:-1])
         values, per_member = self._binder.bind(inputs, kwargs, form)
         if (figures := self._streamed(reduction, values, per_member)) is not None:
             return figures
@@ -281,14 +381,6 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         one_shape = any(b.lists for _, b in self.programs.bound())
         figures = reduction.apply(answer, self.entry.outputs, one_shape)
         return (figures, state) if self._binder.states else figures
-
-    def _chosen(self, members: Any) -> list[int]:
-        """Returns the places of the members that an argument names. Raises: UsageError."""
-        if isinstance(members, (str, torch.Tensor)) or not isinstance(members, Iterable):
-            raise UsageError(
-                f"members is {members!r:.60}; reduce takes a list of numbers or names, such as [0, 2]"
-            )
-        return [self._artifact.index(m) for m in members]
 
     def _streamed(
         self, reduction: Reduction, values: Sequence[torch.Tensor], per_member: Sequence[bool]

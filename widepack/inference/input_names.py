@@ -17,9 +17,7 @@ from widepack_artifacts.entry import Parameter
 from widepack_artifacts.tree import Tree
 
 from ..errors import InputError
-from .arrays import is_array
-from .each import Each, holds_tensor
-from .value_texts import describe
+from .input_values import Each, describe, holds_tensor, is_array
 
 CALL = "{model}({inputs})"
 EACH = "{model}.each({inputs})"

@@ -2,13 +2,16 @@
 
 Only JSON and safetensors are read. No module that a file names is imported. The rules are imported only if a
 program has to be lowered.
+
+`check_opens` opens an artifact before it is published, as `load` will open it.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -20,12 +23,14 @@ from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program_limit import ProgramLimit
 from widepack_artifacts.reader import Reader, opened
 from widepack_artifacts.weights import Weights
+from widepack_artifacts.writer import Writer
 
 from .. import backends
-from ..errors import UsageError
+from ..errors import ArtifactError, ProbeError, UsageError, VerificationError
 from ..ir import ops
 from ..runtime.admission import guarded
 from ..spec.dtypes import find_dtype
+from ..spec.entries import PATTERNS
 from ..spec.names import numbers_of, path_of
 from ..system.autocast import plain_modes
 from ..system.gate import Gate
@@ -33,17 +38,19 @@ from ..system.memory import keep_freed
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
+from .entry import WideEntry
 from .graph_pool import GraphPool, graph_pool
-from .int8_request import check_artifact, check_loaded, check_options, int8_request
-from .merged_weights import MEMORY
 from .model import WideModel
-from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
+from .open_artifact import LoadOptions, OpenArtifact
+from .programs.merged_weights import MEMORY
 
 MOST_LIMIT = 1e12
 """The largest `limit` of a load."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 VERIFY = ("sizes", "hashes", "off")
+_NOT_REPEATED = ("path", "expect", "threads", "progress", "gate")
+"""The arguments with which a copy of a model is not loaded."""
 
 
 def load(
@@ -83,109 +90,86 @@ def load(
     Raises:
         ArtifactError, UsageError, VerificationError: As `widepack.load`.
     """
-    int8 = int8_request(weights, max_error)
+    given: dict[str, Any] = {n: v for n, v in locals().items() if n not in _NOT_REPEATED}
+    int8 = wants_int8(weights, max_error)
     _check_choices(verify, backend, compile, cache, simplify, memory)
     _check_limit(limit)
     check_expected(expect)
     if threads is not None:
         _set_threads(threads)
-    again = partial(
-        load,
-        Path(path_of(path)).absolute(),
-        device=device,
-        dtype=dtype,
-        members=members,
-        strategies=strategies,
-        simplify=simplify,
-        backend=backend,
-        verify=verify,
-        prologue=prologue,
-        warmup=False,
-        compile=compile,
-        cache=cache,
-        limit=limit,
-        allow_ops=allow_ops,
-        memory=memory,
-        weights=weights,
-        max_error=max_error,
-        graph=graph,
-    )
-    extra = ops.allow(allow_ops)
     path, place = path_of(path), on_device(device)
-    if int8 is not None:
+    again = partial(load, Path(path).absolute(), **{**given, "warmup": False})
+    extra = ops.allow(allow_ops)
+    if int8:
         check_options(place, backend, compile, strategies, prologue, verify)
-        backend = "eager"
     options = LoadOptions(
         device=place,
         prologue=prologue,
         strategies="auto" if strategies is None and not simplify else strategies,
         simplify=simplify,
         verified=verify != "off",
-        backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
+        backend="eager" if int8 else backend,
+        compile=compile == "now",
+        cache=None if cache is None else Path(cache),
+        progress=progress,
         limit=limit,
         memory=memory,
         int8=int8,
+        max_error=max_error,
     )
-    if options.device.type == "cpu" and memory != "least":
+    if place.type == "cpu" and memory != "least":
         keep_freed()
-    opening = _Opening(options, verify, members, find_dtype(dtype), gate, graph_pool(graph, place))
+    opening = partial(
+        _open, options, verify, members, find_dtype(dtype), gate=gate, graphs=graph_pool(graph, place)
+    )
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
         with artifact.limits.one_load(warmup):
             if warmup:
                 model.warmup()
-                if int8 is not None:
+                if int8:
                     check_loaded(model)
     return model
 
 
-@dataclass(frozen=True)
-class _Opening:
+def _open(
+    options: LoadOptions,
+    verify: str,
+    members: Sequence[int | str] | None,
+    dtype: torch.dtype | None,
+    reader: Reader,
+    gate: Gate | None = None,
+    graphs: GraphPool | None = None,
+) -> OpenArtifact:
     """Reads all that a load needs of an artifact, now or later.
 
     Another artifact may be published at the path while this one is loaded, or later.
     """
-
-    options: LoadOptions
-    verify: str
-    members: Sequence[int | str] | None
-    dtype: torch.dtype | None
-    gate: Gate | None
-    graphs: GraphPool | None
-
-    def __call__(self, reader: Reader) -> OpenArtifact:
-        if self.verify == "sizes":
-            reader.check_sizes()
-        elif self.verify == "hashes":
-            reader.check_hashes()
-        if self.members is not None:
-            read_headers(reader.weights_files())
-        if self.options.limit is not None:
-            reader.limit = ProgramLimit(self.options.limit)
-        manifest, device = reader.manifest, self.options.device
-        corrections = manifest.factored.corrections
-        files = Weights(
-            reader.weights_files(), manifest.factored, reader.path(corrections) if corrections else None
-        )
-        files.check(manifest.weights, len(manifest.members))
-        entries = manifest.entries.values()
-        chosen = chosen_members(reader.manifest, self.members)
-        cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
-        if self.options.int8 is not None:
-            check_artifact(manifest, cast)
-        artifact = OpenArtifact(
-            reader, files, chosen, replace(self.options, cast=cast), self.gate, self.graphs
-        )
-        wides = [w for e in entries for w in e.wide if w.device == device.type]
-        reader.preload(w.file for w in wides if artifact.serves(w))
-        reader.preload(name for e in entries for name in e.member)
-        return artifact
-
-
-def opening_of(options: LoadOptions) -> Callable[[Reader], OpenArtifact]:
-    """Returns what opens all members of an artifact in its own dtype."""
-    return _Opening(options, "sizes", None, None, None, None)
+    if verify == "sizes":
+        reader.check_sizes()
+    elif verify == "hashes":
+        reader.check_hashes()
+    if members is not None:
+        read_headers(reader.weights_files())
+    if options.limit is not None:
+        reader.limit = ProgramLimit(options.limit)
+    manifest = reader.manifest
+    corrections = manifest.factored.corrections
+    files = Weights(
+        reader.weights_files(), manifest.factored, reader.path(corrections) if corrections else None
+    )
+    files.check(manifest.weights, len(manifest.members))
+    entries = manifest.entries.values()
+    chosen = chosen_members(manifest, members)
+    cast = None if dtype is None else Cast.of(manifest, dtype)
+    if options.int8:
+        check_artifact(manifest, cast)
+    artifact = OpenArtifact(reader, files, chosen, replace(options, cast=cast), gate, graphs)
+    wides = [w for e in entries for w in e.wide if w.device == options.device.type]
+    reader.preload(w.file for w in wides if artifact.serves(w))
+    reader.preload(name for e in entries for name in e.member)
+    return artifact
 
 
 def check_expected(expect: Any) -> None:
@@ -199,16 +183,18 @@ def check_expected(expect: Any) -> None:
 
 def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify: Any, memory: Any) -> None:
     """Raises: UsageError for an argument that is none of its choices."""
-    if verify not in VERIFY:
-        raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
-    if backend != "auto" and backend not in backends.NAMES:
-        raise UsageError(f"backend={backend!r} is unknown; known: auto, {', '.join(backends.NAMES)}")
+    choices = (
+        ("verify", verify, VERIFY),
+        ("backend", backend, ("auto", *backends.NAMES)),
+        ("memory", memory, MEMORY),
+    )
+    for name, value, known in choices:
+        if value not in known:
+            raise UsageError(f"{name}={value!r} is unknown; known: {', '.join(known)}")
     if compile not in (None, "now"):
         raise UsageError(f"compile={compile!r} is unknown; known: None, which never compiles, and 'now'")
     if cache is not None and not isinstance(cache, (str, PathLike)):
         raise UsageError(f"cache is a {type(cache).__name__}; give the folder of compiled programs")
-    if memory not in MEMORY:
-        raise UsageError(f"memory={memory!r} is unknown; known: {', '.join(MEMORY)}")
     if not isinstance(simplify, bool):
         raise UsageError(
             f"simplify={simplify!r} is unknown; known: True, and False, "
@@ -266,3 +252,141 @@ def chosen_members(manifest: Manifest, members: Sequence[int | str] | None) -> l
     if isinstance(members, (list, tuple)) and not members:
         raise UsageError("members is empty; name at least one, or leave it out for all")
     return numbers_of(names, members)
+
+
+INT8 = "int8"
+
+
+def wants_int8(weights: Any, max_error: Any) -> bool:
+    """Returns whether int8 weights are requested.
+
+    Raises: UsageError for unknown weights, and for a limit that is not a positive number.
+    """
+    if weights is None:
+        if max_error is not None:
+            raise UsageError(
+                f"max_error={max_error!r:.40} limits what int8 weights may change; give weights='int8' too"
+            )
+        return False
+    if weights != INT8:
+        raise UsageError(
+            f"weights={weights!r:.40} is unknown; known: 'int8', and None for the weights as they are stored"
+        )
+    number = isinstance(max_error, (int, float)) and not isinstance(max_error, bool)
+    if max_error is not None and (not number or not 0 < max_error < math.inf):
+        raise UsageError(
+            f"max_error={max_error!r:.40} is not a limit; give a number above 0, for example 0.02 for 2% of"
+            " the answer's rms"
+        )
+    return True
+
+
+def check_options(
+    device: torch.device, backend: str, compile: str | None, strategies: Any, prologue: bool, verify: str
+) -> None:
+    """Refuses options that int8 weights exclude. Raises: UsageError."""
+    refused = {
+        f"device={str(device)!r}": (device.type != "cpu", "int8 weights run only on the CPU"),
+        f"backend={backend!r}": (backend not in ("auto", "eager"), "int8 weights run only on 'eager'"),
+        f"compile={compile!r}": (compile is not None, "int8 weights run only on 'eager'"),
+        "strategies": (strategies is not None, "the plans of int8 weights are made at load"),
+        "prologue=False": (not prologue, "weights are quantized once, at load"),
+        "verify='off'": (verify == "off", "the error of int8 weights is measured on the probe"),
+    }
+    for option, (excluded, why) in refused.items():
+        if excluded:
+            raise UsageError(f"weights='int8' cannot be used with {option}: {why}; leave out one of the two")
+
+
+def check_artifact(manifest: Manifest, cast: Cast | None) -> None:
+    """Refuses artifacts that have no int8 form. Raises: UsageError."""
+    if manifest.factored.weights:
+        raise UsageError(
+            "weights='int8': this artifact stores factors of a base of all members, and reads few bytes"
+            " already; load without weights"
+        )
+    if not manifest.probe:
+        raise UsageError(
+            "weights='int8': this artifact has no probe, so the error of int8 weights cannot be measured;"
+            " build it again"
+        )
+    dtypes = {cast.table.get(w.dtype, w.dtype) if cast else w.dtype for w in manifest.weights}
+    if "float32" not in dtypes:
+        raise UsageError(
+            "weights='int8' quantizes float32 weights, and those of this load are "
+            f"{', '.join(sorted(dtypes))}; load with dtype='fp32'"
+        )
+
+
+def check_loaded(model: WideModel) -> None:
+    """Refuses a model in which no program that is bound reads int8 weights. Raises: UsageError."""
+    if not any(b.int8 for name in model.entries for _, b in model.entry(name).programs.bound()):
+        raise UsageError(
+            "weights='int8': no linear layer of this artifact would be faster with int8 weights: the layers"
+            " have few weights, or the smallest batch has many rows for each member. Load without weights"
+        )
+
+
+_MEMBER = re.compile(r"of member (\d+)")
+
+
+def check_opens(writer: Writer, manifest: Manifest) -> None:
+    """Opens the files of a writer with the manifest that it will publish, and runs the probe.
+
+    Programs of other devices than the CPU are not run.
+
+    Raises:
+        VerificationError: `load` would refuse the artifact. The message names the member's checkpoint.
+    """
+    sealed = manifest.sealed(writer.files)
+    reader = Reader(writer.path, manifest=sealed)
+    artifact: OpenArtifact | None = None
+    options = LoadOptions(torch.device("cpu"), limit=None)
+    try:
+        with plain_modes(), guarded(str(writer.path)):
+            artifact = _open(options, "sizes", None, None, reader)
+            for name, entry in sealed.entries.items():
+                programs = WideEntry(artifact, name).programs
+                for pattern in PATTERNS:
+                    if any(w.device == "cpu" and w.pattern == pattern and w.part is None for w in entry.wide):
+                        programs.of(pattern)
+    except (ProbeError, ArtifactError) as e:
+        raise VerificationError(
+            f"{writer.path}: load would refuse this artifact: {str(e).splitlines()[0]}\n"
+            f"{_checkpoint(sealed, str(e), artifact)}"
+            "Nothing was published, and an artifact that was there is unchanged."
+        ) from e
+
+
+def _checkpoint(manifest: Manifest, message: str, artifact: OpenArtifact | None) -> str:
+    """Returns a line about the member in the message, or about the first one with huge weights.
+
+    It says that a checkpoint is at fault only if its weights are huge. "" if no member is known.
+    """
+    found, members = _MEMBER.search(message), range(len(manifest.members))
+    named = [int(found[1])] if found and int(found[1]) in members else []
+    if (place := _huge(manifest, artifact, named or members)) is not None:
+        member = manifest.members[place[0]]
+        return (
+            f"Member {member.name} is the checkpoint {member.source}, and the squares of its weights"
+            f" {place[1]} leave their dtype: correct it, or leave it out.\n"
+        )
+    if not named:
+        return ""
+    member = manifest.members[named[0]]
+    return f"It is the answer of member {member.name}, the checkpoint {member.source}; please report it.\n"
+
+
+def _huge(
+    manifest: Manifest, artifact: OpenArtifact | None, members: Sequence[int]
+) -> tuple[int, str] | None:
+    """Returns the first of these members with a weight whose square leaves its dtype, and the weight."""
+    if artifact is not None:
+        for number in members:
+            for row in manifest.member_weights:
+                weight = artifact.weights.of_member(row.name, number)
+                if weight.is_floating_point() and weight.numel():
+                    largest = float(weight.abs().max())
+                    if not largest <= math.sqrt(torch.finfo(weight.dtype).max):
+                        return number, row.name
+    return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
@@ -17,18 +16,16 @@ from ..errors import UsageError
 from ..spec.names import checkpoint_of
 from ..system.memory import give_back
 from .entry import WideEntry
-from .entry_access import EntryAccess
-from .member import Member
-from .member_access import MemberAccess
+from .loaded_model import LoadedModel
 from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
     from ..verification.weight_error import WeightError
-    from .cascade import Cascade, CascadeAnswer, CascadeSettings
-    from .swap import SwapReport
+    from .cascade import Cascade, CascadeAnswer
+    from .members.swap import SwapReport
 
 
-class WideModel(MemberAccess, EntryAccess[WideEntry]):
+class WideModel(LoadedModel[WideEntry]):
     """N trained members that run in one call. `widepack.load` returns it.
 
     Calls may come from several threads at once. A call, `each`, `route`, `reduce`, `mean`, `std`, `vote`,
@@ -77,9 +74,6 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         """Where the members run."""
         return self._artifact.device
 
-    def __repr__(self) -> str:
-        return self._describe(self.members)
-
     def __reduce__(self) -> tuple[Callable[[], WideModel], tuple[()]]:
         """Copies and pickles by the path: the copy loads the same artifact with the same arguments.
 
@@ -89,10 +83,7 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         self._refuse_copy_of_swapped(self.manifest)
         return self._again, ()
 
-    # ---------------------------------------------------------------- members, documented in `MemberAccess`
-
-    def member(self, member: int | str) -> Member:
-        return self._forward().member(member)
+    # ---------------------------------------------------------------- members, documented in `LoadedModel`
 
     def state_dict(self, member: int | str) -> dict[str, Any]:
         self._artifact.check_open()
@@ -108,23 +99,12 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         tensors = {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
         return self._artifact.manifest.state_dicts.versioned({**tensors, **self._artifact.extra_state(i)})
 
-    def swap(
-        self,
-        member: int | str,
-        checkpoint: str | PathLike[str],
-        *,
-        key: str | None = None,
-        trust_pickle: bool = False,
-        ignore: str | Sequence[str] = (),
-        model: str | Callable[..., nn.Module] | None = None,
-        model_args: Mapping[str, Any] | None = None,
-    ) -> SwapReport:
+    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
         checkpoint_of(checkpoint)
-        from .swap import opening, swap  # opens checkpoints, which no other part of a loaded model does
+        from .members.swap import opening, swap  # opens checkpoints, which no other part of a model does
 
         programs = [e.programs for e in self._entries.values()]
-        how = opening(key, trust_pickle, ignore, model, model_args)
-        return swap(self._artifact, programs, member, Path(checkpoint), how)
+        return swap(self._artifact, programs, member, Path(checkpoint), opening(**how))
 
     # ---------------------------------------------------------------- int8 weights
 
@@ -149,7 +129,7 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
         Raises: UsageError if nothing is recorded, or if a member has changed since.
         """
-        from .selection_record import read_record
+        from .cascade import read_record
 
         if self._artifact.swapped:
             raise UsageError("selected_weights: a member was swapped in this process; select again")
@@ -198,50 +178,16 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
         self._artifact.check_open()
         if self._artifact.swapped:
             raise UsageError("cascade: a member was swapped in this process; load the artifact again")
-        return self._cascade(first, until, of, dim, output).run(args, kwargs)
+        from .cascade import Cascade, settings_of  # imports the layout of rows, which most calls do not need
 
-    def _cascade(
-        self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
-    ) -> Cascade:
-        """Returns a cascade, which is made once. Raises: UsageError."""
-        from .cascade import Cascade  # imports the layout of rows, which most calls do not need
-
-        key = first, until, of, dim, output
+        options = first, until, of, dim, output
         with self._artifact.lock:
-            if key not in self._cascades:
-                entry, settings = self._cascade_settings(*key)
-                settings.check(len(self.members))
-                self._cascades[key] = Cascade(self.entry(entry), settings, self._of_members)
-            return self._cascades[key]
-
-    def _cascade_settings(
-        self, first: int | None, until: float | None, of: str, dim: int, output: str | int | None
-    ) -> tuple[str, CascadeSettings]:
-        """Returns the entry and the settings of a cascade. Raises: UsageError."""
-        from .cascade import CascadeSettings, stages_from
-        from .selection_record import read_record
-
-        count = len(self.members)
-        if first is None and until is None:
-            if list(self._artifact.chosen) != list(range(len(self.manifest.members))):
-                raise UsageError(
-                    "the recorded cascade is of all members, and some are loaded; give first= and until="
-                )
-            record = read_record(self.manifest)
-            if record.cascade is None:
-                raise UsageError(
-                    "the recorded selection has no cascade, since none saved members; give first= and until="
-                )
-            return record.entry, record.cascade
-        if first is None or until is None:
-            raise UsageError("cascade needs both first= and until=, or neither to run the recorded one")
-        if type(first) is not int or not 1 <= first <= count:
-            raise UsageError(f"first={first!r:.40} is no number of members from 1 to {count}")
-        everyone = tuple(range(count))
-        settings = CascadeSettings(
-            everyone, (1.0,) * count, stages_from(first, count), until, of, dim, output
-        )
-        return self._forward().name, settings
+            if options not in self._cascades:
+                name, settings = settings_of(self._artifact, *options)
+                entry = self.entry(name) if name else self._forward()
+                self._cascades[options] = Cascade(entry, settings, self._of_members)
+            cascade = self._cascades[options]
+        return cascade.run(args, kwargs)
 
     def _of_members(self, numbers: list[int]) -> WideModel:
         """Loads some of the members as a model of their own. numbers: their places here."""
@@ -263,3 +209,12 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
 
 RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")})
 """Names that an entry cannot have: those of the model's attributes."""
+
+
+def weights_version(model: WideModel) -> int:
+    """Returns a number that grows with every replacement of a member, before its weights are written.
+
+    A call of which the number was the same before and after it ran on one version of all members. Calls with
+    the same number ran on the same version.
+    """
+    return model._artifact.replacements  # noqa: SLF001  no name that an entry could have

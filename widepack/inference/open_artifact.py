@@ -1,14 +1,16 @@
-"""Defines an open artifact with its weights and the options of its load: what all entries of a model
-share.
+"""Defines an open artifact: its files, its weights, the options and the limits of its load. All entries of a
+model share it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,53 +19,122 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.file_sizes import bytes_on_disk
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.manifest_weights import Weight
-from widepack_artifacts.program import Program
+from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
 from ..errors import UsageError
 from ..runtime.admission import check_counts, check_member_slots
-from ..runtime.executable import Executable
+from ..runtime.budget import Budget
+from ..runtime.executable import Executable, storage
 from ..spec.names import number_of
+from ..system.deadline import Deadline
 from ..system.gate import Gate
 from ..system.progress import Report
 from ..verification.record import OutputBounds
 from .cast import Cast
 from .graph_pool import GraphPool
-from .load_limits import LoadLimits
 from .loaded_weights import LoadedWeights
 
 if TYPE_CHECKING:
     from ..simplify.factored_weights import FactorNames
 
 
-@dataclass(frozen=True)
-class BackendOptions:
-    """What programs run on.
+class LoadLimits:
+    """The budget and the deadline of one load, and of each pattern that is bound later.
+
+    Args:
+        limit: How many times the usual amount a load may take; None for no limit.
+        weights: The weights files.
+        probe: The file of the probe, if the artifact has one.
 
     Attributes:
-        backend: The backend's name, or `auto`.
-        compile: Whether the backend may compile.
-        cache: The folder of compiled programs; None for the usual one.
-        progress: Is called while something compiles.
-        most_nodes: How many nodes a program may have to be compiled; 0 for any number.
+        budget: The memory and work of what is bound now; None for no limit.
+        lowering: The deadline of what is lowered now.
+        weights_bytes: The bytes of the weights files on the disk.
+        derived_bytes: The bytes that prologues of bound programs have computed and that are in memory.
+        justified: The bytes of each weight that a program reads.
     """
 
-    backend: str = "eager"
-    compile: bool = False
-    cache: Path | None = None
-    progress: Report | None = None
-    most_nodes: int = 0
+    def __init__(self, limit: float | None, weights: Iterable[Path], probe: Path | None) -> None:
+        self.limit = limit
+        # The sizes are read now: the files may be replaced later.
+        self.weights_bytes = sum(map(bytes_on_disk, weights))
+        self._probe_bytes = bytes_on_disk(probe) if probe is not None else 0
+        self.justified: dict[str, int] = {}
+        self._merged_bytes = 0
+        self.derived_bytes = 0
+        self.budget = self._new_budget()
+        self.lowering = Deadline(limit)
+        self._loading = False
 
+    def _new_budget(self, before: Budget | None = None) -> Budget | None:
+        """Returns a budget for what is bound now. before: the budget that it replaces in the same load."""
+        if self.limit is None:
+            return None
+        weights = min(self.weights_bytes, sum(self.justified.values())) + self._merged_bytes
+        budget = Budget.of(weights, self._probe_bytes, self.limit)
+        budget.resident = self.derived_bytes
+        if before is not None:
+            budget.spent, budget.walked, budget.nodes = before.spent, before.walked, before.nodes
+        return budget
 
-@dataclass(frozen=True)
-class Int8Weights:
-    """A request for int8 weights. most: the largest error that they may make; None for any."""
+    @contextlib.contextmanager
+    def one_load(self, active: bool = True) -> Iterator[None]:
+        """All patterns that are bound in the block share one budget and one deadline. active: False changes
+        nothing.
+        """
+        self._loading = active
+        try:
+            yield
+        finally:
+            self._loading = False
+        self.lowering.made.clear()
 
-    most: float | None = None
+    def begin(self) -> None:
+        """Begins a budget and a deadline for a pattern that is bound now, unless a load has begun one."""
+        if not self._loading:
+            self.budget, self.lowering = self._new_budget(), Deadline(self.limit)
+
+    def justify(self, sizes: Mapping[str, int]) -> None:
+        """Raises the budget by weights that a program reads. Weights that no program reads do not raise it.
+
+        sizes: the bytes of each weight.
+        """
+        self.justified.update(sizes)
+        self._raise()
+
+    def justify_merged(self, size: int) -> None:
+        """Raises the budget by weights that are merged, after their memory was found to be available.
+
+        size: their bytes.
+        """
+        self._merged_bytes += size
+        self._raise()
+
+    def _raise(self) -> None:
+        if self.budget is not None:
+            self.budget = self._new_budget(self.budget)
+
+    def add_derived(self, run: Executable, weights: Iterable[Any]) -> None:
+        """Counts a program's derived weights as long as the program exists. weights: those that it is bound
+        to.
+        """
+        known = {storage(t) for w in weights for t in (w if isinstance(w, list) else [w])}
+        sizes = {}
+        for t in (t for w in run.given for t in (w if isinstance(w, (list, tuple)) else [w])):
+            if isinstance(t, torch.Tensor) and not ((at := storage(t)) and at in known):
+                sizes[at or id(t)] = t.untyped_storage().nbytes() if at else t.numel() * t.element_size()
+        size = sum(sizes.values())
+        self.derived_bytes += size
+        weakref.finalize(run, self._remove, size).atexit = False
+
+    def _remove(self, size: int) -> None:
+        self.derived_bytes -= size
 
 
 @dataclass(frozen=True)
@@ -76,11 +147,16 @@ class LoadOptions:
         strategies: As `load` takes them; None for the artifact's plans.
         simplify: Whether programs that are lowered again are simplified.
         verified: Whether the probe runs.
-        backend: What programs run on.
+        backend: The name of the backend that runs programs, or `auto`.
+        compile: Whether the backend may compile.
+        cache: The folder of compiled programs; None for the usual one.
+        progress: Is called while something compiles.
+        most_nodes: How many nodes a program may have to be compiled; 0 for any number.
         cast: The cast to another dtype; None for the artifact's.
         limit: How many times the usual memory and work a load may take; None for no limit.
         memory: `auto` merges factored weights when a call has many rows, `least` never, `most` at load.
-        int8: What a load with int8 weights may change; None for float weights.
+        int8: Whether programs of few rows read int8 weights.
+        max_error: The largest error that int8 weights may make; None for any.
     """
 
     device: torch.device
@@ -88,26 +164,16 @@ class LoadOptions:
     strategies: str | Sequence[str] | None = None
     simplify: bool = True
     verified: bool = True
-    backend: BackendOptions = BackendOptions()
+    backend: str = "eager"
+    compile: bool = False
+    cache: Path | None = None
+    progress: Report | None = None
+    most_nodes: int = 0
     cast: Cast | None = None
     limit: float | None = 1.0
     memory: str = "auto"
-    int8: Int8Weights | None = None
-
-
-@dataclass(frozen=True)
-class SwappedAnswers:
-    """A swapped member's answers to the probe's inputs. They replace those that the artifact recorded.
-
-    Attributes:
-        checkpoint: Where the member's weights came from.
-        tensors: The answers, named as in the probe.
-        bounds: For each call of the probe the bounds of each output.
-    """
-
-    checkpoint: str
-    tensors: Mapping[str, Tensor]
-    bounds: Mapping[str, Sequence[OutputBounds]]
+    int8: bool = False
+    max_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,11 +184,16 @@ class Replacement:
         checkpoint: The checkpoint, as a manifest names it.
         unread: Its values of weights that all members share and that no program reads.
         extra: Its extra state, by name.
+        answers: Its answers to the probe's inputs, named as in the probe. They replace those that the
+            artifact recorded.
+        bounds: For each call of the probe the bounds of each output; empty if the member answers as before.
     """
 
     checkpoint: Member
     unread: Mapping[str, Tensor]
     extra: Mapping[str, Any]
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    bounds: Mapping[str, Sequence[OutputBounds]] = field(default_factory=dict)
 
 
 class OpenArtifact:
@@ -134,10 +205,10 @@ class OpenArtifact:
         loaded, in the artifact's order. weights: The weights of the loaded members. probe: The tensors of the
         probe, mapped; None if the artifact has no probe. extra: The extra states of the members, mapped, or
         None. limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate:
-        Calls pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The
-        answers of swapped members, by the member's number. replaced: The checkpoints of members that were
-        swapped, by the member's number. changes: How often the weights of each loaded member were exchanged,
-        by its place. graphs: What the graphs of calls share; None if calls run without graphs.
+        Calls pass it, and a swap closes it. swapping: Is held by the one swap at a time. replaced: The
+        checkpoints of members that were swapped, by the member's number. changes: How often the weights of
+        each loaded member were exchanged, by its place. graphs: What the graphs of calls share; None if calls
+        run without graphs.
     """
 
     def __init__(
@@ -164,7 +235,6 @@ class OpenArtifact:
         self.closed = False
         self.gate = gate or Gate()
         self.swapping = threading.Lock()
-        self.swapped: dict[int, SwappedAnswers] = {}
         self.replaced: dict[int, Replacement] = {}
         self.changes: Counter[int] = Counter()
         self._cast_programs: dict[str, Program] = {}
@@ -175,6 +245,11 @@ class OpenArtifact:
         """How often members were replaced. It grows before weights are written, while no call is inside."""
         return sum(list(self.changes.values()))  # a list, since a swap may add a place meanwhile
 
+    @property
+    def swapped(self) -> dict[int, Replacement]:
+        """The checkpoints of members that answer otherwise than the artifact recorded, by number."""
+        return {number: new for number, new in self.replaced.items() if new.bounds}
+
     @cached_property
     def stored_rows(self) -> tuple[Weight, ...]:
         """The rows of the weights that wide programs read."""
@@ -182,6 +257,11 @@ class OpenArtifact:
         if self.factors or not manifest.factored.weights:
             return manifest.weights
         return manifest.member_weights
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kinds of the weights that wide programs read, by name."""
+        return {w.name: w.kind for w in self.stored_rows}  # type: ignore[misc]  # checked by the reader
 
     @property
     def files_key(self) -> str:
@@ -258,7 +338,7 @@ class OpenArtifact:
         """
         if not self.manifest.factored.weights or (self.cast is not None and self.cast.widens):
             return {}
-        from ..simplify.stored_factors import stored_factors  # only lowering needs it
+        from ..simplify.factored_weights import stored_factors  # only lowering needs it
 
         table = {w.name: w for w in self.manifest.weights}
         return stored_factors(self.manifest.factored.weights, table, self.cast.table if self.cast else None)
@@ -305,7 +385,7 @@ class OpenArtifact:
         weights: by source name. workers: how many members a loop runs at a time.
         """
         run = Executable(program, weights, self.device, prologue=self.options.prologue, workers=workers)
-        self.limits.prologue.add(run, weights.values())
+        self.limits.add_derived(run, weights.values())
         return run
 
     def justify(self, names: Iterable[str]) -> None:
@@ -315,7 +395,7 @@ class OpenArtifact:
         """
         members = len(self.manifest.members)
         self.limits.justify(
-            {n: self.weights.row(n).bytes(members) for n in names if not self.limits.justified(n)}
+            {n: self.weights.row(n).bytes(members) for n in names if n not in self.limits.justified}
         )
 
     def close(self) -> None:

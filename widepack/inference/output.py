@@ -1,4 +1,7 @@
-"""Builds the results of a wide call: the member's own structure, with a member axis on every leaf."""
+"""Builds the results of a wide call: the member's own structure, with a member axis on every leaf.
+
+`check_rows` compares the sizes of answers with what an entry says of them: artifacts may be untrusted.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ import torch
 import torch.utils._pytree as pytree
 
 from widepack_artifacts import tree
+from widepack_artifacts.entry import OutputLeaf
 from widepack_artifacts.program import Output as Leaf
 
+from ..errors import ArtifactError
+from ..ir.tensor_type import sizes_of
 from ..ir.torch_tuples import torch_tuple
 from ..runtime.executable import storage
+from ..spec.input_spec import DimExpr
 
 
 class Output(Mapping[str, Any]):
@@ -150,6 +157,48 @@ def build_answer(
     ]
     for k in lists:
         leaves[k] = list(leaves[k].unbind(0))
-    if "leaf" in result:
-        return leaves[result["leaf"]]
-    return tree.build(result, leaves, named_values)
+    return built(result, leaves)
+
+
+def built(result: tree.Tree, leaves: list[Any]) -> Any:
+    """Returns a member's own structure over the leaves of an answer. result: the form of the answer."""
+    return leaves[result["leaf"]] if "leaf" in result else tree.build(result, leaves, named_values)
+
+
+def check_rows(title: str, leaves: Sequence[Any], dims: Sequence[int], rows: int) -> None:
+    """Checks that each leaf of an answer has as many rows as the call.
+
+    title: the entry in messages. dims: in which dim of each leaf the rows are. rows: of the call. Raises:
+    ArtifactError.
+    """
+    for number, (leaf, dim) in enumerate(zip(leaves, dims)):
+        shape = getattr(leaf, "shape", ())
+        if len(shape) <= dim or shape[dim] != rows:
+            raise ArtifactError(
+                f"{title}: output {number} of a program is {list(shape)} for {rows} rows; "
+                f"the entry says that its rows are in dim {dim}"
+            )
+
+
+class AnswerSizes:
+    """The sizes of an entry's outputs that are dims of its inputs."""
+
+    def __init__(self, outputs: Sequence[OutputLeaf]) -> None:
+        self._named = [
+            (number, dim, size)
+            for number, output in enumerate(outputs)
+            for dim, size in enumerate(sizes_of(output.type))
+            if isinstance(size, DimExpr)
+        ]
+
+    def check(self, title: str, leaves: Sequence[Any], sizes: Mapping[str, int]) -> None:
+        """Checks the leaves of a member's answer. sizes: of the dims in the call. Raises: ArtifactError."""
+        for number, dim, size in self._named:
+            if size.letter in sizes:
+                shape = getattr(leaves[number], "shape", ())
+                expected = sizes[size.letter] * size.factor
+                if len(shape) <= dim or shape[dim] != expected:
+                    raise ArtifactError(
+                        f"{title}: output {number} of its program is {list(shape)}; the entry says that dim "
+                        f"{dim} is {size}, which is {expected} in this call"
+                    )

@@ -1,9 +1,12 @@
-"""Reduces the answer of a call to the requested figures: chooses the leaf, and checks it."""
+"""Reduces the answer of a call to the requested figures: chooses the leaf, and checks it.
+
+`AnswerStream` reduces the answers of a loop over members while the loop runs.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,45 +15,40 @@ from torch import Tensor
 from widepack_artifacts.entry import OutputLeaf
 
 from ..errors import InputError, UsageError
-from ..reduction.reduce import mixture, reduced
-from ..reduction.request import Requested, check_answers, normalised, requested
-from ..reduction.stream import Stream
+from ..reduction.figures import check_answers, normalised, requested
+from ..reduction.reduce import Stream, mixture, reduced
+from ..reduction.sums import StreamedSums
 from .output import Output
+from .programs.bound_program import BoundProgram
 
 MIXTURE = "mixture"
 
 
-@dataclass(frozen=True)
 class Reduction:
     """What `reduce` was called with, checked as far as it can be before the members run.
 
-    Attributes:
+    Args:
         names: The requested figures, in the order of the caller.
-        wanted: Those of one leaf: all but `mixture`.
-        of, weights, dim, output: As the caller gave them.
+        of, weights, dim, output: As `reduce` takes them.
         members: The numbers of the members that count; None: all.
+
+    Attributes:
+        wanted: The figures of one leaf: all but `mixture`.
+
+    Raises:
+        UsageError: A figure or an option is unknown.
     """
 
-    names: tuple[str, ...]
-    wanted: tuple[Requested, ...]
-    of: str | None
-    weights: Any
-    dim: int
-    output: str | int | None
-    members: tuple[int, ...] | None
-
-    @classmethod
-    def of_call(
-        cls,
+    def __init__(
+        self,
         names: Sequence[str],
         of: str | None,
-        weights: Any,
-        dim: int,
-        output: str | int | None,
-        members: Sequence[int] | None,
-    ) -> Reduction:
-        """Checks the options. members: numbers. Raises: UsageError."""
-        wanted = requested([n for n in names if n != MIXTURE], of, weights is not None)
+        weights: Any = None,
+        dim: int = -1,
+        output: str | int | None = None,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self.wanted = requested([n for n in names if n != MIXTURE], of, weights is not None)
         if MIXTURE in names and (of is not None or output is not None):
             raise UsageError(
                 "mixture reads the first two outputs as they are: request it without of= and output="
@@ -59,15 +57,9 @@ class Reduction:
             raise UsageError(f"dim={dim!r:.60} is not a whole number")
         if members is not None and (not members or len(set(members)) != len(members)):
             raise UsageError("members= names each member once, and at least one")
-        return cls(
-            tuple(dict.fromkeys(names)),
-            tuple(wanted),
-            of,
-            weights,
-            dim,
-            output,
-            None if members is None else tuple(members),
-        )
+        self.names = tuple(dict.fromkeys(names))
+        self.of, self.weights, self.dim, self.output = of, weights, dim, output
+        self.members = None if members is None else tuple(members)
 
     def __str__(self) -> str:
         """The reduction in words, with every weight: equal reductions have equal texts."""
@@ -201,3 +193,59 @@ def _dims(leaves: Sequence[OutputLeaf], output: str | int | None) -> list[str]:
     number = wanted if type(wanted) is int else names.index(wanted) if wanted in names else 0
     inside = leaves[min(number, len(leaves) - 1)].type.partition("[")[2].rstrip("]")
     return [d.strip() for d in inside.split(",") if d.strip()]
+
+
+LARGE = 4 * 2**20
+"""Bytes of all answers from which on they are added one after the other. Fewer are kept until the last."""
+
+
+class AnswerStream:
+    """A call whose answers are reduced while members run one after the other.
+
+    Args:
+        reduction: What is requested.
+        leaves: The outputs in the manifest.
+        members: N.
+        program: The program; its answer is the result of a loop.
+        result: The loop and the number of its result.
+    """
+
+    def __init__(
+        self,
+        reduction: Reduction,
+        leaves: Sequence[OutputLeaf],
+        members: int,
+        program: BoundProgram,
+        result: tuple[str, int],
+    ) -> None:
+        self._reduction, self._leaves, self._members = reduction, leaves, members
+        self._program, self._result = program, result
+        self._lock = threading.Lock()
+        self._kept: dict[int, torch.Tensor] = {}
+        self._stream: Stream | None = None
+
+    def run(self, *values: Any) -> None:
+        """Runs the members. values: the inputs of the program."""
+        self._program.executable.stream(self._result, self._take, *values)
+
+    def _take(self, member: int, answer: torch.Tensor) -> None:
+        with self._lock:
+            if self._stream is None and answer.nbytes * self._members < LARGE:
+                self._kept[member] = answer
+                return
+            if self._stream is None:
+                self._stream = self._reduction.stream(answer, self._leaves, self._members)
+        self._stream.take(member, answer)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the figures by their names. Raises: InputError, UsageError."""
+        if self._stream is not None:
+            return self._reduction.ordered(self._stream.figures())
+        answers = torch.stack([self._kept[i] for i in range(self._members)])
+        return self._reduction.apply(answers, self._leaves, one_shape=False)
+
+    def sums(self) -> StreamedSums | Tensor:
+        """Returns what is summed up, or all answers `[N, ...]` if they are few and were kept."""
+        if self._stream is not None:
+            return self._stream.sums
+        return torch.stack([self._kept[i] for i in range(self._members)])

@@ -1,4 +1,4 @@
-"""Provides small edits of programs for several passes: reading other values, removing unread nodes."""
+"""Provides small edits of programs for several passes: other values, new nodes, no unread nodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,39 @@ from typing import Any
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from . import ops
+from .tensor_type import TensorType
+
+
+def types_of(program: Program) -> dict[str, str]:
+    """The type text of every value, by name."""
+    slots = {s.name: s.type for s in (*program.weights, *program.inputs)}
+    return slots | {n.name: n.out for n in program.nodes}
+
+
+def free_name(wish: str, taken: set[str]) -> str:
+    """Returns a name that is not taken: the wish, with underscores behind it. Adds it to `taken`."""
+    while wish in taken:
+        wish += "_"
+    taken.add(wish)
+    return wish
+
+
+class NodeWriter:
+    """Collects new nodes. stem: the start of their names; source: the user's source line."""
+
+    def __init__(self, stem: str, source: str) -> None:
+        self.stem, self.source = stem, source
+        self.nodes: list[Node] = []
+
+    def __call__(self, what: str, op: str, *args: Any, **kwargs: Any) -> Ref:
+        """Adds a node and returns its value. what: the end of its name."""
+        self.nodes.append(Node(f"{self.stem}_{what}", ops.full_name(op), args, kwargs, "", self.source))
+        return Ref(self.nodes[-1].name)
+
+    def typed(self, value: Ref, type_: TensorType | str) -> Ref:
+        """Notes the type of the last value, and returns the value."""
+        self.nodes[-1] = replace(self.nodes[-1], out=str(type_))
+        return value
 
 
 def all_nodes(program: Program) -> Iterator[Node]:
@@ -24,22 +57,14 @@ def renamed(node: Node, to: Mapping[str, Any]) -> Node:
     """The node with other arguments. to: name of a value -> its replacement."""
     if not any(r in to for r in refs((node.args, node.kwargs))):
         return node
-    return replace(
-        node,
-        args=substitute(node.args, lambda n: to.get(n, Ref(n))),
-        kwargs=substitute(node.kwargs, lambda n: to.get(n, Ref(n))),
-    )
+    args, kwargs = (substitute(a, lambda n: to.get(n, Ref(n))) for a in (node.args, node.kwargs))
+    return replace(node, args=args, kwargs=kwargs)
 
 
 def with_nodes(program: Program, nodes: list[Node], to: Mapping[str, Any]) -> Program:
     """The program with other nodes. to: name of a value that outputs read -> its replacement."""
-    return replace(
-        program,
-        nodes=tuple(nodes),
-        outputs=tuple(
-            replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs
-        ),
-    )
+    outputs = (replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
 def readers(program: Program) -> dict[str, list[Node]]:

@@ -19,10 +19,8 @@ from ..spec.dtypes import dtype_name, dtype_of
 
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {
-    "contiguous_format": torch.contiguous_format,
-    "preserve_format": torch.preserve_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
+    name: getattr(torch, name)
+    for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 }
 
 
@@ -103,8 +101,7 @@ def _encode_leaf(value: Any) -> Any:
         return Tag("dtype", dtype_name(value))
     if isinstance(value, torch.device):
         return Tag("device", "self")
-    if isinstance(value, torch.layout):
-        return Tag("layout", str(value).split(".")[1])
-    if isinstance(value, torch.memory_format):
-        return Tag("memory_format", str(value).split(".")[1])
+    if isinstance(value, (torch.layout, torch.memory_format)):
+        kind = "layout" if isinstance(value, torch.layout) else "memory_format"
+        return Tag(kind, str(value).split(".")[1])
     return value

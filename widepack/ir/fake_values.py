@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
-from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
+from widepack_artifacts.program import Node, Program, Slot, substitute
 
 from ..errors import LoweringError
 from ..kernels.checks import CHECKS
@@ -65,7 +65,7 @@ def refuse_call(op: str, args: Any, kwargs: Any) -> None:
 
 
 class Fakes:
-    """A world of fake tensors with one symbol for each named dim.
+    """Makes fake tensors, with one symbol for each named dim.
 
     sizes: an example size of each dim, at least 2, at which the guards hold. static: use these sizes instead
     of symbols.
@@ -83,8 +83,8 @@ class Fakes:
                 source = ConstantSource(name)
                 symbol = shapes.create_unspecified_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
                 self.dims[name] = shapes.create_symintnode(symbol, hint=size, source=source)
-            # torch's caches of facts about symbols keep the last few hundred worlds alive, and each world all
-            # its calls
+            # torch's caches of facts about symbols keep the last few hundred objects of this class alive, and
+            # each of them all its calls
             weakref.finalize(self, shapes.fake_tensor_cache.clear)
 
     @contextlib.contextmanager
@@ -176,16 +176,16 @@ def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:
     return fakes.tensor(slot.type, members if slot.kind == "stacked" else 0)
 
 
-def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) -> dict[str, Any]:
+def replay(program: Program, fakes: Fakes, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The fake values of a member program or a wide one, by name.
 
     given: values of inputs that exist already.
     """
+    given = given or {}
     values: dict[str, Any] = {}
     for slot in (*program.weights, *program.inputs):
-        values[slot.name] = (
-            given[slot.name] if given and slot.name in given else slot_value(fakes, slot, program.members)
-        )
+        known = slot.name in given
+        values[slot.name] = given[slot.name] if known else slot_value(fakes, slot, program.members)
     for node in program.nodes:
         values[node.name] = run_node(node, values, fakes, program.members)
     return values
@@ -195,7 +195,7 @@ def bind_sizes_of_data(nodes: Iterable[torch.fx.Node], fakes: Fakes) -> None:
     """Records at each node which sizes it makes that only values determine, in `unbacked_bindings`, as
     torch's tracing does.
 
-    Tracing the graph again requires it. requires: fake values of this world in `meta["val"]`.
+    Tracing the graph again requires it. requires: fake values of `fakes` in `meta["val"]`.
     """
     shapes = fakes.mode.shape_env
     if shapes is None:
@@ -281,17 +281,3 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
     with fakes.on():
         return value[i]
-
-
-__all__ = [
-    "CPU",
-    "Fakes",
-    "Ref",
-    "Shapes",
-    "bind_sizes_of_data",
-    "member_slice",
-    "refuse_call",
-    "replay",
-    "run_node",
-    "slot_value",
-]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -78,24 +79,14 @@ def always(expr: Expr) -> bool:
 
     try:
         return symbolic(expr) is sympy.true
-    except (
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        AssertionError,
-    ):  # a division by zero, or a form that sympy does not have
+    # a division by zero, or a form that sympy does not have
+    except (ValueError, TypeError, ArithmeticError, AssertionError):
         return False
 
 
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
-_EXTREMES = {
-    "max": "max",
-    "min": "min",
-    "Max": "max",
-    "Min": "min",
-    "torch.sym_max": "max",
-    "torch.sym_min": "min",
-}
+_EXTREMES = {form.format(m): m for m in ("max", "min") for form in ("{}", "torch.sym_{}")}
+_EXTREMES |= {"Max": "max", "Min": "min"}
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
 
 
@@ -106,45 +97,31 @@ def expression(
 
     leaves: the inputs. names: the meaning of a bare name. Raises: ValueError.
     """
+
+    def of(part: ast.expr) -> Expr:
+        return expression(part, leaves, names)
+
+    def joined(word: str, parts: Sequence[Expr]) -> Expr:
+        return functools.reduce(lambda a, b: [word, a, b], parts)
+
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, bool)):
         return node.value
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id]
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return [
-            _ARITHMETIC[type(node.op)],
-            expression(node.left, leaves, names),
-            expression(node.right, leaves, names),
-        ]
+        return [_ARITHMETIC[type(node.op)], of(node.left), of(node.right)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ["not", expression(node.operand, leaves, names)]
-    if (
-        isinstance(node, ast.UnaryOp)
-        and isinstance(node.op, ast.USub)
-        and isinstance(node.operand, ast.Constant)
-        and type(node.operand.value) is int
-    ):
-        return -node.operand.value
+        return ["not", of(node.operand)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return ["sub", 0, expression(node.operand, leaves, names)]
+        value = of(node.operand)
+        return -value if type(value) is int else ["sub", 0, value]
     if isinstance(node, ast.BoolOp):
-        parts = [expression(v, leaves, names) for v in node.values]
-        made = parts[0]
-        for part in parts[1:]:
-            made = ["and" if isinstance(node.op, ast.And) else "or", made, part]
-        return made
+        return joined("and" if isinstance(node.op, ast.And) else "or", [of(v) for v in node.values])
     if isinstance(node, ast.Compare) and all(type(o) in _COMPARE for o in node.ops):
-        sides = [expression(v, leaves, names) for v in (node.left, *node.comparators)]
-        pairs = [[_COMPARE[type(o)], a, b] for o, a, b in zip(node.ops, sides, sides[1:])]
-        made = pairs[0]
-        for pair in pairs[1:]:
-            made = ["and", made, pair]
-        return made
+        sides = [of(v) for v in (node.left, *node.comparators)]
+        return joined("and", [[_COMPARE[type(o)], a, b] for o, a, b in zip(node.ops, sides, sides[1:])])
     if isinstance(node, ast.Call) and (name := _EXTREMES.get(ast.unparse(node.func))) and len(node.args) >= 2:
-        first, *rest = (expression(a, leaves, names) for a in node.args)
-        for part in rest:
-            first = [name, first, part]
-        return first
+        return joined(name, [of(a) for a in node.args])
     if isinstance(node, ast.Subscript):
         return _size_of(node, leaves)
     raise ValueError(f"{ast.unparse(node)} is not arithmetic over sizes")
@@ -168,11 +145,10 @@ def subscript_place(node: ast.Subscript) -> tuple[str, int]:
     while isinstance(at, (ast.Subscript, ast.Attribute)):
         if isinstance(at, ast.Attribute):  # a field of a named tuple or of a registered class
             parts.insert(0, at.attr)
-            at = at.value
-            continue
-        if not isinstance(at.slice, ast.Constant):
+        elif isinstance(at.slice, ast.Constant):
+            parts.insert(0, str(at.slice.value))
+        else:
             raise ValueError(f"{ast.unparse(node)} is not a size of an input")
-        parts.insert(0, str(at.slice.value))
         at = at.value
     return ".".join(parts), int(str(node.slice.value))
 
@@ -180,9 +156,8 @@ def subscript_place(node: ast.Subscript) -> tuple[str, int]:
 def _size_of(node: ast.Subscript, leaves: Mapping[str, InputLeaf]) -> Expr:
     """The size of an input, also of a nested one, as its dim."""
     name, axis = subscript_place(node)
-    leaf = (
-        leaves.get(name) or leaves.get(name.replace(".", "_")) or leaves.get(name.replace(".", "_", 1))
-    )  # *args: x_0, x_0.key
+    names = name, name.replace(".", "_"), name.replace(".", "_", 1)  # *args: x_0, x_0.key
+    leaf = next((leaves[n] for n in names if n in leaves), None)
     if leaf is None:
         raise ValueError(f"{ast.unparse(node)} belongs to an unknown input")
     if axis not in leaf.axes:

@@ -17,30 +17,14 @@ from collections.abc import Callable, Container, Mapping
 from widepack_artifacts.program import Kind, Node, Program, refs
 
 from . import ops
-from .ops import full_name
+from .ops import full_names
 
-SIZES = frozenset(
-    full_name(n)
-    for n in [
-        "sym_size.int",
-        "sym_numel",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "fill.Scalar",
-    ]
+SIZES = full_names(
+    "sym_size.int sym_numel zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty "
+    "fill.Scalar"
 )
-
-
 NUMBER = "aten._local_scalar_dense.default"
-_BY_SECOND = frozenset(
-    full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor")
-)
+_BY_SECOND = full_names("index.Tensor masked_select repeat_interleave.self_Tensor")
 _DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
 
 
@@ -65,11 +49,8 @@ def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -
         if "ragged" in read or (values and any(found[r] == "stacked" for r in _determining(node))):
             found[node.name] = "ragged"
         elif node.op in SIZES:
-            found[node.name] = (
-                "stacked"
-                if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs)))
-                else "shared"
-            )
+            numbers = {found[r] for r in refs((node.args[1:], node.kwargs))}
+            found[node.name] = "stacked" if "stacked" in numbers else "shared"
         elif "stacked" in read or not ops.pure(node.op, node.args, node.kwargs):
             found[node.name] = "stacked"
         else:
@@ -91,20 +72,16 @@ def _determining(node: Node) -> set[str]:
     """
     if not of_data(node) or not ops.of_values(node.op):
         return set()
-    return set(
-        refs(node.args[1] if node.op in _BY_SECOND and len(node.args) > 1 else (node.args, node.kwargs))
-    )
+    by_second = node.op in _BY_SECOND and len(node.args) > 1
+    return set(refs(node.args[1] if by_second else (node.args, node.kwargs)))
 
 
 def weights_only(program: Program) -> set[str]:
     """The values that depend on weights and literals alone: the weight prologue."""
     found = {s.name for s in program.weights}
     for node in program.nodes:
-        if (
-            node.body is None
-            and all(r in found for r in refs((node.args, node.kwargs)))
-            and ops.pure(node.op, node.args, node.kwargs)
-        ):
+        early = node.body is None and found.issuperset(refs((node.args, node.kwargs)))
+        if early and ops.pure(node.op, node.args, node.kwargs):
             found.add(node.name)
     return found
 
@@ -113,6 +90,6 @@ def reaches(program: Program, start: set[str]) -> set[str]:
     """All values that depend on one of `start`, sizes included."""
     found = set(start)
     for node in program.nodes:
-        if any(r in found for r in refs((node.args, node.kwargs))):
+        if not found.isdisjoint(refs((node.args, node.kwargs))):
             found.add(node.name)
     return found

@@ -138,10 +138,5 @@ def recurrent_steps(name: str, given: Mapping[str, Any]) -> int:
 
 def integers(value: Any) -> list[int]:
     """The integers of an argument that is one integer or a list."""
-    return (
-        [v for v in value if isinstance(v, int)]
-        if isinstance(value, (list, tuple))
-        else [value]
-        if isinstance(value, int)
-        else []
-    )
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if isinstance(v, int)]

@@ -3,18 +3,26 @@
 `aten.linear.default` is `torch.ops.aten.linear.default`, `operator.mul` is Python's. Only names of the
 format's allow-list, names that a service adds with `allow_ops`, and the ops of int8 weights, which no file
 may contain, are looked up: a name from a file reaches `getattr` only after that check.
+
+| look-up | returns |
+|---|---|
+| `resolve` | the op |
+| `function` | what a graph calls for the op: behind checks of its operands, if a caller wants them |
+| `direct` | the same, or a function of torch's public API that takes less time for each call |
+| `checked` | the op behind all its checks, as torch's dispatcher and fake tensors need it |
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
+from torch.nn import functional
 
 from widepack_artifacts.opset import EXTRA, allowed
 
@@ -34,6 +42,7 @@ from ..kernels import sequences as sequences
 from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS
+from ..kernels.pooling import max_pool2d
 from ..kernels.replacements import REPLACEMENTS
 from ..kernels.size_arithmetic import limited
 from ..kernels.traced_ops import opaque, traced_op
@@ -41,45 +50,19 @@ from .torch_internals import base_name, can_decompose, is_overload, overload_beh
 
 Op = Callable[..., Any]
 
+_OPERATORS = "getitem add sub mul floordiv mod neg truediv pow eq ne lt le gt ge"
+_OF_SIZES = "sym_max sym_min sym_float sym_int sym_not sym_ite"
 PYTHON: dict[str, Op] = {
-    "operator.getitem": operator.getitem,
-    "operator.add": operator.add,
-    "operator.sub": operator.sub,
-    "operator.mul": operator.mul,
-    "operator.floordiv": operator.floordiv,
-    "operator.mod": operator.mod,
-    "operator.neg": operator.neg,
-    "operator.truediv": operator.truediv,
-    "operator.pow": operator.pow,
-    "operator.eq": operator.eq,
-    "operator.ne": operator.ne,
-    "operator.lt": operator.lt,
-    "operator.le": operator.le,
-    "operator.gt": operator.gt,
-    "operator.ge": operator.ge,
+    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS.split()},
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES.split()},
     "math.ceil": lambda x: -(-x // 1),
-    "torch.sym_max": torch.sym_max,
-    "torch.sym_min": torch.sym_min,
-    "torch.sym_float": torch.sym_float,
-    "torch.sym_int": torch.sym_int,
-    "torch.sym_not": torch.sym_not,
-    "torch.sym_ite": torch.sym_ite,
 }
 _NAMES = {op: name for name, op in PYTHON.items()}
 _LIMITED = {name: limited(name, op) for name, op in PYTHON.items() if op is not operator.getitem}
 _DIMS = {
-    "dim",
-    "dims",
-    "dim0",
-    "dim1",
-    "start_dim",
-    "end_dim",
-    "axis",
-    "source",
-    "destination",
+    "dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis", "source", "destination",
     "dimension",
-    "dim2",
-}
+}  # fmt: skip
 _TRAINING = ("train", "training")
 _CHANCES = ("dropout_p", "dropout", "p")
 
@@ -91,13 +74,10 @@ def resolve(name: str) -> Op:
     Raises: ArtifactError if it is not allowed, or this version of torch does not have it.
     """
     if name in PYTHON:
-        known: Op = PYTHON[name]
-        return known
+        return PYTHON[name]
     if not (allowed(name) or name in int8.OPS) or name == "loop":
-        raise ArtifactError(
-            f"the op {name!r} is not on the list of allowed "
-            f"ops{', or not allowed at this place' if name == 'loop' else ''}"
-        )
+        place = ", or not allowed at this place" if name == "loop" else ""
+        raise ArtifactError(f"the op {name!r} is not on the list of allowed ops{place}")
     space, op, overload = name.split(".")
     try:
         return getattr(getattr(getattr(torch.ops, space), op), overload)  # type: ignore[no-any-return]
@@ -158,41 +138,51 @@ def allow(some: Iterable[Any]) -> frozenset[str]:
     return names
 
 
-def function(name: str) -> Op:
+def full_name(op: str) -> str:
+    """`linear` as `aten.linear.default`, `max.dim` as `aten.max.dim`.
+
+    Full names and Python's operators stay.
+    """
+    if op.startswith(("operator.", "torch.", "math.")) or op.count(".") == 2:
+        return op
+    return f"aten.{op}" if "." in op else f"aten.{op}.default"
+
+
+def full_names(words: str) -> frozenset[str]:
+    """The full names of several ops: `linear max.dim` as `aten.linear.default`, `aten.max.dim`."""
+    return frozenset(map(full_name, words.split()))
+
+
+Checks = Literal["all", "sizes", "none"]
+"""Which checks of operands run before an op.
+
+With "sizes" each function is an op, so that no compiler reads the Python inside: code that is traced keeps
+what such a check finds as conditions on the sizes of a call.
+"""
+
+
+def function(name: str, checks: Checks = "all") -> Op:
     """The function that a graph calls: the op, or for widepack's ops the Python function, which is faster
     than torch's dispatcher.
 
-    Raises: as `resolve`.
+    checks: with "none", a compiler that traces the function meets one op, also where a Python function
+    replaces the op. Raises: as `resolve`.
     """
-    return FUNCTIONS.get(name) or checked(name)
-
-
-def unchecked(name: str) -> Op:
-    """The function of an op without a check of its operands, for code that may be traced.
-
-    A compiler that traces it meets one op, also where a Python function replaces the op. Raises: as
-    `resolve`.
-    """
-    return FUNCTIONS.get(name) or (_replacement(name) if name in REPLACEMENTS else resolve(name))
+    if checks == "sizes":
+        op = resolve(name)
+        if name in CHECKS and name not in OF_VALUES:
+            return cast(Op, traced_op("checked", op, _with_check(name)))
+        return cast(Op, traced_op("replaced", op, REPLACEMENTS[name])) if name in REPLACEMENTS else op
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    return checked(name) if checks == "all" else _untraced(name)
 
 
 @cache
-def _replacement(name: str) -> Op:
-    return opaque("replaced", resolve(name), REPLACEMENTS[name])
-
-
-def size_checked(name: str) -> Op:
-    """The function of an op behind the check of its operands, if that reads sizes alone.
-
-    Code that is traced keeps what such a check finds as conditions on the sizes of a call. Each function is
-    an op, so no compiler reads the Python inside. Raises: as `resolve`.
-    """
+def _untraced(name: str) -> Op:
+    """Returns the op without checks; if a function replaces it, one that compilers take for an op."""
     op = resolve(name)
-    if name in CHECKS and name not in OF_VALUES:
-        op = traced_op("checked", op, _with_check(name))
-    elif name in REPLACEMENTS:
-        op = traced_op("replaced", op, REPLACEMENTS[name])
-    return op
+    return opaque("replaced", op, REPLACEMENTS[name]) if name in REPLACEMENTS else op
 
 
 def checked(name: str) -> Op:
@@ -206,14 +196,9 @@ def checked(name: str) -> Op:
 
 
 @cache
-def _with_check(name: str) -> Op:
-    """Returns the op, or what replaces it, behind its check."""
-    return behind_check(name, REPLACEMENTS.get(name) or resolve(name))
-
-
-def behind_check(name: str, op: Op) -> Op:
-    """Returns a function that checks operands as those of the op of this name, and then calls `op`."""
-    check = CHECKS[name]
+def _with_check(name: str, direct: bool = False) -> Op:
+    """Returns the op behind its check. direct: the function of `DIRECT` in place of the op."""
+    check, op = CHECKS[name], DIRECT[name] if direct else REPLACEMENTS.get(name) or resolve(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
@@ -223,15 +208,43 @@ def behind_check(name: str, op: Op) -> Op:
     return run
 
 
-_UNDECLARED = frozenset(
-    {
-        "aten._unsafe_view.default",
-        "aten.dequantize.self",
-        "aten.lift.default",
-        "aten.unsafe_split.Tensor",
-        "aten.unsafe_split_with_sizes.default",
-    }
-)
+DIRECT: dict[str, Op] = {
+    **{
+        name: getattr(torch, name.split(".")[1])
+        for name in full_names(
+            "abs add.Tensor addmm amax baddbmm bmm cat clamp conv1d conv2d conv3d cos div.Tensor embedding "
+            "exp layer_norm log matmul mm mul.Tensor neg permute pow.Tensor_Scalar relu reshape rsqrt "
+            "select.int sigmoid sin split.Tensor sqrt squeeze.dim sub.Tensor sum.dim_IntList tanh "
+            "transpose.int unsqueeze where.self"
+        )
+    },
+    "aten.expand.default": torch.Tensor.expand,
+    "aten.gelu.default": functional.gelu,
+    "aten.linear.default": functional.linear,
+    "aten.max_pool2d.default": max_pool2d,
+    "aten.view.default": torch.Tensor.view,
+}
+"""Functions that compute what an op computes, in less time: of torch's public API, and `max_pool2d`.
+
+A call of `torch.ops.aten.add.Tensor` takes about one microsecond more than one of `torch.add`: its arguments
+are read by the op's schema. Only code that runs now uses these functions. Code that is traced uses the ops.
+"""
+_DIRECT_KEYWORDS = frozenset({"alpha", "beta", "approximate", "dtype"})
+"""The keywords whose names are those of the ops' schemas."""
+
+
+def direct(name: str, keywords: Collection[str]) -> Op:
+    """The function that a graph calls for an op, as `function`, with less time for each call.
+
+    keywords: the names of its keyword arguments. The op itself takes other ones. Raises: as `resolve`.
+    """
+    if name not in DIRECT or name in REPLACEMENTS or not _DIRECT_KEYWORDS.issuperset(keywords):
+        return function(name)
+    resolve(name)
+    return _with_check(name, direct=True) if name in CHECKS else DIRECT[name]
+
+
+_UNDECLARED = full_names("_unsafe_view dequantize.self lift unsafe_split.Tensor unsafe_split_with_sizes")
 """Ops that return an argument, or a view of one, although their schema does not say so."""
 
 
@@ -371,18 +384,3 @@ def _pure(name: str) -> bool:
 def _writes(name: str) -> bool:
     op = resolve(name)
     return is_overload(op) and schema_of(op).is_mutable
-
-
-def full_names(names: str) -> frozenset[str]:
-    """The full names of the ops that a text lists, with spaces between them."""
-    return frozenset(map(full_name, names.split()))
-
-
-def full_name(op: str) -> str:
-    """`linear` as `aten.linear.default`, `max.dim` as `aten.max.dim`.
-
-    Full names and Python's operators stay.
-    """
-    if op.startswith(("operator.", "torch.", "math.")) or op.count(".") == 2:
-        return op
-    return f"aten.{op}" if "." in op else f"aten.{op}.default"

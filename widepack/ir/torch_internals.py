@@ -7,18 +7,14 @@ new version of torch then needs changes in one place.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import keyword
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
-from torch.fx import graph as fx_graph
-from torch.nn.modules import transformer
 
 # The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
 # inference_mode itself.
@@ -252,38 +248,43 @@ def derivatives_taken(report: Callable[[bool], None]) -> Iterator[None]:
     constant, for which autograd does not run. Reports nothing of autograd in a torch without the private
     names.
     """
-    name, of_func = "_engine_run_backward", "_autograd_grad"
-    engine, dual = getattr(torch.autograd, name, None), forward_ad.make_dual
     transforms = function_transforms()
-    derivative = getattr(transforms, of_func, None)
+    places = [(torch.autograd, "_engine_run_backward"), (transforms, "_autograd_grad")]
+    engine, derivative = (getattr(*place, None) for place in places)
+    dual: Any = forward_ad.make_dual
 
-    def run_backward(outputs: Any, gradients: Any, keep: bool, *args: Any, **kwargs: Any) -> Any:
-        report(bool(keep))
-        assert engine is not None
-        return engine(outputs, gradients, keep, *args, **kwargs)
+    def reported(function: Callable[..., Any], keeps: Callable[..., bool]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            report(keeps(*args))
+            return function(*args, **kwargs)
 
-    def derivative_of_func(*args: Any, **kwargs: Any) -> Any:
-        report(True)
-        assert derivative is not None
-        return derivative(*args, **kwargs)
+        return run
 
-    def make_dual(*args: Any, **kwargs: Any) -> Any:
-        report(True)
-        return dual(*args, **kwargs)  # type: ignore[no-untyped-call]
-
+    table = {(forward_ad, "make_dual"): reported(dual, lambda *_: True)}
     if engine is not None:
-        setattr(torch.autograd, name, run_backward)
+        table[places[0]] = reported(engine, lambda outputs, gradients, keep, *_: bool(keep))
     if derivative is not None:
-        setattr(transforms, of_func, derivative_of_func)
-    setattr(forward_ad, "make_dual", make_dual)  # noqa: B010  # mypy takes it for a method otherwise
+        table[places[1]] = reported(derivative, lambda *_: True)
+    with replaced(table):
+        yield
+
+
+@contextmanager
+def replaced(table: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replaces attributes of modules and classes inside a with block. table: (owner, name) -> what is there
+    meanwhile.
+    """
+    own = {place: vars(place[0])[place[1]] for place in table if place[1] in vars(place[0])}
+    for (owner, name), value in table.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        if engine is not None:
-            setattr(torch.autograd, name, engine)
-        if derivative is not None:
-            setattr(transforms, of_func, derivative)
-        setattr(forward_ad, "make_dual", dual)  # noqa: B010
+        for owner, name in table:
+            if (owner, name) in own:
+                setattr(owner, name, own[owner, name])
+            else:  # inherited, or made when it is read
+                delattr(owner, name)
 
 
 def traced_tensor() -> Callable[..., torch.Tensor]:
@@ -312,39 +313,6 @@ def in_forward_mode() -> bool:
 def has_tangent(value: torch.Tensor) -> bool:
     """Returns whether a tensor has a tangent of the current level of `torch.autograd.forward_ad`."""
     return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
-    """Replaces `nn.Transformer`'s check whether a mask is causal, inside a with block."""
-    original = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = check
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = original
-
-
-@contextmanager
-def keywords_in_names() -> Iterator[None]:
-    """Lets fx write code for parts whose name is a keyword of Python (`nn.ModuleDict({"class": ...})`).
-
-    fx writes `self.heads.class`, which is no Python.
-    """
-    original = fx_graph._format_target
-    fx_graph._format_target = lambda base, target: functools.reduce(
-        lambda code, name: (
-            f"{code}.{name}"
-            if name.isidentifier() and not keyword.iskeyword(name)
-            else f'getattr({code}, "{name}")'
-        ),
-        target.split("."),
-        base,
-    )
-    try:
-        yield
-    finally:
-        fx_graph._format_target = original
 
 
 @contextmanager

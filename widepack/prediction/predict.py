@@ -14,9 +14,8 @@ import torch
 
 from ..errors import UsageError
 from ..inference.load import load
-from ..inference.model import WideModel
+from ..inference.model import WideModel, weights_version
 from ..inference.reduced_answer import Reduction
-from ..inference.weights_version import weights_version
 from ..spec.names import path_of
 from ..system.atomic_file import admit
 from ..system.progress import Report
@@ -255,7 +254,7 @@ def _statistics(
             "member= and reduce= exclude each other: a row that one member answers has no statistics of all "
             "members"
         )
-    return Reduction.of_call(names, of, None, dim, None, None)
+    return Reduction(names, of, dim=dim)
 
 
 def check_batch(batch: Any) -> None:

@@ -12,7 +12,7 @@ from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
 from ..inference.model import WideModel
 from ..inference.reduced_answer import Reduction
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
 from ..spec.dtypes import dtype_of
 from ..spec.input_spec import DimExpr
@@ -254,7 +254,7 @@ def _checked_rows(
             f"{title} has states, and the rows of a file have no order in time; call the model in your own "
             "code"
         )
-    if member is not None and draws(entry.programs.source.member(0)[0]):
+    if member is not None and uses_random_ops(entry.programs.source.member(0)[0]):
         raise UsageError(f"{title} draws random numbers, and member= needs rows that are independent")
     rows = entry.tensor_calls.rows
     letter = rows.dim or entry.programs.inputs.letter

@@ -6,12 +6,7 @@
 
 | file | what it does |
 |---|---|
-| `block.py` | Holds what figures read of the members' answers: at some positions for all members |
-| `figures.py` | Defines the figures: how they are computed, and what they need |
-| `partial.py` | Sums up the answers of some of the members, for figures of all of them |
-| `positions.py` | Divides the positions of answers into blocks that fit the cache |
-| `precision.py` | Decides in which precision figures are computed |
-| `reduce.py` | Computes the requested figures of answers, block after block |
-| `request.py` | Reads which figures a caller requests, and checks the options |
-| `stream.py` | Computes figures while members answer one after the other |
+| `figures.py` | Defines the figures, reads which of them a caller requests, and checks the options |
+| `reduce.py` | Computes the requested figures: of all answers at one time, or while members answer |
+| `sums.py` | Holds what figures read of the members' answers: of all at some positions, or summed up |
 """

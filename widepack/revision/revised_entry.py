@@ -39,8 +39,8 @@ from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
+from ..simplify.factored_weights import stored_factors
 from ..simplify.member_programs import MemberPrograms
-from ..simplify.stored_factors import stored_factors
 from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
 from ..spec.input_spec import batch_letter

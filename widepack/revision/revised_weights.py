@@ -34,7 +34,7 @@ from ..building.write import SHARD_BYTES, write_weights
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.new_member import RAGGED, SHARED
 from ..errors import MemberMismatch
-from ..fleet.new_members import new_factors
+from ..fleet.open_member import new_factors
 from ..system.readahead import Extent, extents
 from .request import MemberSlot
 

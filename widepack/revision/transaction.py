@@ -44,10 +44,9 @@ from ..checkpoints.loading import filled
 from ..checkpoints.new_member import NewMember
 from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, UsageError, VerificationError
-from ..fleet.new_members import open_new_member
-from ..fleet.orientation import of_programs
-from ..inference.unpublished import check_opens
-from ..ir.at_rest import draws
+from ..fleet.open_member import open_new_member
+from ..inference.load import check_opens
+from ..ir.random_ops import uses_random_ops
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
 from ..runtime.admission import guarded
@@ -131,7 +130,7 @@ class Revision:
     def _refuse_draws(self) -> None:
         """Refuses an artifact whose programs draw random numbers. Raises: UsageError."""
         for name, entry in self.old.entries.items():
-            if any(draws(self.reader.program(f)) for f in entry.member):
+            if any(uses_random_ops(self.reader.program(f)) for f in entry.member):
                 raise UsageError(
                     f"{self.request.did}: entry {name} of {self.request.path} draws random numbers at every"
                     " call (dropout that is on), so its programs cannot be revised for other members: build"
@@ -147,15 +146,7 @@ class Revision:
     def _open(self, files: weight_files.Weights, place: MemberPlace) -> NewMember:
         """Opens the checkpoint of a new member. files: the artifact's weights."""
         how = replace(self.request.how, key=place.key, part=place.part)
-        member_files = [f for e in self.old.entries.values() for f in e.member]
-        return open_new_member(
-            self.reader,
-            files,
-            place.path,
-            how,
-            base=self.request.base,
-            turned=lambda: of_programs(map(self.reader.program, member_files)),
-        )
+        return open_new_member(self.reader, files, place.path, how, base=self.request.base)
 
     def _modules(self) -> dict[int, Callable[[], nn.Module]]:
         """Returns what makes the new members' own modules, by the number of the member.

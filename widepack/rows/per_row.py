@@ -21,7 +21,6 @@ from torch import Tensor, fx, nn
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from ..ir import ops
-from ..ir.direct import direct
 from ..ir.encoding import decode
 from ..ir.tensor_type import tensor_type
 from ..kernels.per_row import linear_of_rows, row_places
@@ -149,7 +148,7 @@ class _PerRowGraph:
         if not read:
             args = decode(substitute(node.args, self._at.__getitem__), self._device)
             kwargs = decode(substitute(node.kwargs, self._at.__getitem__), self._device)
-            return self._graph.call_function(direct(node.op, kwargs), tuple(args), kwargs)
+            return self._graph.call_function(ops.direct(node.op, kwargs), tuple(args), kwargs)
         given = ops.bind(node.op, node.args, node.kwargs)
         if node.op == _LINEAR:
             return self._linear(given["input"], given["weight"], given.get("bias"), TRANSPOSED)
@@ -168,7 +167,7 @@ class _PerRowGraph:
             at = {**self._at, **{name: self._gathered(name, rank) for name in set(read)}}
             args = decode(substitute(node.args, at.__getitem__), self._device)
             kwargs = decode(substitute(node.kwargs, at.__getitem__), self._device)
-            return self._graph.call_function(direct(node.op, kwargs), tuple(args), kwargs)
+            return self._graph.call_function(ops.direct(node.op, kwargs), tuple(args), kwargs)
         raise _NoForm
 
     # ---------------------------------------------------------------- nodes that read weights of members

@@ -12,7 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -21,21 +21,12 @@ from widepack_artifacts.program import Node, Program, Ref, Tag, refs, substitute
 
 from ..errors import ArtifactError
 from ..ir import ops
-from ..ir.direct import direct as direct_function
 from ..ir.encoding import decode, iter_arguments
 from ..ir.torch_internals import forget_source
 from ..system.threads import spread
 from .in_place_writes import in_place_writes, write_part
 
 Function = Callable[..., Any]
-Checks = Literal["all", "sizes", "none"]
-"""Which checks of operands run before the ops of a graph."""
-
-_FUNCTIONS: dict[Checks, Callable[[str], Function]] = {
-    "all": ops.function,
-    "sizes": ops.size_checked,
-    "none": ops.unchecked,
-}
 
 
 class Loop(nn.Module):
@@ -53,7 +44,7 @@ class Loop(nn.Module):
         device: torch.device,
         workers: int = 0,
         *,
-        checks: Checks = "all",
+        checks: ops.Checks = "all",
         in_place: bool = False,
         direct: bool = False,
         streamed: int | None = None,
@@ -130,7 +121,7 @@ def graph_module(
     device: torch.device,
     workers: int = 0,
     *,
-    checks: Checks = "all",
+    checks: ops.Checks = "all",
     in_place: bool = False,
     direct: bool = False,
     streamed: tuple[str, int] | None = None,
@@ -146,7 +137,6 @@ def graph_module(
     weights, see `Loop`. input_names: what its inputs are called; no other value takes these names.
     """
     writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
-    function = _FUNCTIONS[checks]
     graph = fx.Graph()
     root = nn.Module()
     at: dict[str, fx.Node] = {}
@@ -183,7 +173,7 @@ def graph_module(
             at[node.name] = graph.call_module(f"loop{i}", (*([take] if number is not None else []), *args))
             continue
         keywords = decode(substitute(node.kwargs, at.__getitem__), device)
-        called = direct_function(node.op, keywords) if direct else function(node.op)
+        called = ops.direct(node.op, keywords) if direct else ops.function(node.op, checks)
         at[node.name] = graph.call_function(called, tuple(args), keywords)
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
     module = fx.GraphModule(root, graph)

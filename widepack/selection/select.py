@@ -16,9 +16,8 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
-from ..inference.cascade import OF, CascadeSettings
+from ..inference.cascade import KEY, OF, CascadeSettings, record_of
 from ..inference.load import load
-from ..inference.selection_record import KEY, record_of
 from ..prediction.csv_files import CsvForm
 from ..revision.revise import drop
 from ..spec.names import path_of

@@ -7,19 +7,16 @@
 | file | what it does |
 |---|---|
 | `canonical.py` | Rewrites ops that have several names to the one name that has strategies |
-| `common_subexpressions.py` | Replaces equal nodes by the first of them, so |
-| `factored_weights.py` | Writes weights of a member program as a base plus a product of thin factors. |
+| `common_subexpressions.py` | Replaces equal nodes by the first of them |
+| `factored_weights.py` | Writes weights of a member program as a base plus a product of thin factors |
 | `horizontal_fusion.py` | Joins narrow linear layers over one value into one layer |
-| `layer_norm_folding.py` | Folds Stacked scales and shifts of layer norms into the linear layers |
-| `linear_rows.py` | Moves linear layers before the reordering of their rows, so that they read rows |
-| `masked_indices.py` | Rewrites the nodes that read indices of a mask's true positions |
-| `masked_rewrites.py` | Rewrites the nodes that read masked values: cases 1 to 7 |
+| `linear_rows.py` | Moves linear layers before the reordering of their rows |
+| `masked_rewrites.py` | Rewrites the nodes that read values at the true positions of a mask |
 | `masked_selection.py` | Rewrites values at the true positions of a Stacked mask |
-| `masked_values.py` | Stores what `masked_selection.py` learns about values, and collects the nodes |
 | `member_programs.py` | Simplifies the member programs of an entry, once for each pattern |
-| `norm_folding.py` | Folds batch norms into the weights of the layers before or after them |
-| `pipeline.py` | Runs the passes over a member program, in this order |
-| `select_pushdown.py` | Computes one position of a dim if only one is read: `select(op(x), d |
+| `norm_folding.py` | Folds norms into the weights of the layers before or after them |
+| `pipeline.py` | Runs the passes over a member program, in order |
+| `select_pushdown.py` | Computes one position of a dim if only one is read |
 | `transposed_conv.py` | Rewrites transposed convolutions as convolutions |
-| `view_chains.py` | Rewrites chains of reshapes and transposes as views of the value |
+| `view_chains.py` | Rewrites chains of reshapes and transposes as views |
 """

@@ -24,85 +24,69 @@ from typing import Any
 from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..ir import ops
-from ..ir.edit import sweep
+from ..ir.edit import readers, sweep, types_of
+from ..ir.ops import full_name
 from ..ir.tensor_type import rank_of
 
 Arguments = tuple[str, Sequence[Any], Mapping[str, Any]]
 
+_NAMES = """
+    _conj conj_physical
+    conj conj_physical
+    _conj_physical conj_physical
+    _neg_view neg
+    _logcumsumexp logcumsumexp
+    _stack stack
+    _adaptive_avg_pool2d adaptive_avg_pool2d
+    _adaptive_avg_pool3d adaptive_avg_pool3d
+    native_channel_shuffle channel_shuffle
+    grid_sampler_2d grid_sampler
+    grid_sampler_3d grid_sampler
+    unsafe_split.Tensor split.Tensor
+    unsafe_split_with_sizes split_with_sizes
+    unsafe_chunk chunk
+    inverse linalg_inv
+"""
+_COPIED = (
+    "view permute expand unsqueeze view_as_complex view_as_real narrow alias t view.dtype transpose.int "
+    "squeeze.dim squeeze.dims select.int slice.Tensor split.Tensor split_with_sizes unbind.int"
+)
+"""Views that a functional program copies: `view_copy`, `transpose_copy.int`."""
+
+
+def _copying(view: str) -> str:
+    name, dot, overload = view.partition(".")
+    return f"{name}_copy{dot}{overload}"
+
+
 NAMES = {
-    "aten._conj.default": "aten.conj_physical.default",
-    "aten.conj.default": "aten.conj_physical.default",
-    "aten._conj_physical.default": "aten.conj_physical.default",
-    "aten._neg_view.default": "aten.neg.default",
-    "aten._logcumsumexp.default": "aten.logcumsumexp.default",
-    "aten._stack.default": "aten.stack.default",
-    "aten._adaptive_avg_pool2d.default": "aten.adaptive_avg_pool2d.default",
-    "aten._adaptive_avg_pool3d.default": "aten.adaptive_avg_pool3d.default",
-    "aten.native_channel_shuffle.default": "aten.channel_shuffle.default",
-    "aten.grid_sampler_2d.default": "aten.grid_sampler.default",
-    "aten.grid_sampler_3d.default": "aten.grid_sampler.default",
-    "aten.unsafe_split.Tensor": "aten.split.Tensor",
-    "aten.unsafe_split_with_sizes.default": "aten.split_with_sizes.default",
-    "aten.unsafe_chunk.default": "aten.chunk.default",
-    "aten.inverse.default": "aten.linalg_inv.default",
-    **{
-        f"aten.{name}_copy.{overload}": f"aten.{name}.{overload}"
-        for name, overload in (
-            *(
-                (n, "default")
-                for n in [
-                    "view",
-                    "permute",
-                    "expand",
-                    "unsqueeze",
-                    "view_as_complex",
-                    "view_as_real",
-                    "narrow",
-                    "alias",
-                    "t",
-                ]
-            ),
-            *(
-                ("view", "dtype"),
-                ("transpose", "int"),
-                ("squeeze", "dim"),
-                ("squeeze", "dims"),
-                ("select", "int"),
-                ("slice", "Tensor"),
-            ),
-            *(("split", "Tensor"), ("split_with_sizes", "default"), ("unbind", "int")),
-        )
-    },
+    full_name(name): full_name(plain_name)
+    for name, plain_name in (
+        *(line.split() for line in _NAMES.strip().splitlines()),
+        *((_copying(view), view) for view in _COPIED.split()),
+    )
 }
 
 
 def plain(program: Program) -> Program:
     """Returns the program with every op under the name that has strategies."""
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {
-        n.name: n.out for n in program.nodes
-    }
-    readers: dict[str, list[Node]] = {}
-    for node in program.nodes:
-        for name in refs((node.args, node.kwargs)):
-            readers.setdefault(name, []).append(node)
+    types, read_by = types_of(program), readers(program)
     outputs = {name for o in program.outputs for name in refs(o.value)}
     firsts: dict[str, Arguments] = {}  # case 4: op and arguments of the first result, by the name of the node
     nodes = []
     for node in program.nodes:
         if node.op in _FIRST:
-            uses = readers.get(node.name, [])
+            uses = read_by.get(node.name, [])
             if node.name not in outputs and all(u.op == "operator.getitem" and u.args[1] == 0 for u in uses):
                 firsts[node.name] = _FIRST[node.op](node)
-        if node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in firsts:
-            op, args, kwargs = firsts[node.args[0].name]
-            nodes.append(replace(node, op=op, args=tuple(args), kwargs=dict(kwargs)))
-        elif node.op in _OTHER and (other := _OTHER[node.op](node, types)) is not None:
-            op, args, kwargs = other
-            nodes.append(replace(node, op=op, args=tuple(args), kwargs=dict(kwargs)))
-        else:
-            nodes.append(replace(node, op=NAMES.get(node.op, node.op)))
-    # No node reads the ops of case 4 any more, so the sweep removes them.
-    return sweep(replace(program, nodes=tuple(nodes))) if firsts else replace(program, nodes=tuple(nodes))
+        first = node.args[0] if node.op == "operator.getitem" else None
+        other = firsts.get(first.name) if isinstance(first, Ref) else None
+        if node.op in _OTHER:
+            other = _OTHER[node.op](node, types)
+        op, args, kwargs = other or (NAMES.get(node.op, node.op), node.args, node.kwargs)
+        nodes.append(replace(node, op=op, args=tuple(args), kwargs=dict(kwargs)))
+    plainer = replace(program, nodes=tuple(nodes))
+    return sweep(plainer) if firsts else plainer  # no node reads the ops of case 4 any more
 
 
 def _convolution(node: Node, types: Mapping[str, str]) -> Arguments | None:
@@ -115,11 +99,8 @@ def _convolution(node: Node, types: Mapping[str, str]) -> Arguments | None:
     if not bound["transposed"]:
         return f"aten.conv{rank - 2}d.default", (x, weight, bias, stride, padding, dilation, groups), {}
     overload = "default" if rank == 3 else "input"
-    return (
-        f"aten.conv_transpose{rank - 2}d.{overload}",
-        (x, weight, bias, stride, padding, bound["output_padding"], groups, dilation),
-        {},
-    )
+    args = (x, weight, bias, stride, padding, bound["output_padding"], groups, dilation)
+    return f"aten.conv_transpose{rank - 2}d.{overload}", args, {}
 
 
 def _padded(mode: str) -> Callable[[Node, Mapping[str, str]], Arguments]:
@@ -143,48 +124,32 @@ _OTHER: dict[str, Callable[[Node, Mapping[str, str]], Arguments | None]] = {
 }
 
 
-def _layer_norm(node: Node) -> Arguments:
-    bound = ops.bind(node.op, node.args, node.kwargs)
-    return (
-        "aten.layer_norm.default",
-        (bound["input"], bound["normalized_shape"], bound.get("weight"), bound.get("bias"), bound["eps"]),
-        {},
-    )
+def _norm(op: str, shape: str) -> Callable[[Node], Arguments]:
+    """shape: the name of the argument that is the shape, or the number of groups."""
 
+    def norm(node: Node) -> Arguments:
+        bound = ops.bind(node.op, node.args, node.kwargs)
+        return op, (bound["input"], bound[shape], bound.get("weight"), bound.get("bias"), bound["eps"]), {}
 
-def _group_norm(node: Node) -> Arguments:
-    bound = ops.bind(node.op, node.args, node.kwargs)
-    return (
-        "aten.group_norm.default",
-        (bound["input"], bound["group"], bound.get("weight"), bound.get("bias"), bound["eps"]),
-        {},
-    )
+    return norm
 
 
 def _attention(node: Node) -> Arguments:
     bound = ops.bind(node.op, node.args, node.kwargs)
     mask = bound.get("attn_mask", bound.get("attn_bias"))
-    args = (
-        bound["query"],
-        bound["key"],
-        bound["value"],
-        mask,
-        bound.get("dropout_p", 0.0),
-        bound.get("is_causal", False),
-    )
-    return (
-        "aten.scaled_dot_product_attention.default",
-        args,
-        {"scale": bound["scale"]} if bound.get("scale") is not None else {},
-    )
+    options = mask, bound.get("dropout_p", 0.0), bound.get("is_causal", False)
+    args = (bound["query"], bound["key"], bound["value"], *options)
+    kwargs = {"scale": bound["scale"]} if bound.get("scale") is not None else {}
+    return "aten.scaled_dot_product_attention.default", args, kwargs
 
 
 _FIRST: dict[str, Callable[[Node], Arguments]] = {
-    "aten.native_layer_norm.default": _layer_norm,
-    "aten.native_group_norm.default": _group_norm,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "aten._scaled_dot_product_flash_attention.default": _attention,
-    "aten._scaled_dot_product_efficient_attention.default": _attention,
+    "aten.native_layer_norm.default": _norm("aten.layer_norm.default", "normalized_shape"),
+    "aten.native_group_norm.default": _norm("aten.group_norm.default", "group"),
+    **{
+        f"aten._scaled_dot_product_{kind}.default": _attention
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention")
+    },
 }
 REPLACED = {*NAMES, *_OTHER, *_FIRST}
 """Ops that programs of a build do not contain, except ops of case 4 that this pass leaves alone."""

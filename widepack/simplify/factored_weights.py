@@ -15,12 +15,15 @@ no file stores a member program with this op.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from widepack_artifacts.factored import FactoredWeight
+from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Node, Program, Ref, Slot
 
+from ..ir.edit import free_name, types_of
 from ..ir.tensor_type import TensorType, parse_slot
 from ..kernels.factored import WEIGHT
 
@@ -61,14 +64,7 @@ def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Progra
     Raises:
         ValueError: A weight with factors has less than two dims, or a size that is no number.
     """
-    taken = {s.name for s in (*program.weights, *program.inputs)} | {n.name for n in program.nodes}
-
-    def name(wish: str) -> str:
-        while wish in taken:
-            wish += "_"
-        taken.add(wish)
-        return wish
-
+    taken = set(types_of(program))
     weights: list[Slot] = []
     made: list[Node] = []
     for slot in program.weights:
@@ -86,9 +82,28 @@ def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Progra
             "scale": str(TensorType(parts.dtype, parts.scale_shape)),
         }
         new = [
-            Slot(name(f"{slot.name}_{part}"), source, slot.kind, shape)
+            Slot(free_name(f"{slot.name}_{part}", taken), source, slot.kind, shape)
             for (part, shape), source in zip(shapes.items(), parts.parts)
         ]
         weights += new
         made.append(Node(slot.name, WEIGHT, tuple(Ref(s.name) for s in new), {}, slot.type))
     return replace(program, weights=tuple(weights), nodes=(*made, *program.nodes))
+
+
+def stored_factors(
+    factored: Iterable[FactoredWeight], table: Mapping[str, Weight], dtypes: Mapping[str, str] | None = None
+) -> dict[str, FactorNames]:
+    """Returns the factors of all factored weights, by the weights' names.
+
+    Args:
+        factored: The weights.
+        table: The stored weights by name.
+        dtypes: For each dtype that a load casts the new one. Default: none is cast.
+    """
+    found = {}
+    for w in factored:
+        left = table[w.left]
+        dtype = (dtypes or {}).get(left.dtype, left.dtype)
+        shape = tuple(table[w.scale].shape) if w.scale else ()
+        found[w.name] = FactorNames(w.base, w.left, w.right, int(left.shape[1]), dtype, w.scale, shape)
+    return found

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 from ..ir import ops
-from ..ir.edit import with_nodes
+from ..ir.edit import NodeWriter, types_of, with_nodes
 from ..ir.kinds import kinds, weights_only
-from ..ir.tensor_type import parse_slot, tensor_type
+from ..ir.tensor_type import tensor_type
 from ..kernels.factored import WEIGHT
 
 NARROW = 32
@@ -54,7 +53,7 @@ class _Layer:
 def join_siblings(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Returns the program with narrow linear layers over one value joined into one."""
     kind_of, early = kinds(program, slots), weights_only(program)
-    types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
+    types = types_of(program)
     factored = {n.name for n in program.nodes if n.op == WEIGHT}
     groups: dict[tuple[str, ...], list[_Layer]] = {}
     for node in program.nodes:
@@ -78,64 +77,39 @@ def join_siblings(program: Program, slots: Mapping[str, Kind]) -> Program:
 def _layer(
     node: Node, kind_of: Mapping[str, Kind], early: set[str], types: Mapping[str, str]
 ) -> _Layer | None:
-    if (
-        node.op != "aten.linear.default"
-        or node.name in early
-        or not isinstance(node.args[0], Ref)
-        or kind_of[node.name] == "ragged"
-    ):
+    if node.op != "aten.linear.default" or node.name in early or kind_of[node.name] == "ragged":
         return None
     bound = ops.bind(node.op, node.args, node.kwargs)
-    weight, bias = bound["weight"], bound.get("bias")
-    if not all(
-        isinstance(p, Ref) and p.name in early and tensor_type(types[p.name]) is not None
-        for p in (weight, *([] if bias is None else [bias]))
-    ):
+    x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
+    parameters = [weight] if bias is None else [weight, bias]
+    if not isinstance(x, Ref) or not all(isinstance(p, Ref) and p.name in early for p in parameters):
         return None
-    type_ = parse_slot(types[weight.name])
-    shape = type_.sizes
-    if len(shape) != 2 or not isinstance(shape[0], int) or shape[0] > NARROW:
+    found = [tensor_type(types[p.name]) for p in parameters]
+    type_ = found[0]
+    if type_ is None or found[-1] is None or len(type_.sizes) != 2:
         return None
-    if bias is not None and parse_slot(types[bias.name]).sizes != (shape[0],):  # it broadcasts
+    width, inner = type_.sizes
+    if not isinstance(width, int) or width > NARROW:
+        return None
+    if bias is not None and found[-1].sizes != (width,):  # it broadcasts
         return None
     # A layer without a bias counts as one with a bias of the weight's kind: its zeros have that kind.
-    kind = kind_of[weight.name]
-    bias_kind = kind if bias is None else kind_of[bias.name]
-    return _Layer(
-        node, weight, bias, shape[0], (node.args[0].name, type_.dtype, str(shape[1]), kind, bias_kind)
-    )
+    kind, bias_kind = kind_of[weight.name], kind_of[parameters[-1].name]
+    return _Layer(node, weight, bias, width, (x.name, type_.dtype, str(inner), kind, bias_kind))
 
 
 def _join(group: Sequence[_Layer]) -> list[Node]:
     first = group[0].node
-    nodes: list[Node] = []
-
-    def add(what: str, op: str, *args: Any, out: str = "") -> Ref:
-        nodes.append(Node(f"{first.name}_joint_{what}", op, args, {}, out, first.source))
-        return Ref(nodes[-1].name)
-
-    weight = add("weight", "aten.cat.default", [g.weight for g in group], 0)
-    bias: Ref | None = None
+    write = NodeWriter(f"{first.name}_joint", first.source)
+    weight, bias = write("weight", "cat", [g.weight for g in group], 0), None
     if any(g.bias for g in group):
-        parts = [
-            g.bias or add(f"zeros{i}", "aten.new_zeros.default", g.weight, [g.width])
-            for i, g in enumerate(group)
-        ]
-        bias = add("bias", "aten.cat.default", parts, 0)
+        parts = [g.bias or write(f"zeros{i}", "new_zeros", g.weight, [g.width]) for i, g in enumerate(group)]
+        bias = write("bias", "cat", parts, 0)
     widths = [g.width for g in group]
-    result_type = tensor_type(first.out)
-    y = add(
-        "rows",
-        "aten.linear.default",
-        first.args[0],
-        weight,
-        bias,
-        out=str(result_type.with_sizes([*result_type.sizes[:-1], sum(widths)]))
-        if result_type is not None and result_type.sizes
-        else "",
-    )
-    split = add("parts", "aten.split_with_sizes.default", y, widths, -1)
-    return [
-        *nodes,
-        *(replace(g.node, op="operator.getitem", args=(split, i), kwargs={}) for i, g in enumerate(group)),
-    ]
+    rows = write("rows", "linear", first.args[0], weight, bias)
+    type_ = tensor_type(first.out)
+    if type_ is not None and type_.sizes:
+        write.typed(rows, type_.with_sizes([*type_.sizes[:-1], sum(widths)]))
+    split = write("parts", "split_with_sizes", rows, widths, -1)
+    items = (replace(g.node, op="operator.getitem", args=(split, i), kwargs={}) for i, g in enumerate(group))
+    return [*write.nodes, *items]

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from widepack_artifacts.program import Node, Program, Ref
 
-from ..ir.edit import readers, sweep
+from ..ir.edit import NodeWriter, readers, sweep
 from ..ir.fake_values import Shapes
 from .view_chains import Chain, link, links
 
@@ -34,11 +34,8 @@ def rows_in_order(program: Program, shapes: Shapes) -> Program:
         chain = link(node, chains, values)
         if chain is not None:
             chains[node.name] = chain
-        start = (
-            chains.get(node.args[0].name)
-            if node.op == "aten.linear.default" and isinstance(node.args[0], Ref)
-            else None
-        )
+        layer = node.op == "aten.linear.default" and isinstance(node.args[0], Ref)
+        start = chains.get(node.args[0].name) if layer else None
         free = all(links(n) for n in by.get(node.name, []))
         nodes += (_before(node, start, free) if start else None) or [node]
     return sweep(replace(program, nodes=tuple(nodes)))
@@ -63,24 +60,23 @@ def _before(node: Node, chain: Chain, free: bool) -> list[Node] | None:
     memory_order = [i for i in order if i not in row]
     if chain_order == memory_order or (any(len(g) > 1 for g in leading) and not free):
         return None
-    new: list[Node] = []
-    value = Ref(chain.base)
+    write = NodeWriter(node.name, node.source)
 
     def add(op: str, *args: object) -> Ref:
-        new.append(Node(f"{node.name}_rows{len(new)}", f"aten.{op}", (value, *args), {}, "", node.source))
-        return Ref(new[-1].name)
+        return write(f"rows{len(write.nodes)}", op, value, *args)
 
+    value = Ref(chain.base)
     if [*memory_order, *row] != order:
-        value = add("permute.default", [order.index(i) for i in [*memory_order, *row]])
+        value = add("permute", [order.index(i) for i in [*memory_order, *row]])
     if len(row) > 1:
         value = add("flatten.using_ints", len(memory_order), -1)
-    new.append(replace(node, name=f"{node.name}_rows", args=(value, *node.args[1:]), out=""))
-    value = Ref(new[-1].name)
-    value = add("permute.default", [*(memory_order.index(i) for i in chain_order), len(chain_order)])
+    write.nodes.append(replace(node, name=f"{node.name}_rows", args=(value, *node.args[1:]), out=""))
+    value = Ref(f"{node.name}_rows")
+    value = add("permute", [*(memory_order.index(i) for i in chain_order), len(chain_order)])
     for at, group in enumerate(leading):
         if not group:
-            value = add("unsqueeze.default", at)
+            value = add("unsqueeze", at)
         elif len(group) > 1:
             value = add("flatten.using_ints", at, at + len(group) - 1)
-    new[-1] = replace(new[-1], name=node.name, out=node.out)
-    return new
+    write.nodes[-1] = replace(write.nodes[-1], name=node.name, out=node.out)
+    return write.nodes

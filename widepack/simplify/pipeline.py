@@ -5,8 +5,8 @@
    transposes as views (view_chains.py).
 3. Compute one position of a dim where only one is read (select_pushdown.py).
 4. Rewrite values at the true positions of Stacked masks (masked_selection.py).
-5. Fold norms into the weights next to them (norm_folding.py, layer_norm_folding.py), and join narrow linear
-   layers over one value (horizontal_fusion.py).
+5. Fold norms into the weights next to them (norm_folding.py), and join narrow linear layers over one value
+   (horizontal_fusion.py).
 6. Remove equal nodes again, and nodes that no other node reads.
 7. Rewrite transposed convolutions of stride 1, and of windows that do not overlap, as convolutions
    (transposed_conv.py).
@@ -26,42 +26,30 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from ..ir import ops
-from ..ir.edit import DENSE, VIEWS, renamed, sweep, with_nodes
+from ..ir.edit import DENSE, VIEWS, renamed, sweep, types_of, with_nodes
 from ..ir.encoding import type_of
 from ..ir.fake_values import Shapes
 from .common_subexpressions import drop_duplicates
 from .horizontal_fusion import join_siblings
-from .layer_norm_folding import fold_layer_norms
 from .linear_rows import rows_in_order
 from .masked_selection import select_by_masks
-from .norm_folding import fold_batch_norms
+from .norm_folding import fold_batch_norms, fold_layer_norms
 from .select_pushdown import narrow
 from .transposed_conv import convolve_plainly
 from .view_chains import merge_views
 
-_COPIES = {
-    "aten.clone.default",
-    "aten.contiguous.default",
-    "aten.alias.default",
-    "aten.detach.default",
-    "aten.lift_fresh_copy.default",
-    "aten.dropout.default",
-}
+_COPIES = ops.full_names("clone contiguous alias detach lift_fresh_copy dropout")
 END = (1 << 63) - 1  # export writes it for a slice without an end
 
 
 def straighten(program: Program, shapes: Shapes) -> Program:
     """Runs the passes that do not depend on kinds: copies, row order, views, positions that no node reads."""
-    straight = narrow(
-        merge_views(rows_in_order(drop_duplicates(drop_copies(program)), shapes), shapes), shapes
-    )
+    straight = drop_duplicates(drop_copies(program))
+    for rewrite in (rows_in_order, merge_views, narrow):
+        straight = rewrite(straight, shapes)
     old, values = {n.name for n in program.nodes}, shapes.of(straight)
-    return replace(
-        straight,
-        nodes=tuple(
-            n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in straight.nodes
-        ),
-    )
+    typed = (n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in straight.nodes)
+    return replace(straight, nodes=tuple(typed))
 
 
 def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
@@ -112,44 +100,30 @@ def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
 def drop_copies(program: Program) -> Program:
     """Removes copies, which have no effect in a functional program, and casts that change nothing."""
     to: dict[str, Any] = {}
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {
-        n.name: n.out for n in program.nodes
-    }
+    types = types_of(program)
     kept: list[Node] = []
     for node in program.nodes:
         node = renamed(node, to)
         source = node.args[0] if node.args else None
         if node.op in DENSE and isinstance(source, Ref):  # the copy before it may be removed
+            in_order = {"memory_format": Tag("memory_format", "contiguous_format")}
             kept.append(
-                Node(
-                    f"{node.name}_dense",
-                    "aten.clone.default",
-                    (source,),
-                    {"memory_format": Tag("memory_format", "contiguous_format")},
-                    "",
-                    node.source,
-                )
+                Node(f"{node.name}_dense", "aten.clone.default", (source,), in_order, "", node.source)
             )
             node = replace(node, args=(Ref(kept[-1].name), *node.args[1:]))
         if node.op in VIEWS:  # a view may need a copy if the one before it is removed
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
-        if (
-            (node.op in _COPIES and isinstance(source, Ref))
-            or (node.op == "aten._to_copy.default" and same)
-            or _takes_all(node)
-        ):
+        copies = (node.op in _COPIES and isinstance(source, Ref)) or (
+            node.op == "aten._to_copy.default" and same
+        )
+        if copies or (node.op == "aten.slice.Tensor" and _is_whole(node)):  # `x[:]`
             to[node.name] = source
         elif (written := _written_whole(node)) is not None and types[written.name] == types[node.name] != "":
             to[node.name] = written
         else:
             kept.append(node)
     return with_nodes(program, kept, to)
-
-
-def _takes_all(node: Node) -> bool:
-    """Whether the node is `x[:]`, a slice of the whole dim."""
-    return node.op == "aten.slice.Tensor" and _is_whole(node)
 
 
 def _written_whole(node: Node) -> Ref | None:

@@ -30,6 +30,7 @@ from ..ir.edit import readers, renamed, sweep, with_nodes
 from ..ir.fake_values import Shapes
 from ..ir.values import expression, known
 from ..registry.registry import REGISTRY
+from .common_subexpressions import drop_duplicates
 
 _SELECT = "aten.select.int"
 Step = Callable[["Narrowing"], Any]
@@ -73,23 +74,16 @@ class Narrowing:
 
     def same(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Ref:
         """Adds the node's op with other arguments."""
-        self.new.append(
-            replace(
-                self.node,
-                name=self._free(f"{self.node.name}_at"),
-                args=args,
-                kwargs=self.node.kwargs if kwargs is None else kwargs,
-                out="",
-            )
-        )
+        kwargs = self.node.kwargs if kwargs is None else kwargs
+        name = self._free(f"{self.node.name}_at")
+        self.new.append(replace(self.node, name=name, args=args, kwargs=kwargs, out=""))
         return Ref(self.new[-1].name)
 
     def _free(self, wish: str) -> str:
         """Returns a name that no value has."""
         taken = {n.name for n in self.new}
-        return next(
-            name for k in itertools.count() if (name := f"{wish}{k}") not in self.values and name not in taken
-        )
+        names = (f"{wish}{k}" for k in itertools.count())
+        return next(name for name in names if name not in self.values and name not in taken)
 
 
 def narrow(program: Program, shapes: Shapes) -> Program:
@@ -101,7 +95,7 @@ def narrow(program: Program, shapes: Shapes) -> Program:
     while True:
         move = _next(program, shapes, tried)
         if move is None:
-            return _once(program)
+            return drop_duplicates(program)  # equal selects
         moved, choices = move
         to = {name: Ref(moved.new[-1].name) for name in choices}
         kept: list[Node] = []
@@ -138,52 +132,24 @@ def _next(program: Program, shapes: Shapes, tried: set[str]) -> tuple[Narrowing,
     readers_of = readers(program)
     outs = {r for o in program.outputs for r in refs(o.value)}
     for choice in program.nodes:
-        if (
-            choice.op != _SELECT
-            or choice.kwargs
-            or choice.name in tried
-            or not isinstance(choice.args[0], Ref)
-        ):
+        if choice.op != _SELECT or choice.kwargs or choice.name in tried:
             continue
-        node = made_by.get(choice.args[0].name)
-        if (
-            node is None
-            or node.body
-            or node.name in outs
-            or not all(isinstance(a, int) for a in choice.args[1:])
-        ):
+        source, *at = choice.args
+        node = made_by.get(source.name) if isinstance(source, Ref) else None
+        if node is None or node.body or node.name in outs or not all(isinstance(a, int) for a in at):
             continue
         alike = [
             n for n in readers_of[node.name] if n.op == _SELECT and n.args == choice.args and not n.kwargs
         ]
         if len(alike) < len(readers_of[node.name]) or not isinstance(values[node.name], torch.Tensor):
             continue
-        new = Narrowing(choice, node, choice.args[1] % values[node.name].ndim, choice.args[2], values)
-        step = (
-            _pointwise
-            if node.op in REGISTRY and REGISTRY[node.op].family == "pointwise"
-            else STEPS.get(node.op)
-        )
+        new = Narrowing(choice, node, at[0] % values[node.name].ndim, at[1], values)
+        pointwise = node.op in REGISTRY and REGISTRY[node.op].family == "pointwise"
+        step = _pointwise if pointwise else STEPS.get(node.op)
         if step is not None and step(new) is not None and new.new and _runs(new, shapes):
             return new, [n.name for n in alike]
         tried.add(choice.name)
     return None
-
-
-def _once(program: Program) -> Program:
-    """Merges equal selects."""
-    seen: dict[Any, str] = {}
-    to: dict[str, Any] = {}
-    kept = []
-    for node in program.nodes:
-        node = renamed(node, to)
-        if node.op == _SELECT and not node.kwargs and all(isinstance(a, (Ref, int)) for a in node.args):
-            first = seen.setdefault(node.args, node.name)
-            if first != node.name:
-                to[node.name] = Ref(first)
-                continue
-        kept.append(node)
-    return with_nodes(program, kept, to)
 
 
 def _step(names: str) -> Callable[[Step], Step]:
@@ -196,34 +162,25 @@ def _step(names: str) -> Callable[[Step], Step]:
 
 def _pointwise(at: Narrowing) -> Any:
     """Selects in each tensor at its dim, counted from the last; a dim of size 1 serves all positions."""
-    picks: dict[str, tuple[int, int] | None] = {}
+    picks: dict[str, tuple[int, int]] = {}
     whole = known(at.values[at.node.name].shape[at.dim])
     for name in refs((at.node.args, at.node.kwargs)):
         value = at.values[name]
         dim = at.dim - (at.rank - value.ndim) if isinstance(value, torch.Tensor) else -1
         if dim >= 0 and value.ndim < 2:
             return None  # the select would be 0-dim, which changes type promotion
-        picks[name] = (
-            None if dim < 0 else (dim, 0 if known(value.shape[dim]) == 1 and whole != 1 else at.index)
-        )
-    to = {name: at.pick(Ref(name), *p) for name, p in picks.items() if p}
+        if dim >= 0:
+            picks[name] = dim, 0 if known(value.shape[dim]) == 1 and whole != 1 else at.index
+    to = {name: at.pick(Ref(name), *p) for name, p in picks.items()}
     new = renamed(at.node, to)
     return at.same(new.args, {k: v for k, v in new.kwargs.items() if k != "memory_format"})
 
 
-@_step("linear.default")
-def _linear(at: Narrowing) -> Any:
-    x = at.node.args[0]
-    return at.same((at.pick(x, at.dim), *at.node.args[1:])) if at.dim < at.rank - 1 else None
-
-
-@_step("layer_norm.default rms_norm.default")
-def _norm(at: Narrowing) -> Any:
-    return (
-        at.same((at.pick(at.node.args[0], at.dim), *at.node.args[1:]))
-        if at.dim < at.rank - len(at.node.args[1])
-        else None
-    )
+@_step("linear.default layer_norm.default rms_norm.default")
+def _last_dims(at: Narrowing) -> Any:
+    x, *rest = at.node.args
+    last = 1 if at.node.op == "aten.linear.default" else len(rest[0])
+    return at.same((at.pick(x, at.dim), *rest)) if at.dim < at.rank - last else None
 
 
 @_step("transpose.int permute.default")
@@ -306,12 +263,9 @@ def _attention(at: Narrowing) -> Any:
     """Selects one query; keys and values stay whole."""
     bound = ops.bind(at.node.op, at.node.args, at.node.kwargs)
     query = at.values[bound["query"].name]
-    if (
-        at.dim != at.rank - 2
-        or bound.get("is_causal")
-        or query.ndim != at.rank
-        or known(query.shape[at.dim]) == 1
-    ):
+    if at.dim != at.rank - 2 or bound.get("is_causal"):
+        return None
+    if query.ndim != at.rank or known(query.shape[at.dim]) == 1:
         return None
     mask = bound.get("attn_mask")
     args = list(at.node.args)

@@ -29,6 +29,7 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 from ..ir import ops
+from ..ir.edit import NodeWriter, types_of
 from ..ir.kinds import kinds, weights_only
 from ..ir.tensor_type import TensorType, dtype_in, parse_slot, rank_of
 
@@ -48,13 +49,10 @@ def convolve_plainly(program: Program, slots: Mapping[str, Kind]) -> Program:
     if not any(node.op in _OPS for node in program.nodes):
         return program
     early, kind_of = weights_only(program), kinds(program, slots)
-    weights = {s.name: s.type for s in program.weights} | {
-        n.name: n.out for n in program.nodes if n.out and n.name in early
-    }
     weights = {
         name: type_
-        for name, type_ in weights.items()
-        if kind_of[name] != "ragged" and dtype_in(type_) in _DTYPES
+        for name, type_ in types_of(program).items()
+        if name in early and kind_of[name] != "ragged" and dtype_in(type_) in _DTYPES
     }
     nodes: list[Node] = []
     for node in program.nodes:
@@ -79,36 +77,26 @@ def _plain(node: Node, weights: dict[str, str]) -> list[Node] | None:
         return None
     if not all(type(n) is int and n > 0 for n in dims) or len(dims) != rank + 2 or type(groups) is not int:
         return None
-    channels, outputs, *window = (int(n) for n in dims)  # type: ignore[arg-type]
-    if channels % groups:
+    layer = _TransposedLayer(node, weight, dtype, [int(n) for n in dims], groups)  # type: ignore[arg-type]
+    if layer.channels % groups:
         return None
-    layer = _TransposedLayer(node, rank, weight, dtype, channels, outputs, window, groups)
     if stride == [1] * rank:
         return layer.flipped(bound, padding, dilation)
-    separate = stride == window and padding == [0] * rank and dilation == [1] * rank
+    separate = stride == layer.window and padding == [0] * rank and dilation == [1] * rank
     return layer.separate(bound) if separate and rank_of(node.out) == rank + 2 else None
 
 
-class _TransposedLayer:
+class _TransposedLayer(NodeWriter):
     """A transposed convolution, and the nodes that replace it.
 
     outputs: of each group. window: the spatial sizes of the weight.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        rank: int,
-        weight: Ref,
-        dtype: str,
-        channels: int,
-        outputs: int,
-        window: Sequence[int],
-        groups: int,
-    ) -> None:
-        self.node, self.rank, self.weight, self.dtype = node, rank, weight, dtype
-        self.channels, self.outputs, self.window, self.groups = channels, outputs, window, groups
-        self._new: list[Node] = []
+    def __init__(self, node: Node, weight: Ref, dtype: str, dims: Sequence[int], groups: int) -> None:
+        super().__init__(node.name, node.source)
+        self.node, self.weight, self.dtype, self.groups = node, weight, dtype, groups
+        self.channels, self.outputs, *self.window = dims
+        self.rank = len(self.window)
 
     def flipped(
         self, bound: Mapping[str, Any], padding: Sequence[int], dilation: Sequence[int]
@@ -120,55 +108,51 @@ class _TransposedLayer:
             return None
         exchanged = self._add("exchanged", "transpose.int", self._by_group(), 1, 2)
         weight = self._add("weight", "flatten.using_ints", exchanged, 0, 1)  # [O, C/g, *k]
-        weight = self._add("flipped", "flip.default", weight, list(range(2, self.rank + 2)))
+        weight = self._add("flipped", "flip", weight, list(range(2, self.rank + 2)))
         self._type(self.groups * self.outputs, *self.window)
         ones = [1] * self.rank
         args = (bound["input"], weight, bound.get("bias"), ones, margin, list(dilation), self.groups)
-        return [*self._new, replace(self.node, op=f"aten.conv{self.rank}d.default", args=args, kwargs={})]
+        return [*self.nodes, replace(self.node, op=f"aten.conv{self.rank}d.default", args=args, kwargs={})]
 
     def separate(self, bound: Mapping[str, Any]) -> list[Node]:
         """Returns the nodes for windows that do not overlap."""
         n, each = self.rank, math.prod(self.window)
         order = [0, *range(3, 3 + n), 2, 1]  # [g, *k, O/g, C/g]
-        weight = self._add("turned", "permute.default", self._by_group(), order)
+        weight = self._add("turned", "permute", self._by_group(), order)
         weight = self._add("outputs", "flatten.using_ints", weight, 0, n + 1)
         for _ in range(n):
-            weight = self._add("weight", "unsqueeze.default", weight, -1)
+            weight = self._add("weight", "unsqueeze", weight, -1)
         self._type(self.groups * each * self.outputs, *[1] * n)
         bias = bound.get("bias")
         if bias is not None:
             bias = self._add("biases", "unflatten.int", bias, 0, [self.groups, 1, self.outputs])
-            bias = self._add("repeated", "expand.default", bias, [self.groups, each, self.outputs])
+            bias = self._add("repeated", "expand", bias, [self.groups, each, self.outputs])
             bias = self._add("bias", "flatten.using_ints", bias, 0, 2)
-        y = self._add(
-            "y", f"conv{n}d.default", bound["input"], weight, bias, [1] * n, [0] * n, [1] * n, self.groups
-        )
+        options = [1] * n, [0] * n, [1] * n, self.groups
+        y = self._add("y", f"conv{n}d", bound["input"], weight, bias, *options)
         y = self._add("windows", "unflatten.int", y, 1, [self.groups, *self.window, self.outputs])
         # [B, g, *k, O/g, *s] -> [B, s_1, k_1, s_2, k_2, .., g, O/g]: channels-last memory
         pairs = [d for k in range(n) for d in (3 + n + k, 2 + k)]
-        y = self._add("places", "permute.default", y, [0, *pairs, 1, 2 + n])
+        y = self._add("places", "permute", y, [0, *pairs, 1, 2 + n])
         y = self._add("channels", "flatten.using_ints", y, 2 * n + 1, 2 * n + 2)
         for k in reversed(range(n)):
             y = self._add(f"size_{k}", "flatten.using_ints", y, 2 * k + 1, 2 * k + 2)
         args = (y, [0, n + 1, *range(1, n + 1)])
-        return [*self._new, replace(self.node, op="aten.permute.default", args=args, kwargs={})]
+        return [*self.nodes, replace(self.node, op="aten.permute.default", args=args, kwargs={})]
 
     def _by_group(self) -> Ref:
         """Returns the weight as [g, C/g, O/g, *k]."""
-        return self._add(
-            "groups", "unflatten.int", self.weight, 0, [self.groups, self.channels // self.groups]
-        )
+        parts = [self.groups, self.channels // self.groups]
+        return self._add("groups", "unflatten.int", self.weight, 0, parts)
 
-    def _add(self, what: str, op: str, value: Ref, *args: Any) -> Ref:
+    def _add(self, what: str, op: str, *args: Any) -> Ref:
         """Adds a node and returns its value."""
-        name = f"{self.node.name}_{what}_{len(self._new)}"
-        self._new.append(Node(name, f"aten.{op}", (value, *args), {}, "", self.node.source))
-        return Ref(name)
+        return self(f"{what}_{len(self.nodes)}", op, *args)
 
     def _type(self, outputs: int, *window: int) -> None:
         """Notes the type of the new weight, which packing reads."""
         sizes = (outputs, self.channels // self.groups, *window)
-        self._new[-1] = replace(self._new[-1], out=str(TensorType(self.dtype, sizes)))
+        self.typed(Ref(self.nodes[-1].name), TensorType(self.dtype, sizes))
 
 
 def _numbers(bound: Any, rank: int) -> list[int] | None:

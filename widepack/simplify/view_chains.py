@@ -29,17 +29,11 @@ import torch
 
 from widepack_artifacts.program import Node, Program, Ref
 
-from ..ir.edit import renamed, sweep, with_nodes
+from ..ir.edit import VIEWS, NodeWriter, renamed, sweep, with_nodes
 from ..ir.fake_values import Shapes
 from ..ir.values import expression
 
-_RESHAPES = {
-    "aten.reshape.default",
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.flatten.using_ints",
-    "aten.unflatten.int",
-}
+_RESHAPES = {"aten.reshape.default", *VIEWS, "aten.flatten.using_ints", "aten.unflatten.int"}
 _ORDERS = {"aten.transpose.int", "aten.permute.default", "aten.unsqueeze.default", "aten.squeeze.dim"}
 
 
@@ -99,13 +93,11 @@ def _returns_to_base(chain: Chain) -> bool:
 
 def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> Chain | None:
     """Returns the description of a node's value, if the node is part of a chain."""
-    if (
-        not links(node)
-        or not isinstance(node.args[0], Ref)
-        or not isinstance(values[node.args[0].name], torch.Tensor)
-    ):
+    if not links(node) or not isinstance(node.args[0], Ref):
         return None
     source = node.args[0].name
+    if not isinstance(values[source], torch.Tensor):
+        return None
     shape = [expression(s) for s in values[source].shape]
     start = chains.get(source) or Chain(
         source,
@@ -180,31 +172,26 @@ def _views(node: Node, chain: Chain) -> list[Node] | None:
     splits = None if parts is None else _splits(chain, parts, order)
     if splits is None:
         return None
-    nodes: list[Node] = []
+    write = NodeWriter(node.name, node.source)
     value = Ref(chain.base)
-
-    def add(what: str, op: str, *args: Any) -> Ref:
-        nodes.append(Node(f"{node.name}_{what}", f"aten.{op}", (value, *args), {}, "", node.source))
-        return Ref(nodes[-1].name)
-
     layout: list[tuple[int, ...]] = []  # the atoms of each dim of `value`
     for dim, groups, sizes in splits:
         if len(groups) > 1:
-            value = add(f"part{dim}", "unflatten.int", len(layout), sizes)
+            value = write(f"part{dim}", "unflatten.int", value, len(layout), sizes)
         layout += groups or [()]
     target = [g for g in chain.groups if g]
     ones = [i for i, g in enumerate(layout) if not g]
     permutation = [layout.index(g) for g in target] + ones
     if permutation != list(range(len(layout))):
-        value = add("order", "permute.default", permutation)
+        value = write("order", "permute", value, permutation)
     if ones:
-        value = add("drop", "squeeze.dims", list(range(len(target), len(layout))))
+        value = write("drop", "squeeze.dims", value, list(range(len(target), len(layout))))
     for at, group in enumerate(chain.groups):
         if not group:
-            value = add(f"one{at}", "unsqueeze.default", at)
-    if nodes:
-        nodes[-1] = replace(nodes[-1], name=node.name, out=node.out)
-    return nodes
+            value = write(f"one{at}", "unsqueeze", value, at)
+    if write.nodes:
+        write.nodes[-1] = replace(write.nodes[-1], name=node.name, out=node.out)
+    return write.nodes
 
 
 def _parts_of_base(chain: Chain, order: list[int]) -> dict[int, list[tuple[int, ...]]] | None:

@@ -21,7 +21,7 @@ from ..errors import UsageError, VerificationError
 from ..inference.entry import WideEntry
 from ..inference.load import load
 from ..inference.model import WideModel
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
@@ -131,7 +131,7 @@ def _may_race(ens: WideModel, name: str) -> bool:
     """Returns whether an entry has programs for this device and draws no random numbers."""
     entry = ens.entry(name)
     here = any(w.device == ens.device.type for w in entry.entry.wide)
-    return here and not draws(entry.programs.source.member(0)[0])
+    return here and not uses_random_ops(entry.programs.source.member(0)[0])
 
 
 def _may_pack(ens: WideModel) -> bool:

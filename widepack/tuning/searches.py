@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +14,8 @@ from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.program import Kind, Program
 
 from ..errors import VerificationError
-from ..inference.bound_program import StoredProgram
 from ..inference.entry import WideEntry
-from ..inference.open_artifact import BackendOptions
+from ..inference.programs.bound_program import StoredProgram
 from ..ir.fake_values import Shapes
 from ..lowering.lower import Lowered
 from ..planning.plan import Plan
@@ -101,10 +101,10 @@ def _simplified(entry: WideEntry, pattern: str) -> SimplifiedPrograms:
 def _binder(entry: WideEntry, pattern: str) -> Callable[[Program, Plan], Any]:
     """Returns a function that makes a wide program runnable on the backend of its plan."""
     programs = entry.programs
-    cache = programs.artifact.options.backend.cache
+    given = replace(programs.artifact.options, compile=True, progress=None, most_nodes=COMPILED)
 
     def bind(program: Program, plan: Plan) -> Any:
-        options = BackendOptions(plan.backend or "eager", True, cache, most_nodes=COMPILED)
+        options = replace(given, backend=plan.backend or "eager")
         return programs.binder.bind(pattern, StoredProgram(program, plan), options)
 
     return bind
@@ -135,7 +135,7 @@ class AnswerCheck:
             return ""
         if self._first_within_bounds and beyond:
             return beyond
-        return self.entry.programs.binder.differ(self.pattern, answers, self._first)
+        return self.entry.programs.probe_check.differ(self.pattern, answers, self._first)
 
 
 def _refusal(entry: WideEntry, sizes: Mapping[str, int]) -> str:

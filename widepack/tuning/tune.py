@@ -16,7 +16,7 @@ from widepack_artifacts.writer import Writer
 from ..errors import UsageError
 from ..inference.load import load
 from ..inference.model import WideModel
-from ..ir.at_rest import draws
+from ..ir.random_ops import uses_random_ops
 from ..planning import plan_cache
 from ..planning.plan import for_size
 from ..runtime.admission import guarded
@@ -183,7 +183,7 @@ def _refuse_random_entries(path: str | PathLike[str], ens: WideModel, names: Seq
     Raises: UsageError.
     """
     for name in names:
-        if draws(ens.entry(name).programs.source.member(0)[0]):
+        if uses_random_ops(ens.entry(name).programs.source.member(0)[0]):
             raise UsageError(
                 f"{fspath(path)}: entry {name} draws random numbers at every call, but tune compares the"
                 " answers of strategies; its plans by rules of thumb stay"

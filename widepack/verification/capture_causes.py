@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..capture.attributes import attributes_of, differences
-from ..capture.module_tensors import tensors_of
+from ..capture.reachable import tensors_of
 from ..ir.overlapping import copy_into
 from ..ir.torch_internals import as_if_exported
 from .module_run import run_module

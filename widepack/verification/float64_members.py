@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from ..ir.cast import single_program, single_value
 from ..ir.fake_values import CPU
-from ..ir.float64 import single_program, single_value
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import graph_module
 from .root_mean_square import RootMeanSquare

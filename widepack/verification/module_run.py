@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from ..capture.derivatives import weights_fixed
-from ..capture.results import known_forms
+from ..capture.named_fields import known_forms
 from ..capture.state import owner_of
 from ..ir.overlapping import copy_into
 from ..spec.entries import FORWARD, method_of

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Program
 
-from ..ir.cast import raised
-from ..ir.float64 import raise_value
+from ..ir.cast import raise_value, raised
 from ..kernels.exact_norms import as_torch_computes
 from .node_run import run_nodes
 from .root_mean_square import root_mean_square

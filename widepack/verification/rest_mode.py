@@ -1,4 +1,4 @@
-"""Runs the user's own module without its random draws, as `ir/at_rest.py` rewrites its program.
+"""Runs the user's own module without its random draws, as `ir/random_ops.py` rewrites its program.
 
 Functions that switch dropout by an argument run switched off. Every other draw of torch gives the number that
 the rewritten program has in its place. Draws of Python and NumPy stay.

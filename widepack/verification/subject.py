@@ -17,9 +17,8 @@ from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Program
 
 from ..capture.named_fields import Make
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_value
 from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
 from ..spec.draws import NOISES, InputSource, draw, draw_all

@@ -29,10 +29,9 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Program, substitute
 
 from ..ir import ops
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_value
 from .node_run import run_nodes
 from .root_mean_square import RootMeanSquare
 from .subject import AnsweredCalls

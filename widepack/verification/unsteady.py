@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ir.at_rest import draws_in, rested
+from ..ir.random_ops import random_nodes, without_randomness
 from .module_run import run_module
 from .subject import Subject
 
@@ -23,10 +23,10 @@ def why_unsteady(subject: Subject, i: int) -> str:
 
     A cause is named only if it is seen: a draw in the program, or a generator that a run of the module moves.
     """
-    node = next(draws_in(subject.program(i)), None)
+    node = next(random_nodes(subject.program(i)), None)
     if node is not None:
         at = f" at {node.source}" if node.source else ""
-        way = "Make" if rested(subject.program(i)) is None else f"{_KEEP}; or make"
+        way = "Make" if without_randomness(subject.program(i)) is None else f"{_KEEP}; or make"
         return (
             f"it draws random numbers by {node.op.removesuffix('.default')}{at}. {way} forward "
             "deterministic, or make what it draws an input"

@@ -13,9 +13,8 @@ import torch
 from widepack_artifacts.program import Node, Program
 
 from ..errors import VerificationError
-from ..ir.cast import raised
+from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
-from ..ir.float64 import raise_value
 from ..lowering.lower import Lowered
 from ..runtime.executable import Executable
 from . import equivalent_runs

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from widepack.inference.entry import WideEntry
-from widepack.inference.member import Member
+from widepack.inference.members.member import Member
 from widepack.ir import ops
 from widepack.spec.entries import FORWARD
 from widepack_artifacts.entry import Entry

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from widepack import primitives as _primitives  # noqa: F401  # fills the registry
 from widepack.building.preview import Preview
-from widepack.capture.module_tensors import tensors_of
+from widepack.capture.reachable import tensors_of
 from widepack.checkpoints.differences import bit_equal
 from widepack.lowering.lower import Lowered
 from widepack.registry.registry import REGISTRY

@@ -259,7 +259,7 @@ def _factory(
 
 def _with_configs(paths: Sequence[str], base: str | None, manifest: Manifest) -> list[str]:
     """Returns the paths beside which `--model hf` finds config.json: in the place of adapters, their base."""
-    from widepack.fleet.adapter_files import is_adapter
+    from widepack.fleet.adapter import is_adapter
 
     record = manifest.provenance.get("base")
     known = base or (record.get("source") if isinstance(record, dict) else None)

@@ -58,7 +58,7 @@ def given_members(
     """
     from widepack.checkpoints.discovery import open_all, places_of
     from widepack.errors import UsageError, VerificationError
-    from widepack.fleet.adapter_files import is_adapter
+    from widepack.fleet.adapter import is_adapter
     from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
 
@@ -114,8 +114,7 @@ def _adapters(
 ) -> dict[str, Checkpoint]:
     """Returns the member of each adapter as a checkpoint, by path. Raises: UsageError, CheckpointError."""
     from widepack.errors import UsageError
-    from widepack.fleet.new_members import adapter_member, open_base
-    from widepack.fleet.orientation import of_programs
+    from widepack.fleet.open_member import adapter_member, open_base
 
     manifest, given = ens.manifest, None
     if base is not None:
@@ -125,8 +124,7 @@ def _adapters(
             f"{paths[0]} is a LoRA adapter, and the artifact stores each member's weights as they are;"
             " give the adapter's base with --base"
         )
-    turned = of_programs(reader.program(f) for e in manifest.entries.values() for f in e.member)
-    return {path: adapter_member(manifest, files, path, given, turned).checkpoint for path in paths}
+    return {path: adapter_member(reader, files, path, given).checkpoint for path in paths}
 
 
 def same_weights(ens: Any, given: GivenMembers) -> str:

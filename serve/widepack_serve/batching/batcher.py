@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable
 import torch
 
 from widepack.inference.model import WideModel
-from widepack.inference.padding import padding_rows
+from widepack.inference.routing.row_groups import padding_rows
 
 from ..catalog.call import Call
 from ..errors import Busy, DeadlinePassed

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from widepack.errors import InputError
+from widepack.inference.model import weights_version
 from widepack.inference.reduced_answer import Reduction
-from widepack.inference.weights_version import weights_version
 
 from ..catalog.call import Call
 from ..catalog.layout import EntryLayout
@@ -135,7 +135,7 @@ def _chosen(layout: EntryLayout, leaves: Sequence[Any], wanted: Wanted) -> Outpu
         if not one.figure:
             found.append(leaves[one.leaf])
             continue
-        reduction = Reduction.of_call([one.figure], one.of, None, one.dim, None, None)
+        reduction = Reduction([one.figure], one.of, dim=one.dim)
         described = [layout.entry.entry.outputs[one.leaf]]
         found.append(reduction.apply(leaves[one.leaf], described, False)[one.figure])
     return found

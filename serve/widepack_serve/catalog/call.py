@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from widepack.errors import WidepackError
-from widepack.inference.member_numbers import member_numbers
+from widepack.inference.routing.member_numbers import member_numbers
 
 from ..errors import RequestError, TooLarge
 from ..protocol.datatypes import BYTES

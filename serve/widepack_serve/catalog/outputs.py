@@ -9,8 +9,7 @@ from typing import Any
 
 from widepack.errors import UsageError
 from widepack.inference.reduced_answer import MIXTURE
-from widepack.reduction.figures import FIGURES
-from widepack.reduction.request import requested
+from widepack.reduction.figures import FIGURES, requested
 
 from ..errors import RequestError
 from ..protocol.shown import shown

@@ -15,6 +15,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ...ir.torch_internals import aten_packet, is_overload, op_base_name, schema_of
+from ..exported import output_of, put_in_place
 
 
 def check_in_factorizations(exported: torch.export.ExportedProgram) -> None:
@@ -28,9 +29,7 @@ def check_in_factorizations(exported: torch.export.ExportedProgram) -> None:
         if not _checks(info):
             continue
         for after in list(node.users):
-            after.replace_all_uses_with(token)
-            exported.graph_signature.replace_all_uses(after.name, token.name)
-            graph.erase_node(after)
+            put_in_place(exported, after, token)
         graph.erase_node(node)
     graph.eliminate_dead_code()
     _drop_unused_tokens(exported)
@@ -55,7 +54,7 @@ def _drop_unused_tokens(exported: torch.export.ExportedProgram) -> None:
     """Removes inputs that order effects, where they are outputs again and nothing else reads them."""
     graph, signature = exported.graph, exported.graph_signature
     tokens = {s.arg.name for s in signature.input_specs if s.kind is InputKind.TOKEN}
-    (output,) = (n for n in graph.nodes if n.op == "output")
+    output = output_of(exported)
     pairs = list(zip(signature.output_specs, output.args[0]))
     kept = [(s, v) for s, v in pairs if s.kind is not OutputKind.TOKEN or s.arg.name not in tokens]
     signature.output_specs[:] = [s for s, _ in kept]

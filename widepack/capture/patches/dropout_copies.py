@@ -10,16 +10,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-NAMES = {
-    "dropout",
-    "dropout_",
-    "feature_dropout",
-    "feature_dropout_",
-    "alpha_dropout",
-    "alpha_dropout_",
-    "feature_alpha_dropout",
-    "feature_alpha_dropout_",
-}
+NAMES = {f"{of}dropout{end}" for of in ("", "feature_", "alpha_", "feature_alpha_") for end in ("", "_")}
 """The ops that take `(input, p, train)`. A name that ends in `_` writes into its input."""
 
 _FUNCTIONS = {

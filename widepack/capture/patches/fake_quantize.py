@@ -10,31 +10,18 @@ The derivative is 1 where the clamp changes nothing, and 0 elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _FAR = 2.0**63  # torch converts larger numbers of a channel to the lowest one
-_ORIGINALS = {
-    name: getattr(torch, name)
-    for name in (
-        "fake_quantize_per_tensor_affine",
-        "fake_quantize_per_channel_affine",
-        "fused_moving_avg_obs_fake_quant",
-    )
-}
 
 
-def per_tensor(input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
+def per_tensor(input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
     """`fake_quantize_per_tensor_affine`."""
     if not _written(scale, zero_point):
-        original: Tensor = _ORIGINALS["fake_quantize_per_tensor_affine"](
-            input, scale, zero_point, quant_min, quant_max
-        )
-        return original
+        return _PER_TENSOR(input, scale, zero_point, quant_min, quant_max)
     scale, zero_point = scale.reshape(()), zero_point.reshape(())
     rounded = torch.round(input * (1 / scale))
     rounded = torch.where(rounded.isnan(), -torch.inf, rounded)
@@ -43,13 +30,10 @@ def per_tensor(input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant
 
 def per_channel(
     input: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
-) -> Tensor:
+) -> Any:
     """`fake_quantize_per_channel_affine`."""
     if not _written(scale, zero_point):
-        original: Tensor = _ORIGINALS["fake_quantize_per_channel_affine"](
-            input, scale, zero_point, axis, quant_min, quant_max
-        )
-        return original
+        return _PER_CHANNEL(input, scale, zero_point, axis, quant_min, quant_max)
     shape = [-1 if d == axis else 1 for d in range(input.ndim)]
     scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     rounded = torch.round(input * (1 / scale))
@@ -58,11 +42,8 @@ def per_channel(
 
 
 def _written(scale: Any, zero_point: Any) -> bool:
-    return (
-        isinstance(scale, Tensor)
-        and isinstance(zero_point, Tensor)
-        and zero_point.dtype in (torch.int32, torch.int64)
-    )
+    tensors = isinstance(scale, Tensor) and isinstance(zero_point, Tensor)
+    return tensors and zero_point.dtype in (torch.int32, torch.int64)
 
 
 def _quantized(
@@ -78,27 +59,16 @@ def _quantized(
 
 
 def _observing(
-    input: Tensor,
-    observer_on: Tensor,
-    fake_quant_on: Tensor,
-    running_min: Tensor,
-    running_max: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    averaging_const: float,
-    quant_min: int,
-    quant_max: int,
-    ch_axis: int,
-    per_row_fake_quant: bool = False,
-    symmetric_quant: bool = False,
-) -> Tensor:
+    input: Tensor, observer_on: Tensor, fake_quant_on: Tensor, running_min: Tensor, running_max: Tensor,
+    scale: Tensor, zero_point: Tensor, averaging_const: float, quant_min: int, quant_max: int, ch_axis: int,
+    per_row_fake_quant: bool = False, symmetric_quant: bool = False,
+) -> Any:  # fmt: skip
     """`fused_moving_avg_obs_fake_quant`. The flags are values of the member."""
     if observer_on[0] == 1:
-        observed: Tensor = _ORIGINALS["fused_moving_avg_obs_fake_quant"](
+        return _OBSERVING(
             input, observer_on, fake_quant_on, running_min, running_max, scale, zero_point,
             averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant,
         )  # fmt: skip
-        return observed
     if fake_quant_on[0] != 1:
         return input
     if per_row_fake_quant:
@@ -106,20 +76,10 @@ def _observing(
     return per_tensor(input, scale, zero_point, quant_min, quant_max)
 
 
-_REPLACEMENTS = {
-    "fake_quantize_per_tensor_affine": per_tensor,
-    "fake_quantize_per_channel_affine": per_channel,
-    "fused_moving_avg_obs_fake_quant": _observing,
+REPLACEMENTS = {
+    (torch, "fake_quantize_per_tensor_affine"): per_tensor,
+    (torch, "fake_quantize_per_channel_affine"): per_channel,
+    (torch, "fused_moving_avg_obs_fake_quant"): _observing,
 }
-
-
-@contextmanager
-def plain_fake_quantize() -> Iterator[None]:
-    """Replaces torch's functions inside a with block."""
-    for name, replacement in _REPLACEMENTS.items():
-        setattr(torch, name, replacement)
-    try:
-        yield
-    finally:
-        for name, original in _ORIGINALS.items():
-            setattr(torch, name, original)
+"""What stands in the place of torch's functions during an export."""
+_PER_TENSOR, _PER_CHANNEL, _OBSERVING = (getattr(*place) for place in REPLACEMENTS)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,23 +25,13 @@ from widepack_artifacts.literals import ARITY, CASTS, Expression, Literal, fits
 
 from ...ir.torch_internals import is_traced, memory_id, without_modes
 from ..explain import user_frame
-from ..module_tensors import tensors_of
+from ..exported import state_tensors
+from ..reachable import tensors_of
 
 _READS = {
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__complex__",
-    "__contains__",
-    "__format__",
-    "item",
-    "tolist",
-    "numpy",
-    "equal",
-    "allclose",
-    "is_nonzero",
-}
+    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__format__", "item",
+    "tolist", "numpy", "equal", "allclose", "is_nonzero",
+}  # fmt: skip
 """Functions that give a value of Python."""
 _MADE = {"tensor", "as_tensor", "zeros", "ones", "full", "arange", "eye", "linspace"}
 """Functions without a tensor among their arguments, whose results may be read."""
@@ -107,12 +96,11 @@ class MemberValues(TorchFunctionMode):
         self.literals: dict[Expression, Literal] = {}
         self._module = module
         self._saved = frozenset(module.state_dict())
-        self._own = {n: t for n, t in _tensors(module).items() if n not in inputs}
+        self._own = {n: t for n, t in state_tensors(module).items() if n not in inputs}
         self._plain = {id(t): n for n, t in tensors_of(module)}
         self._names: dict[int, str] = {}
-        self._seen: dict[
-            int, tuple[Tensor, _Followed | None]
-        ] = {}  # tensors stay alive, so ids are not used again
+        # tensors stay alive, so ids are not used again
+        self._seen: dict[int, tuple[Tensor, _Followed | None]] = {}
 
     def __torch_function__(
         self,
@@ -149,7 +137,7 @@ class MemberValues(TorchFunctionMode):
     def _first(self, tensor: Tensor) -> _Followed | None:
         """Returns the value of a tensor that is no result of the export."""
         if id(tensor) not in self._names:
-            self._names = {id(t): n for n, t in _tensors(self._module).items()}
+            self._names = {id(t): n for n, t in state_tensors(self._module).items()}
         name = self._names.get(id(tensor), "")
         if name in self._own:
             return _Followed(_copy(self._own[name]), frozenset({name}), name)
@@ -194,29 +182,22 @@ class MemberValues(TorchFunctionMode):
             for tensor, value in zip(results, computed):
                 self._set(tensor, _Followed(value, names, expression))
             if _writes(name, named):
-                self._forget(
-                    [v for v in pytree.tree_leaves((args, named)) if isinstance(v, Tensor)], known=True
-                )
+                self._forget((args, named), known=True)
             return
-        op = name.partition(".")[0]
         # `x[i] = y` is `set_item` during an export
-        if _writes(name, named) or op in (
-            "__setitem__",
-            "set_item",
-            "__set__",
-            "batch_norm",
-            "instance_norm",
-        ):
-            self._forget([v for v in pytree.tree_leaves((args, named)) if isinstance(v, Tensor)])
+        writing = ("__setitem__", "set_item", "__set__", "batch_norm", "instance_norm")
+        if _writes(name, named) or name.partition(".")[0] in writing:
+            self._forget((args, named))
         for tensor in results:
             self._set(tensor, None)
 
-    def _forget(self, written: Sequence[Tensor], known: bool = False) -> None:
+    def _forget(self, written: Any, known: bool = False) -> None:
         """Forgets the values of tensors that may have got values of inputs, and of their views.
 
         known: what was written is known: only the expressions are forgotten.
         """
-        found = [value for t in written if (value := self._value(t)) is not None]
+        tensors = [v for v in pytree.tree_leaves(written) if isinstance(v, Tensor)]
+        found = [value for t in tensors if (value := self._value(t)) is not None]
         places = {memory_id(v.tensor) for v in found}
         for key, (tensor, value) in list(self._seen.items()):
             if value is not None and memory_id(value.tensor) in places:
@@ -262,11 +243,8 @@ class MemberValues(TorchFunctionMode):
 def _writes(name: str, named: Mapping[str, Any]) -> bool:
     """Whether a function writes into one of its arguments, by its name."""
     op = name.partition(".")[0]  # an op of `torch.ops` has the name of its overload, too
-    return (
-        (op.endswith("_") and not op.endswith("__"))
-        or (op.startswith("__i") and op != "__invert__")
-        or "out" in named
-    )
+    in_place = op.startswith("__i") if op.endswith("__") else op.endswith("_")
+    return (in_place and op != "__invert__") or "out" in named
 
 
 def _is_part(value: Any) -> bool:
@@ -279,21 +257,3 @@ def _is_part(value: Any) -> bool:
 def _copy(tensor: Tensor) -> Tensor:
     with without_modes(), torch.no_grad():
         return tensor.detach().clone()
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers of a module under all their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-@contextmanager
-def values_read(values: MemberValues | None) -> Iterator[None]:
-    """Lets an export inside a with block read a member's values, if `values` is given."""
-    if values is None:
-        yield
-    else:
-        with values:
-            yield

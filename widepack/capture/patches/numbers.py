@@ -82,16 +82,11 @@ def numbers_kept(modules: Iterable[Names]) -> Iterator[None]:
     """Replaces `int` and `float` in modules, inside a with block. A module's own functions of these names
     stay.
     """
-    added = [
-        (names, name, value)
-        for names in modules
-        for name, value in _REPLACEMENTS.items()
-        if name not in names
-    ]
-    for names, name, value in added:
-        names[name] = value
+    added = [(names, name) for names in modules for name in _REPLACEMENTS if name not in names]
+    for names, name in added:
+        names[name] = _REPLACEMENTS[name]
     try:
         yield
     finally:
-        for names, name, _ in added:
+        for names, name in added:
             del names[name]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +32,7 @@ from ..explain import is_infrastructure
 
 _VF: Any = vars(torch)["_VF"]  # the functions below torch's recurrent layers
 _INVERT = rnn.invert_permutation
-_NAMES = ("_pack_padded_sequence", "_pad_packed_sequence")
-_PACK, _PAD = (getattr(_VF, name) for name in _NAMES)
+_PACK, _PAD = (getattr(_VF, name) for name in ("_pack_padded_sequence", "_pad_packed_sequence"))
 _FORWARD: dict[type[RNNBase], Callable[..., Any]] = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
 _NEW, _REPLACE = PackedSequence.__new__, PackedSequence._replace
 _SOURCE = "_widepack_padded"
@@ -258,42 +256,6 @@ def _replace(self: PackedSequence, **fields: Any) -> Any:
     return _REPLACE(self, **fields)
 
 
-@contextmanager
-def padded_sequences() -> Iterator[None]:
-    """Replaces torch's packing, unpacking and recurrent layers inside a with block."""
-    for name, replacement in zip(_NAMES, (_packing, _padding)):
-        setattr(_VF, name, replacement)
-    rnn.invert_permutation = _inverted
-    for name, replacement in _METHODS.items():
-        setattr(PackedSequence, name, replacement)
-    for kind in _FORWARD:
-        kind.forward = _forward
-    try:
-        yield
-    finally:
-        for name, original in zip(_NAMES, (_PACK, _PAD)):
-            setattr(_VF, name, original)
-        rnn.invert_permutation = _INVERT
-        for name in _METHODS:
-            delattr(PackedSequence, name)
-        for name, own in _OWN.items():
-            setattr(PackedSequence, name, own)
-        for kind, forward in _FORWARD.items():
-            kind.forward = forward
-
-
-_METHODS: dict[str, Any] = {
-    "data": property(_read_data),
-    "batch_sizes": property(_read_sizes),
-    "__iter__": _read_all,
-    "__getitem__": _read_one,
-    "__new__": _new,
-    "_replace": _replace,
-}
-"""What a packed sequence has in place of its own methods and fields."""
-_OWN = {name: vars(PackedSequence)[name] for name in _METHODS if name in vars(PackedSequence)}
-
-
 def _packing(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     exporting = torch.compiler.is_exporting()
     return _pack(x, lengths, batch_first) if exporting else _PACK(x, lengths, batch_first)
@@ -311,3 +273,18 @@ def _inverted(permutation: Tensor | None) -> Tensor | None:
     if permutation is None or not torch.compiler.is_exporting():
         return _INVERT(permutation)
     return permutation.argsort()
+
+
+REPLACEMENTS: dict[tuple[Any, str], Any] = {
+    (_VF, "_pack_padded_sequence"): _packing,
+    (_VF, "_pad_packed_sequence"): _padding,
+    (rnn, "invert_permutation"): _inverted,
+    **{(kind, "forward"): _forward for kind in _FORWARD},
+    (PackedSequence, "data"): property(_read_data),
+    (PackedSequence, "batch_sizes"): property(_read_sizes),
+    (PackedSequence, "__iter__"): _read_all,
+    (PackedSequence, "__getitem__"): _read_one,
+    (PackedSequence, "__new__"): _new,
+    (PackedSequence, "_replace"): _replace,
+}
+"""What stands in the place of torch's packing, unpacking and recurrent layers during an export."""

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
+from ...ir.torch_internals import replaced
 from ..explain import is_infrastructure, user_frame
 
 _ASKING = ("symbolic_shapes.py", "sym_node.py", "recording.py", "torch/__init__.py")
@@ -52,11 +53,8 @@ def rows_assumed(lines: set[str]) -> Iterator[None]:
             lines.add(selected[rows])
             return answer
 
-    ShapeEnv.evaluate_expr, ShapeEnv.create_unbacked_symint = evaluated, created  # type: ignore[method-assign]
-    try:
+    with replaced({(ShapeEnv, "evaluate_expr"): evaluated, (ShapeEnv, "create_unbacked_symint"): created}):
         yield
-    finally:
-        ShapeEnv.evaluate_expr, ShapeEnv.create_unbacked_symint = evaluate, create  # type: ignore[method-assign]
 
 
 def _with_rows(condition: Any) -> tuple[Any, Any]:

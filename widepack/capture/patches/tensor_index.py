@@ -13,12 +13,14 @@ place up instead. The answers are the same, also for places from the end and pla
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ...ir.torch_internals import aten_packet
+from ..exported import put_in_place, reached
 
 _ATEN = torch.ops.aten
 _TO_COPY = aten_packet("_to_copy").default
@@ -40,10 +42,7 @@ def look_up_places(exported: torch.export.ExportedProgram) -> None:
         place: Any = number.args[0]
         if place.meta["val"].dtype not in _INTEGERS:
             continue
-        new = _look_up(graph, node, place, dim_at)
-        node.replace_all_uses_with(new)
-        exported.graph_signature.replace_all_uses(node.name, new.name)
-        graph.erase_node(node)
+        put_in_place(exported, node, _look_up(graph, node, place, dim_at))
         _remove_unread(graph, number)
     exported.graph_module.recompile()
 
@@ -72,28 +71,20 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     Other indices are passed on unchanged.
     """
     items = list(index) if isinstance(index, tuple) else [index]
-    numbers = [
-        i
-        for i, item in enumerate(items)
-        if isinstance(item, Tensor) and item.ndim == 0 and item.dtype in _INTEGERS
-    ]
-    plain = all(
-        isinstance(item, (slice, int, torch.SymInt)) and not isinstance(item, bool)
-        for i, item in enumerate(items)
-        if i not in numbers
-    )
-    if len(numbers) == 1 and plain:
-        (at,) = numbers
+    numbers = [isinstance(i, Tensor) and i.ndim == 0 and i.dtype in _INTEGERS for i in items]
+    plain = (isinstance(i, (slice, int, torch.SymInt)) and not isinstance(i, bool) for i in items)
+    if numbers.count(True) == 1 and all(map(operator.or_, numbers, plain)):
+        at = numbers.index(True)
         items[at] = items[at].reshape(1).long()
         # dims of the value that are behind this place
         behind = x.ndim - at - 1 - sum(not isinstance(item, slice) for item in items[at + 1 :])
         if isinstance(value, Tensor) and value.ndim > behind:
             value = value.unsqueeze(value.ndim - behind)
         index = tuple(items)
-    SET_ITEM(x, index, value)
+    _SET_ITEM(x, index, value)
 
 
-SET_ITEM = Tensor.__setitem__
+_SET_ITEM = Tensor.__setitem__
 
 
 def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any, **more: Any) -> fx.Node:
@@ -110,14 +101,11 @@ def _remove_unread(graph: fx.Graph, number: fx.Node) -> None:
 
     A look-up refuses a place outside of the tensor itself.
     """
-    waiting, removable = [number], {number}
-    while waiting:
-        for user in waiting.pop().users:
-            if user.op == "output" or isinstance(user.meta.get("val"), torch.Tensor):
-                return
-            if user not in removable:
-                removable.add(user)
-                waiting.append(user)
+    removable = {*reached(number, lambda n: n.users)}
+    if any(
+        n.op == "output" or isinstance(n.meta.get("val"), torch.Tensor) for n in removable if n is not number
+    ):
+        return
     for node in reversed(list(graph.nodes)):
         if node in removable:
             graph.erase_node(node)

@@ -25,7 +25,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ...ir.torch_internals import function_transforms, in_transform
+from ...ir.torch_internals import function_transforms, in_transform, replaced
 
 _NAMES = (
     "grad_increment_nesting", "_wrap_for_grad", "_unwrap_for_grad", "_create_differentiable",
@@ -42,19 +42,12 @@ def transforms_by_autograd() -> Iterator[None]:
     """
     module = function_transforms()
     originals = {name: getattr(module, name, None) for name in _NAMES}
-    linear = torch.nn.functional.linear
-    if None in originals.values():
+    table: dict[tuple[Any, str], Any] = {}
+    if None not in originals.values():
+        table = {(module, name): value for name, value in _replacements(module, originals).items()}
+        table[torch.nn.functional, "linear"] = _linear_of(torch.nn.functional.linear)
+    with replaced(table):
         yield
-        return
-    for name, replacement in _replacements(module, originals).items():
-        setattr(module, name, replacement)
-    torch.nn.functional.linear = _linear_of(linear)
-    try:
-        yield
-    finally:
-        torch.nn.functional.linear = linear
-        for name, original in originals.items():
-            setattr(module, name, original)
 
 
 def _replacements(module: Any, originals: dict[str, Any]) -> dict[str, Callable[..., Any]]:

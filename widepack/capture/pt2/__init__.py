@@ -6,11 +6,8 @@
 
 | file | what it does |
 |---|---|
-| `arguments.py` | Reads the arguments of a node in a `.pt2` file: values of the program become `Ref`s |
-| `captured.py` | Turns the program of a `.pt2` file (`ReadProgram`) into a captured member (`Captured`) |
 | `factory.py` | Makes members of `.pt2` files, which `torch.export.save` wrote |
-| `fields.py` | Reads typed fields of a `.pt2` file's JSON. Each function refuses a value |
-| `module.py` | Runs the program of a `.pt2` file as an `nn.Module`, and reads how it is called |
-| `nodes.py` | Reads the nodes of a `.pt2` file's program as nodes of a member program |
+| `fields.py` | Reads typed fields of a `.pt2` file's JSON, and the arguments of its nodes |
+| `module.py` | Runs the program of a `.pt2` file as an `nn.Module`, and reads its call and its result |
 | `reader.py` | Reads the program of a `.pt2` file, which `torch.export.save` wrote |
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -18,6 +20,7 @@ from ...ir.fake_values import CPU
 from ...ir.torch_internals import submodules_of
 from ...runtime.graph_module import graph_module
 from ...spec.dtypes import dtype_name
+from ..exported import state_tensors
 from .reader import ReadProgram, TensorInput
 
 
@@ -69,10 +72,7 @@ class ProgramModule(nn.Module):
         values: list[Any] = [None] * len(self._widepack_program.inputs)
         for parameter in self._widepack_signature:
             _fill(parameter.tree, arguments.get(parameter.name), values)
-        by_name = {
-            **dict(self.named_parameters(remove_duplicate=False)),
-            **dict(self.named_buffers(remove_duplicate=False)),
-        }
+        by_name = state_tensors(self)
         outs = iter(self._widepack_run(*(by_name[s] for s in self._widepack_sources), *values))
         return [next(outs) if hasattr(o, "name") else o for o in self._widepack_outputs]
 
@@ -97,25 +97,23 @@ def signature_of(read: ReadProgram) -> tuple[tuple[Parameter, ...], list[tuple[s
     items = iter(read.inputs)
     leaves: list[tuple[str, TensorInput]] = []
 
-    def tree(node: Any, name: str) -> Tree:
-        kind, context, children = _spec(node)
-        if kind is None:
-            item = next(items, None)
-            if item is None:
-                raise RefusedFile("is damaged: its call has more inputs than its program")
-            if isinstance(item, TensorInput):
-                leaves.append((name, item))
-                return {"leaf": len(leaves) - 1}
-            return item
-        if kind in ("builtins.tuple", "builtins.list"):
-            return {kind.removeprefix("builtins."): [tree(c, f"{name}.{i}") for i, c in enumerate(children)]}
-        if kind == "builtins.dict":
-            rows = zip(_keys(context, len(children)), children)
-            return {"dict": [[k, tree(c, f"{name}.{k}")] for k, c in rows]}
+    def leaf(name: str) -> Tree:
+        item = next(items, None)
+        if item is None:
+            raise RefusedFile("is damaged: its call has more inputs than its program")
+        if isinstance(item, TensorInput):
+            leaves.append((name, item))
+            return {"leaf": len(leaves) - 1}
+        return item
+
+    def refuse(kind: str, context: Any, children: list[Any], name: str) -> Tree:
         raise RefusedFile(
             f"takes the input {name} of the type {kind[:80]}; inputs are tensors, numbers, strings, None, "
             "and lists, tuples and dicts of them"
         )
+
+    def tree(node: Any, name: str) -> Tree:
+        return _tree(node, name, leaf, refuse)
 
     _, _, parts = _spec(read.in_tree)
     if len(parts) != 2:
@@ -130,6 +128,25 @@ def signature_of(read: ReadProgram) -> tuple[tuple[Parameter, ...], list[tuple[s
     if next(items, None) is not None or len({p.name for p in parameters}) != len(parameters):
         raise RefusedFile("is damaged: its call has fewer inputs than its program")
     return tuple(parameters), leaves
+
+
+def _tree(
+    node: Any, name: str, leaf: Callable[[str], Tree], other: Callable[[str, Any, list[Any], str], Tree]
+) -> Tree:
+    """Returns the tree of a pytree's description.
+
+    leaf: makes a leaf of its name. other: makes the tree of a class of its name, context and children.
+    """
+    kind, context, children = _spec(node)
+    if kind is None:
+        return leaf(name)
+    if kind in ("builtins.tuple", "builtins.list"):
+        parts = [_tree(c, f"{name}.{i}", leaf, other) for i, c in enumerate(children)]
+        return {kind.removeprefix("builtins."): parts}
+    if kind == "builtins.dict":
+        rows = zip(_keys(context, len(children)), children)
+        return {"dict": [[k, _tree(c, f"{name}.{k}", leaf, other)] for k, c in rows]}
+    return other(kind, context, children, name)
 
 
 def _spec(node: Any) -> tuple[str | None, Any, list[Any]]:
@@ -162,29 +179,20 @@ def _keys(context: Any, count: int) -> list[str | int]:
 
 def result_of(read: ReadProgram) -> Tree:
     """Returns the tree of a program's result. Classes with named values become `Output`s, as in a capture."""
-    outputs = iter(read.outputs)
-    count = 0
+    outputs, numbers = iter(read.outputs), itertools.count()
 
-    def tree(node: Any) -> Tree:
-        nonlocal count
-        kind, context, children = _spec(node)
-        if kind is None:
-            value = next(outputs, _END)
-            if value is _END:
-                raise RefusedFile("is damaged: its result has more leaves than its program gives")
-            if not hasattr(value, "name"):
-                return {"const": value}
-            count += 1
-            return {"leaf": count - 1}
-        if kind in ("builtins.tuple", "builtins.list"):
-            return {kind.removeprefix("builtins."): [tree(c) for c in children]}
-        if kind == "builtins.dict":
-            return {"dict": [[k, tree(c)] for k, c in zip(_keys(context, len(children)), children)]}
-        name, fields, absent = _named_fields(kind, context, len(children), read)
-        rows = [[k, tree(c)] for k, c in zip(fields, children)]
-        return {"output": [name, rows + [[k, {"const": None}] for k in absent]]}
+    def leaf(name: str) -> Tree:
+        value = next(outputs, _END)
+        if value is _END:
+            raise RefusedFile("is damaged: its result has more leaves than its program gives")
+        return {"leaf": next(numbers)} if hasattr(value, "name") else {"const": value}
 
-    result = tree(read.out_tree)
+    def fields(kind: str, context: Any, children: list[Any], name: str) -> Tree:
+        class_name, keys, absent = _named_fields(kind, context, len(children), read)
+        rows = [[k, _tree(c, k, leaf, fields)] for k, c in zip(keys, children)]
+        return {"output": [class_name, rows + [[k, {"const": None}] for k in absent]]}
+
+    result = _tree(read.out_tree, "output", leaf, fields)
     if next(outputs, _END) is not _END:
         raise RefusedFile("is damaged: its result has fewer leaves than its program gives")
     return result
