@@ -7,7 +7,7 @@ optimizers, `state_dict`, `.to`, hooks and gradient clipping work as for any mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from os import PathLike
 from pathlib import Path
@@ -87,6 +87,21 @@ class Fused(FusedMembers):
 
     def _get_name(self) -> str:
         return f"Fused{len(self)}{self._recipe.member_class}"
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Fused:
+        """Converts all weights, as `to` does. `to(memory_format=...)` is for weights of the members, which
+        have a dim less; stacked weights that it does not fit keep their order.
+        """
+
+        def of_members(value: torch.Tensor) -> torch.Tensor:
+            try:
+                return fn(value)
+            except RuntimeError as e:
+                if "channels_last" not in str(e):
+                    raise
+                return torch.stack([fn(row) for row in value])
+
+        return super()._apply(of_members, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs all members. Each sees the same inputs, except those marked with `widepack.each`.

@@ -243,7 +243,7 @@ def on_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     if found.index:
         raise UsageError(f"device {str(device)!r}: there is one CPU, 'cpu'")
-    return found
+    return torch.device("cpu")  # torch says that its tensors are on `cpu`, also if they were sent to `cpu:0`
 
 
 def chosen_members(manifest: Manifest, members: Sequence[int | str] | None) -> list[int]:
