@@ -13,6 +13,7 @@ from loaded import saved
 from torch import Tensor, nn
 
 import widepack
+from inference.small_networks import Cell
 from widepack import InputError, UsageError
 from widepack.inference.model import WideModel
 
@@ -31,16 +32,6 @@ class Mixed(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         z: Tensor = self.fc(x).relu()
         return z
-
-
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.back = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.fc(x) + self.back(h))
-        return h.sum(-1), h
 
 
 SPECS = ["x=float32[B,4]", "ids=int64[B]:0..4", "keep=bool[B,1]", "scale=float32[]"]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import cases
 import widepack
+from inference.small_networks import Cell
 from widepack import InputError
 from widepack.inference.model import WideModel
 
@@ -210,18 +211,8 @@ def test_an_input_that_is_a_dict(tmp_path: Path) -> None:
     assert torch.equal(ens(**ens.only({"batch": encoded(), "other": 1})), ens(USED))
 
 
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.fc(x) + h)
-        return h.sum(-1), h
-
-
 def test_states_are_given_beside_the_inputs(tmp_path: Path) -> None:
-    ens = saved(Cell, tmp_path, "x=float32[B,4]", "h=float32[B,4]", members=2, state=["h=1"])
+    ens = saved(Cell, tmp_path, "x=float32[B,4]", "h=float32[B,3]", members=2, state=["h=1"])
     given, state = {"x": torch.randn(3, 4), "more": 1}, ens.state(B=3)
     y, _ = ens(**ens.only(given), state=state)
     assert torch.equal(y, ens(given["x"], state=state)[0])

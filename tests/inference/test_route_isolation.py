@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import cases
 import widepack
-from inference.row_networks import EvenFromFour, FilledTrunk, Normed, Plain, Trunk
+from inference.small_networks import EvenFromFour, FilledTrunk, Normed, Plain, Trunk
 from widepack.inference.routing.padded_rows import PaddedCall, PaddedRows
 from widepack.inference.routing.router import RoutedCall
 from widepack.rows.per_row import PerRowProgram

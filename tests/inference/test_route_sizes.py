@@ -9,7 +9,7 @@ import torch
 from loaded import saved
 from torch import Tensor, nn
 
-from inference.row_networks import EvenFromFour
+from inference.small_networks import EvenFromFour
 from widepack import InputError
 
 

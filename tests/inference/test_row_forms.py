@@ -13,7 +13,7 @@ from loaded import saved
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inference.row_networks import Normed, Plain, Shifted
+from inference.small_networks import Normed, Plain, Shifted
 from widepack.inference.routing.routed_members import RowWeights
 from widepack.rows.per_row import PerRowProgram
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from widepack_artifacts.costs import Costs
 from widepack_artifacts.costs_file import stored_costs
-from widepack_artifacts.entry import Entry
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.program import Kind
 from widepack_artifacts.reader import Reader
 
 from ..costs.derive import ModelFacts, derive, derive_wide
@@ -46,11 +45,9 @@ def program_costs(reader: Reader, entry: str) -> Costs:
         UsageError: The members have different shapes.
         WidepackError: A size has no formula.
     """
-    stored = reader.manifest.entries[entry]
-    program = _member_program(reader, entry)
+    known = _StoredEntry(reader, entry)
     rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
-    slots = slot_kinds(program, rows.__getitem__, {s.input for s in stored.state})
-    return derive(program, slots, _facts(reader, entry))
+    return derive(known.program, slot_kinds(known.program, rows.__getitem__, known.states), known.facts)
 
 
 def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
@@ -74,75 +71,71 @@ def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> 
         LoweringError: A node cannot run for all members.
         WidepackError: A size has no formula, or the programs for two numbers of members differ.
     """
-    stored = reader.manifest.entries[entry]
-    example = {name: dim.example for name, dim in stored.dims.items()}
-    plan = _plan(reader, entry, {**example, **{d: n for d, n in sizes.items() if d in example}})
+    known = _StoredEntry(reader, entry)
+    plan = known.plan({**known.example, **{d: n for d, n in sizes.items() if d in known.example}})
     programs = {}
     for members in _TWO:
-        simple = _simple(reader, entry, members)
-        lowered = lower(simple.programs, simple.signatures, simple.slots, plan, example)
+        simple = known.simple(members)
+        lowered = lower(simple.programs, simple.signatures, simple.slots, plan, known.example)
         programs[members] = lowered.program
-    return derive_wide(programs, _facts(reader, entry))
+    return derive_wide(programs, known.facts)
 
 
-def _plan(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Plan:
-    """Returns the plan of a call of these sizes."""
-    stored = reader.manifest.entries[entry]
-    example = {name: dim.example for name, dim in stored.dims.items()}
-    batch = batch_letter(parse_slot(x.type).dims for x in stored.inputs)
-    rows = [
-        (w, Plan.from_json(w.plan))
-        for w in stored.wide
-        if (w.pattern, w.device) == (_PATTERN, _DEVICE) and w.part is None
-    ]
-    found = [plan for _, plan in of_this_machine(rows, _DEVICE)]
-    members = len(reader.manifest.members)
-    simple = _simple(reader, entry, members)
-    nodes = {n.name for n in simple.programs[0].nodes}
-    if not found or not all(nodes.issuperset(n for r in p.regions for n in r.nodes) for p in found):
-        # an artifact without a plan for a CPU, or whose nodes have other names than in this version
-        request = StrategyRequest("auto", plain=any(w.plan.get("plain") for w in stored.wide))
-        found = plans(simple.programs[0], simple.slots, members, example, batch, _DEVICE, _PATTERN, request)
-    in_order = sorted(found, key=lambda p: p.batch[0])
-    return for_size(in_order, scaled(sizes, batch, example), lambda p: p)
+class _StoredEntry:
+    """An entry of an artifact whose members have one shape.
 
+    program: the member program. example: the size of each dim in the example. states: the numbers of the
+    inputs that are states. facts: what the artifact tells of the model.
+    """
 
-def _simple(reader: Reader, entry: str, members: int) -> SimplifiedPrograms:
-    """Returns the simplified member program, for a number of members."""
-    stored, manifest = reader.manifest.entries[entry], reader.manifest
-    states = {s.input for s in stored.state}
-    kinds: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]  # checked
-    factors = stored_factors(manifest.factored.weights, {w.name: w for w in manifest.weights})
-    return simplified(
-        [_member_program(reader, entry)],
-        [0] * members,
-        kinds,
-        [i in states for i in range(len(stored.inputs))],
-        {name: dim.example for name, dim in stored.dims.items()},
-        factors=factors or None,
-    )
-
-
-def _member_program(reader: Reader, entry: str) -> Program:
-    """Returns the member program of an entry. Raises: UsageError for members of different shapes."""
-    files = reader.manifest.entries[entry].member
-    if len(files) > 1:
-        raise UsageError(
-            f"{reader.root}: the members of entry {entry} have {len(files)} different shapes, and "
-            "costs are formulas over N equal members; analyze the model of one member instead"
+    def __init__(self, reader: Reader, name: str) -> None:
+        """Reads the entry. Raises: UsageError for members of different shapes."""
+        self.manifest, self.stored = reader.manifest, reader.manifest.entries[name]
+        files = self.stored.member
+        if len(files) > 1:
+            raise UsageError(
+                f"{reader.root}: the members of entry {name} have {len(files)} different shapes, and costs"
+                " are formulas over N equal members; analyze the model of one member instead"
+            )
+        self.program = reader.program(files[0])
+        self.example = {d: dim.example for d, dim in self.stored.dims.items()}
+        self.states = {s.input for s in self.stored.state}
+        known = stored_costs(reader).get(name)
+        self.facts = ModelFacts(
+            sizes=self.example,
+            model=reader.root.name if known is None else known.model,
+            dims={d: (dim.min, dim.max) for d, dim in self.stored.dims.items()},
+            guards=[g.expr for g in self.stored.guards],
+            modules={} if known is None else known.modules,
+            classes={} if known is None else known.classes,
         )
-    return reader.program(files[0])
 
+    def simple(self, members: int) -> SimplifiedPrograms:
+        """Returns the simplified member program, for a number of members."""
+        weights = {w.name: w for w in self.manifest.weights}
+        kinds: dict[str, Kind] = {n: w.kind for n, w in weights.items()}  # type: ignore[misc]  # checked
+        factors = stored_factors(self.manifest.factored.weights, weights) or None
+        stacked = [i in self.states for i in range(len(self.stored.inputs))]
+        return simplified([self.program], [0] * members, kinds, stacked, self.example, factors=factors)
 
-def _facts(reader: Reader, entry: str) -> ModelFacts:
-    """Returns what the artifact tells of the model."""
-    stored: Entry = reader.manifest.entries[entry]
-    known = stored_costs(reader).get(entry)
-    return ModelFacts(
-        sizes={name: dim.example for name, dim in stored.dims.items()},
-        model=reader.root.name if known is None else known.model,
-        dims={name: (dim.min, dim.max) for name, dim in stored.dims.items()},
-        guards=[g.expr for g in stored.guards],
-        modules={} if known is None else known.modules,
-        classes={} if known is None else known.classes,
-    )
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """Returns the plan of a call of these sizes."""
+        stored, example = self.stored, self.example
+        batch = batch_letter(parse_slot(x.type).dims for x in stored.inputs)
+        rows = [
+            (w, Plan.from_json(w.plan))
+            for w in stored.wide
+            if (w.pattern, w.device) == (_PATTERN, _DEVICE) and w.part is None
+        ]
+        found = [plan for _, plan in of_this_machine(rows, _DEVICE)]
+        members = len(self.manifest.members)
+        simple = self.simple(members)
+        nodes = {n.name for n in simple.programs[0].nodes}
+        if not found or not all(nodes.issuperset(n for r in p.regions for n in r.nodes) for p in found):
+            # an artifact without a plan for a CPU, or whose nodes have other names than in this version
+            request = StrategyRequest("auto", plain=any(w.plan.get("plain") for w in stored.wide))
+            found = plans(
+                simple.programs[0], simple.slots, members, example, batch, _DEVICE, _PATTERN, request
+            )
+        in_order = sorted(found, key=lambda p: p.batch[0])
+        return for_size(in_order, scaled(sizes, batch, example), lambda p: p)

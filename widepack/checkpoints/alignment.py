@@ -101,8 +101,8 @@ def align(
         checkpoints = [c if c.given else under_model_names(c, model_state) for c in checkpoints]
     labels = [f"checkpoint {i} ({c.label})" for i, c in enumerate(checkpoints)]
     compared = Compared.of(checkpoints, labels, model_state, ragged)
-    if (found := differences(compared)).lines:
-        raise MemberMismatch(found.describe())
+    if (different := differences(compared)).lines:
+        raise MemberMismatch(different.describe())
 
     weights = []
     infos = compared.infos

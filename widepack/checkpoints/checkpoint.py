@@ -307,9 +307,9 @@ class Checkpoint:
         Raises: CheckpointError if a file changed after it was opened.
         """
         if not self._sha256:
-            found = [(_sha256(path, status), os.path.basename(path)) for path, status in self.files]
-            lines = "".join(f"{digest}  {name}\n" for digest, name in found)
-            self._sha256 = found[0][0] if len(found) == 1 else hashlib.sha256(lines.encode()).hexdigest()
+            digests = [(_sha256(path, status), os.path.basename(path)) for path, status in self.files]
+            lines = "".join(f"{digest}  {name}\n" for digest, name in digests)
+            self._sha256 = digests[0][0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()
         return self._sha256
 
 

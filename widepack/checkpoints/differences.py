@@ -82,15 +82,15 @@ def differences(compared: Compared) -> Differences:
 
     Weights that differ only in a floating dtype are one line for all checkpoints.
     """
-    found = Differences()
+    result = Differences()
     other_dtypes = False
     for i in range(len(compared.infos)):
-        _compare_names(compared, i, found)
-        other_dtypes |= _compare_weights(compared, i, found)
-        _compare_tied(compared, i, found)
+        _compare_names(compared, i, result)
+        other_dtypes |= _compare_weights(compared, i, result)
+        _compare_tied(compared, i, result)
     if other_dtypes:
-        _describe_dtypes(compared, found)
-    return found
+        _describe_dtypes(compared, result)
+    return result
 
 
 def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool, about: str = "") -> str:
@@ -99,32 +99,32 @@ def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: 
     about: only hints with this text are added.
     """
     checkpoint = under_model_names(checkpoint, model_state)
-    found = differences(Compared.of([checkpoint], [""], model_state, ragged))
-    if not found.lines:
+    result = differences(Compared.of([checkpoint], [""], model_state, ragged))
+    if not result.lines:
         return ""
-    text = "; ".join(line.removeprefix(":").strip() for line in found.lines)
-    return " ".join([f"{text}.", *(h for h in found.hints if about in h)])
+    text = "; ".join(line.removeprefix(":").strip() for line in result.lines)
+    return " ".join([f"{text}.", *(h for h in result.hints if about in h)])
 
 
 def key_hints(checkpoint: Checkpoint, model_state: Mapping[str, Tensor]) -> str:
     """Returns hints on keys for a checkpoint that a model does not take; "" if there are none."""
-    found = differences(Compared.of([checkpoint], [""], model_state, ragged=True))
-    return " ".join(hint for hint in found.hints if "--key" in hint)
+    result = differences(Compared.of([checkpoint], [""], model_state, ragged=True))
+    return " ".join(hint for hint in result.hints if "--key" in hint)
 
 
-def _compare_names(compared: Compared, i: int, found: Differences) -> None:
+def _compare_names(compared: Compared, i: int, result: Differences) -> None:
     """Adds the weights that checkpoint i lacks or has in excess."""
     info, label, canonical, model = compared.infos[i], compared.labels[i], compared.canonical, compared.model
     expected, owner = (compared.infos[0], compared.labels[0]) if model is None else (model, "the model")
     missing = sorted(n for n in expected if n not in info and canonical.get(n, n) not in info)
     unexpected = sorted(n for n in info if n not in expected)
     if missing:
-        found.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
+        result.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
     if unexpected:
-        found.lines.append(f"{label} has {_names(unexpected)}, which {owner} does not have".strip())
+        result.lines.append(f"{label} has {_names(unexpected)}, which {owner} does not have".strip())
     if missing or unexpected:
         maker = "." if model is None else ", the one that --model with its arguments makes."
-        found.hint(f"Members are of one architecture{maker}")
+        result.hint(f"Members are of one architecture{maker}")
     if model is None:
         return
     prefixes = prefixes_of(compared.checkpoints[i], model) if missing else []
@@ -134,16 +134,16 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
         several = f", or take a member of each: --key {pattern!r}" if pattern else ""
         shown = f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
         example = f"--key {keys[0]}{several}"
-        found.hint(f"All of the model's names are in it under {shown}: name one, for example {example}.")
+        result.hint(f"All of the model's names are in it under {shown}: name one, for example {example}.")
     if unexpected and not missing:
-        found.hint(
+        result.hint(
             f"What is not the model's can be left out by a pattern: {_patterns(unexpected, expected)}."
         )
     if unexpected and not missing and (copies := _copies(unexpected, expected)):
-        found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
+        result.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
 
 
-def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
+def _compare_weights(compared: Compared, i: int, result: Differences) -> bool:
     """Adds the weights of checkpoint i whose dtype or shape differs.
 
     Returns: whether weights differ only in their floating dtype. No line is added for these.
@@ -161,11 +161,11 @@ def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
             other_dtypes = True
         elif others:
             sizes = ", ".join(f"{side} has {other}" for side, other in others)
-            found.lines.append(f"{compared.labels[i]}: {name} is {have}; {sizes}")
+            result.lines.append(f"{compared.labels[i]}: {name} is {have}; {sizes}")
             for _, other in others:
-                found.hint(_hint(have, other))
+                result.hint(_hint(have, other))
     if model is not None and (count := _stacked(info, model)):
-        found.hint(f"It is a stack of {count} members of the model's shapes: --key '[*]' takes each.")
+        result.hint(f"It is a stack of {count} members of the model's shapes: --key '[*]' takes each.")
     return other_dtypes
 
 
@@ -178,7 +178,7 @@ def _stacked(info: Infos, model: Infos) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
+def _compare_tied(compared: Compared, i: int, result: Differences) -> None:
     """Adds names of checkpoint i that are one tensor in the model but differ in the file."""
     info, checkpoint = compared.infos[i], compared.checkpoints[i]
     for name, first in compared.canonical.items():
@@ -186,23 +186,23 @@ def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
             continue
         if not bit_equal(checkpoint.get(name), checkpoint.get(first)):
             label = compared.labels[i]
-            found.lines.append(f"{label}: {name} and {first} differ, but are one tensor in the model")
-            found.hint(
+            result.lines.append(f"{label}: {name} and {first} differ, but are one tensor in the model")
+            result.hint(
                 "If both were trained, give a model that does not tie them (--model hf: --model-arg "
                 "tie_word_embeddings=false); if one is left over, save the file without it."
             )
 
 
-def _describe_dtypes(compared: Compared, found: Differences) -> None:
+def _describe_dtypes(compared: Compared, result: Differences) -> None:
     """Adds the line for floating weights whose dtypes differ between checkpoints, or from the model's."""
     model = compared.model
     by_dtypes: dict[str, list[str]] = {} if model is None else {_dtypes(model): ["the model"]}
     for name, info in zip(compared.labels, compared.infos):
         by_dtypes.setdefault(_dtypes(info), []).append(name or "it")
     groups = "; ".join(f"{dtypes} in {_names(names)}" for dtypes, names in by_dtypes.items())
-    found.lines.append(f"the floating weights have other dtypes: {groups}")
+    result.lines.append(f"the floating weights have other dtypes: {groups}")
     dtype = _floating(compared.infos[0]).most_common(1)[0][0]
-    found.hint(
+    result.hint(
         f"Give --dtype {dtype} (or another): it converts every floating weight once, and the model to it."
     )
 

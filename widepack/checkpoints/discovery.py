@@ -81,14 +81,14 @@ def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool =
             )
         return [MemberPlace(path, key) for path in paths]
     assert key is not None
-    found: list[MemberPlace] = []
+    places: list[MemberPlace] = []
     for path in dict.fromkeys(paths):
         try:
             parts = keys_in(read_content(path, trust_pickle).value, key)
-            found += [MemberPlace(path, part, part) for part in parts]
+            places += [MemberPlace(path, part, part) for part in parts]
         except RefusedFile:
-            found.append(MemberPlace(path, key))
-    return found
+            places.append(MemberPlace(path, key))
+    return places
 
 
 def open_all(

@@ -126,19 +126,19 @@ def _digits(value: int) -> str:
 def _encode_tensor(value: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
     kind = type(value)
     if kind.__module__ == "numpy":
-        found = as_tensor(value)
+        tensor = as_tensor(value)
         form = "array" if kind.__name__ == "ndarray" else "number"
     else:
-        found = value.detach() if kind in (Tensor, torch.nn.Parameter, torch.nn.Buffer) else None
+        tensor = value.detach() if kind in (Tensor, torch.nn.Parameter, torch.nn.Buffer) else None
         form = "tensor"
-    if found is None:
+    if tensor is None:
         raise NotData(f"a {kind.__module__}.{kind.__qualname__}")
-    if found.layout != torch.strided or found.is_quantized or found.is_meta:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise NotData("a tensor that is not dense or has no data")
-    if str(found.dtype).removeprefix("torch.") not in ITEM_BYTES:
-        raise NotData(f"a tensor of {found.dtype}")
+    if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
+        raise NotData(f"a tensor of {tensor.dtype}")
     name = str(len(tensors))
-    tensors[name] = found.cpu().resolve_conj().resolve_neg().contiguous()
+    tensors[name] = tensor.cpu().resolve_conj().resolve_neg().contiguous()
     return {form: name}
 
 
@@ -178,8 +178,8 @@ def _decode_text(form: str, text: str, tensor: Callable[[str], Tensor]) -> Any:
         data = base64.b64decode(text, validate=True)
         return data if form == "bytes" else io.BytesIO(data)
     if form == "dtype" and text in ITEM_BYTES:
-        found: Any = getattr(torch, text)
-        return found
+        dtype: Any = getattr(torch, text)
+        return dtype
     if form in ("tensor", "array", "number"):
         value = tensor(text).clone()  # the caller may write into it
         if form == "tensor":
@@ -205,12 +205,12 @@ def _bytes_of(state: Mapping[str, Any]) -> tuple[bytes, list[tuple[Any, ...]]]:
 
 def differing_names(own: Mapping[str, Any], extra: Mapping[str, Any]) -> list[str]:
     """Returns the names of extra states that are not equal."""
-    found = []
+    differing = []
     for name in sorted({*own, *extra}):
         try:
             same = name in own and name in extra and equal({name: own[name]}, {name: extra[name]})
         except NotData:
             same = False
         if not same:
-            found.append(name)
-    return found
+            differing.append(name)
+    return differing

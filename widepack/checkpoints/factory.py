@@ -156,28 +156,28 @@ def load_factory(model: str | Callable[..., object], args: Mapping[str, object] 
         module, folder = _from_file(where, model)
     else:
         module, folder = _from_name(where, model), os.getcwd()
-    found: object = module
+    made: object = module
     for i, part in enumerate(attribute.split(".")):
-        if not hasattr(found, part):
+        if not hasattr(made, part):
             raise UsageError(
                 f"model {model!r}: {':'.join([where, *attribute.split('.')[:i]])} has no {part!r}"
-                f"{_suggestions(found, part)}"
+                f"{_suggestions(made, part)}"
             )
-        found = getattr(found, part)
-    return Factory(model, _checked(found, model), args or {}, folder)
+        made = getattr(made, part)
+    return Factory(model, _checked(made, model), args or {}, folder)
 
 
-def _checked(found: object, name: str) -> Callable[..., object]:
-    if isinstance(found, nn.Module):
+def _checked(made: object, name: str) -> Callable[..., object]:
+    if isinstance(made, nn.Module):
         raise UsageError(
             f"model {name!r} is a module, not a factory;"
             " give the class, or a function that makes a fresh module on every call"
         )
-    if not callable(found):
+    if not callable(made):
         raise UsageError(
-            f"model {name!r} is {an(found)}; a factory is a class or function that returns a torch.nn.Module"
+            f"model {name!r} is {an(made)}; a factory is a class or function that returns a torch.nn.Module"
         )
-    return found
+    return made
 
 
 def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
@@ -190,10 +190,10 @@ def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind in kinds}
 
 
-def _suggestions(found: object, part: str) -> str:
+def _suggestions(owner: object, part: str) -> str:
     """Returns names that the user may have meant: classes and functions that the module defines."""
-    home = getattr(found, "__name__", "")
-    made = {k: v for k, v in vars(found).items() if inspect.isclass(v) or inspect.isfunction(v)}
+    home = getattr(owner, "__name__", "")
+    made = {k: v for k, v in vars(owner).items() if inspect.isclass(v) or inspect.isfunction(v)}
     names = [k for k, v in made.items() if not k.startswith("_") and v.__module__ == home]
     close = get_close_matches(part, names, n=1)
     return (f"; did you mean {close[0]}?" if close else "." if names else "") + (

@@ -180,10 +180,10 @@ def _model_class(transformers: ModuleType, config: Mapping[str, Any], path: str)
         name = architectures[0]
     if not name:
         return None
-    found = getattr(transformers, name, None)
+    kind = getattr(transformers, name, None)
     base = getattr(transformers, "PreTrainedModel", nn.Module)
-    if isinstance(found, type) and issubclass(found, base) and found is not base:
-        return found
+    if isinstance(kind, type) and issubclass(kind, base) and kind is not base:
+        return kind
     reason = (
         "its code is in the folder, and code of a folder is not run"
         if "auto_map" in config
@@ -346,7 +346,7 @@ def read_config(path: str, folder: str, model: str) -> dict[str, Any]:
         model: The value of `--model`, in errors.
 
     Raises:
-        UsageError: It cannot be read, or names more parts than a model has, or code of somebody.
+        UsageError: It cannot be read, or names more parts than a model has, or code.
     """
     try:
         config = strict_json.parse(read_plain(path, MOST_BYTES), FILE, constants=True)

@@ -54,8 +54,8 @@ def value_read(expression: Expression, weight_of: Callable[[str], torch.Tensor])
             return tensors[0].to(getattr(torch, op))
         return getattr(torch, op)(*arguments)
 
-    found: torch.Tensor = value(expression)
-    return found
+    result: torch.Tensor = value(expression)
+    return result
 
 
 def other_literal(

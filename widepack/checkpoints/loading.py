@@ -87,11 +87,11 @@ class MemberLoader:
         if self.factory.brings_weights:
             names = set(given.tensors()) == set(state_of(module)) or given.program is not None
             loaded = given if names else _after(module, given)
-        elif not copies(module) or (found := _copied(given, state_of(module))) is None:
+        elif not copies(module) or (copied := _copied(given, state_of(module))) is None:
             self._fresh.clear()  # this module is used up, also if it refuses the file
             loaded = self._loaded(module, given)
         else:
-            loaded = found
+            loaded = copied
         if not self.state:
             self.state = state_of(module)
             self.versions = dict(getattr(module_state(module), "_metadata", None) or {})
@@ -170,9 +170,9 @@ class MemberLoader:
         if modules and all(copies(module) for module, _ in modules):
             states = [state_of(module) for module, _ in modules]
             given = [_comparable(c, state) for (_, c), state in zip(modules, states)]
-            found = differences(Compared.of(given, labels, states[0], self.factory.takes_state_dict))
-            if found.lines:
-                return MemberMismatch(found.describe())
+            different = differences(Compared.of(given, labels, states[0], self.factory.takes_state_dict))
+            if different.lines:
+                return MemberMismatch(different.describe())
         texts = [f"{label}: {why}" for label, why in zip(labels, reasons) if why]
         head = "" if len(texts) == 1 else f"{len(texts)} of {len(checkpoints)} checkpoints do not fit:\n- "
         return MemberMismatch(head + "\n- ".join(texts))
@@ -363,15 +363,15 @@ def _same_place(a: Tensor, b: Tensor) -> bool:
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and the saved buffers of a module, under the names that programs use."""
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         own = vars(part)
         unsaved = own["_non_persistent_buffers_set"]
         for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
             if tensor is not None and name not in unsaved:
-                found[prefix + name] = tensor if is_lazy(tensor) else tensor.detach()
-    return found
+                state[prefix + name] = tensor if is_lazy(tensor) else tensor.detach()
+    return state
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:

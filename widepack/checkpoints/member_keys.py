@@ -46,17 +46,17 @@ def stacked(key: str | None) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def keys_in(found: object, key: str) -> list[str]:
+def keys_in(content: object, key: str) -> list[str]:
     """Returns the key of each member in the content of a file. Raises: RefusedFile if there is none."""
     if (place := stacked(key)) is not None:
         base, _ = place
-        return [f"{base}[{i}]" for i in range(_members(stacked_state(found, base), base))]
+        return [f"{base}[{i}]" for i in range(_members(stacked_state(content, base), base))]
     for head in ("", *AUTOMATIC_KEYS):
-        inside = follow(found, head) if head else found
+        inside = follow(content, head) if head else content
         keys = [] if inside is None else list(dict.fromkeys(_matches(inside, key.split("."))))
         if keys:
             return [f"{head}.{k}" if head else k for k in keys]
-    raise RefusedFile(without_a_name(found) or f"has no state dict that the key {key!r} matches")
+    raise RefusedFile(without_a_name(content) or f"has no state dict that the key {key!r} matches")
 
 
 def _matches(value: object, parts: list[str], prefix: str = "") -> Iterator[str]:
@@ -82,11 +82,11 @@ def _names(inside: Mapping[str, Any], of_tensors: bool) -> list[str]:
     return list(names)
 
 
-def stacked_state(found: object, base: str) -> PickedStateDict:
+def stacked_state(content: object, base: str) -> PickedStateDict:
     """Returns a stacked state dict. Parameters and buffers in two dicts are one. Raises: RefusedFile."""
-    inside = follow(found, base) if base else found
+    inside = follow(content, base) if base else content
     above, _, last = base.rpartition(".")
-    outside = follow(found, above) if above else found
+    outside = follow(content, above) if above else content
     if last in PARAMETERS and joined(outside) is not None:
         inside = outside  # the buffers of these parameters
     picked = state_dict_in(tuple(inside) if isinstance(inside, list) else inside)

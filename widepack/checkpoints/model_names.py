@@ -23,17 +23,17 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
     all of these names (`net.`, of a module that wraps the trained one), the prefix is added. Parts of
     wrappers inside names (`backbone.module.0.weight`) are left out where more names are then the model's.
     """
-    found = _under(checkpoint, model)
-    if all(name in found.names for name in model):
-        return found
+    named = _under(checkpoint, model)
+    if all(name in named.names for name in model):
+        return named
     bare = _bare(model)
     plain = _bare(checkpoint.unstripped().names)
     if len(bare) < len(model) or len(plain) < len(checkpoint.names):
-        return found  # two names become one
+        return named  # two names become one
     whole = checkpoint.unstripped()
     inner = _under(whole.renamed({name: whole.names[stored] for name, stored in plain.items()}), bare)
     again = inner.renamed({bare.get(name, name): stored for name, stored in inner.names.items()})
-    return again if known_names(again, model) > known_names(found, model) else found
+    return again if known_names(again, model) > known_names(named, model) else named
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
@@ -96,10 +96,10 @@ def _wrapped(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint 
         bare = {name.removeprefix(prefix): name for name in model}
         inner = checkpoint
         if not any(name in names for name in bare):
-            found = prefixes_of(checkpoint, bare)
-            if len(found) != 1:
+            prefixes = prefixes_of(checkpoint, bare)
+            if len(prefixes) != 1:
                 continue
-            inner = checkpoint.under(found[0])
+            inner = checkpoint.under(prefixes[0])
         stored = inner.names
         if all(name in stored for name in bare):
             return inner.renamed({bare.get(n, n): s for n, s in stored.items()})

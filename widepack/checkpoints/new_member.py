@@ -72,9 +72,9 @@ class NewMemberRequest:
 
     def open(self, path: str | Path) -> Checkpoint:
         """Opens a checkpoint. Raises: CheckpointError."""
-        found = open_checkpoint(path, self.key, self.trust_pickle)
-        found.part = self.part
-        return found
+        checkpoint = open_checkpoint(path, self.key, self.trust_pickle)
+        checkpoint.part = self.part
+        return checkpoint
 
     def factory(self, path: str | Path) -> Factory | None:
         """Returns the factory of a checkpoint's member; None if the user names none. Raises: UsageError."""
@@ -179,12 +179,12 @@ def _in_extra_state(artifact: Reader, constant: str) -> bool:
 
 def _expected(manifest: Manifest, member: int) -> dict[str, Tensor]:
     """Returns the state dict of a member on the meta device: names, shapes, dtypes and tied weights."""
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for w in manifest.member_weights:
         if w.role != CONSTANT:
             one = torch.empty(w.of(member), dtype=dtype_of(w.dtype), device="meta")
-            found.update(dict.fromkeys((w.name, *w.aliases), one))
-    return found
+            state.update(dict.fromkeys((w.name, *w.aliases), one))
+    return state
 
 
 def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> None:

@@ -87,8 +87,8 @@ class Pt2File:
                 self._starts[record] = record_start(file, self._records[record], self._size)
 
     def _config(self, folder: str, name: str) -> dict[str, _Meta]:
-        found = self._json(folder + name)
-        rows = found.get("config") if isinstance(found, dict) else None
+        content = self._json(folder + name)
+        rows = content.get("config") if isinstance(content, dict) else None
         if not isinstance(rows, dict):
             raise RefusedFile(f"is damaged: {name} has no config of tensors")
         return {key: _meta(row, folder, key, self._records) for key, row in rows.items()}
@@ -134,16 +134,16 @@ class Pt2File:
 
     def program(self) -> dict[str, Any]:
         """Returns the program's JSON. Raises: RefusedFile for an unsupported schema."""
-        found = self._json(f"{self._root}models/{self._model}.json")
-        version = found.get("schema_version") if isinstance(found, dict) else None
+        content = self._json(f"{self._root}models/{self._model}.json")
+        version = content.get("schema_version") if isinstance(content, dict) else None
         major = version.get("major") if isinstance(version, dict) else None
         if major != SCHEMA:
             raise RefusedFile(
                 f"is a torch.export program of schema {major}, but widepack reads {SCHEMA};"
                 " save it with torch 2.11 to 2.13"
             )
-        assert isinstance(found, dict)
-        return found
+        assert isinstance(content, dict)
+        return content
 
     def samples(self) -> list[Any] | None:
         """Returns the leaves of the example call of the export; None if they cannot be read as data."""
@@ -153,8 +153,8 @@ class Pt2File:
         content = text_record(self.path, self._records[record])
         _check_samples(content)
         try:
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            leaves: list[Any] = pytree.tree_leaves(found)
+            call = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            leaves: list[Any] = pytree.tree_leaves(call)
         except Exception:  # noqa: BLE001  # without the samples, inputs are drawn or requested
             return None
         return leaves
@@ -232,5 +232,5 @@ def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInf
 
 def _int(value: Any) -> int:
     """Returns the number of `{"as_int": 3}`; -1 for any other value."""
-    found = value.get("as_int") if isinstance(value, dict) and len(value) == 1 else None
-    return found if type(found) is int else -1
+    number = value.get("as_int") if isinstance(value, dict) and len(value) == 1 else None
+    return number if type(number) is int else -1

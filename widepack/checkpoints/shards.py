@@ -44,10 +44,10 @@ def _is_index(path: str, start: bytes) -> bool:
     if not start.lstrip().startswith(b"{") or os.path.getsize(path) > _MAX_INDEX_BYTES:
         return False
     try:
-        found = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), path)
+        content = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), path)
     except (ArtifactError, OSError, RefusedFile):
         return path.endswith(INDEX)  # _read_index then reports the mistake
-    return isinstance(found, dict) and "weight_map" in found
+    return isinstance(content, dict) and "weight_map" in content
 
 
 def _check_is_whole(path: str) -> None:
@@ -118,11 +118,11 @@ def _deepspeed(path: str, names: Sequence[str]) -> str:
     return f"is a folder of DeepSpeed; convert it, and give the new folder: python {run} {root} {out}"
 
 
-def _no_weights(path: str, found: Sequence[str]) -> str:
+def _no_weights(path: str, names_of_weights: Sequence[str]) -> str:
     """Returns why a folder is not one checkpoint, and what to give instead."""
-    if found:
-        names = ", ".join(found[:6])
-        first = os.path.join(path, found[0])
+    if names_of_weights:
+        names = ", ".join(names_of_weights[:6])
+        first = os.path.join(path, names_of_weights[0])
         return f"is a folder, and it has {names}; name the files in it, for example {first}"
     with os.scandir(path) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir())
@@ -178,12 +178,12 @@ def _read_index(path: str, trust: bool) -> Content:
 def _files(path: str) -> Mapping[str, str]:
     """Returns the index's map from tensors to files beside it. Raises: RefusedFile."""
     try:
-        found = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), "the index")
+        content = strict_json.parse(read_plain(path, _MAX_INDEX_BYTES), "the index")
     except ArtifactError as error:
         raise RefusedFile(f"is not an index of shards: {error}") from None
     except OSError as error:
         raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
-    files = found.get("weight_map") if isinstance(found, dict) else None
+    files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise RefusedFile("is not an index of shards: it has no weight_map of file names by tensor")
     away = next(

@@ -126,9 +126,9 @@ def is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def settings_of(found: object) -> dict[str, Any]:
+def settings_of(content: object) -> dict[str, Any]:
     """Returns the `hyper_parameters` of a Lightning checkpoint that are numbers, texts or lists."""
-    stored = found.get("hyper_parameters") if isinstance(found, Mapping) else None
+    stored = content.get("hyper_parameters") if isinstance(content, Mapping) else None
     if not isinstance(stored, Mapping):
         return {}
     rows = list(stored.items())[:1000]
@@ -148,46 +148,47 @@ def info_of(tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def pick(found: object, key: str | None) -> PickedStateDict:
+def pick(content: object, key: str | None) -> PickedStateDict:
     """Returns the state dict in the content of a file. Raises: RefusedFile that lists the possible keys."""
-    if isinstance(found, torch.Tensor):
-        raise RefusedFile(f"has a single tensor, {info_of(found)}, not a state dict; {SAVE}")
-    whole = isinstance(found, (Mapping, nn.Module)) or joined(found) is not None
-    if not whole and not (key and isinstance(found, (list, tuple))):
-        raise RefusedFile(f"has {an(found)}, not a state dict; {_several(found) or SAVE}")
+    if isinstance(content, torch.Tensor):
+        raise RefusedFile(f"has a single tensor, {info_of(content)}, not a state dict; {SAVE}")
+    whole = isinstance(content, (Mapping, nn.Module)) or joined(content) is not None
+    if not whole and not (key and isinstance(content, (list, tuple))):
+        raise RefusedFile(f"has {an(content)}, not a state dict; {_several(content) or SAVE}")
     if not key:
-        if (chosen := state_dict_in(found)) is not None:
+        if (chosen := state_dict_in(content)) is not None:
             return chosen
-        assert isinstance(found, Mapping)  # `state_dict_in` never returns None for the others
-        if not found:
+        assert isinstance(content, Mapping)  # `state_dict_in` never returns None for the others
+        if not content:
             raise RefusedFile("has an empty dict, no tensors")
-        if packed := _packed(found):
+        if packed := _packed(content):
             raise RefusedFile(f"is of a quantized model: it has {packed}; {UNQUANTIZED}")
-        hint = _hint(found)
+        hint = _hint(content)
         if hint:
-            raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
-        if unnamed := without_a_name(found):
+            raise RefusedFile(f"is not a dict of tensors: it has {_listed(content)}.{hint}")
+        if unnamed := without_a_name(content):
             raise RefusedFile(unnamed)
-        pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
-        raise RefusedFile(f"has no dict of tensors: it has {_listed(found)}; {SAVE}{pickled}")
-    inside = follow(found, key)
-    if inside is None and isinstance(found, Mapping):
+        pickled = OR_TRUST if any(isinstance(value, Foreign) for value in content.values()) else ""
+        raise RefusedFile(f"has no dict of tensors: it has {_listed(content)}; {SAVE}{pickled}")
+    inside = follow(content, key)
+    if inside is None and isinstance(content, Mapping):
         # The key may be a prefix of names in the state dict that is the default.
         inside = next(
-            (deeper for name in AUTOMATIC_KEYS if (deeper := follow(found.get(name), key)) is not None), None
+            (deeper for name in AUTOMATIC_KEYS if (deeper := follow(content.get(name), key)) is not None),
+            None,
         )
     if inside is None:
-        raise RefusedFile(f"has no {key!r}.{_hint(found) or ' It has ' + _listed(found) + '.'}")
+        raise RefusedFile(f"has no {key!r}.{_hint(content) or ' It has ' + _listed(content) + '.'}")
     chosen = state_dict_in(inside)
     if chosen is None:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
-        raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
+        raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(content)}")
     return chosen
 
 
-def _several(found: object) -> str:
+def _several(content: object) -> str:
     """Returns the key for a list in which every value is a state dict; "" for any other value."""
-    values = list(found) if isinstance(found, (list, tuple)) else []
+    values = list(content) if isinstance(content, (list, tuple)) else []
     if values and all(isinstance(v, (Mapping, nn.Module)) and state_dict_in(v) is not None for v in values):
         return (
             f"its {len(values)} values are state dicts: give --key '*' for a member of each, or --key 0 for"
@@ -277,8 +278,8 @@ def joined(value: object) -> dict[str, Any] | None:
 
 def _tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Returns the weights of a dict. NumPy arrays of numbers count as tensors."""
-    found = {k: as_tensor(v) for k, v in value.items() if not is_extra_state(k)}
-    return {k: v for k, v in found.items() if v is not None}
+    tensors = {k: as_tensor(v) for k, v in value.items() if not is_extra_state(k)}
+    return {k: v for k, v in tensors.items() if v is not None}
 
 
 def _extra(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,8 +344,8 @@ def follow(value: object, key: str) -> object | None:
         return None
     inside = keyed(value)
     if key in inside:
-        found: object = inside[key]
-        return found
+        stored: object = inside[key]
+        return stored
     for at in (i for i, char in enumerate(key) if char == "."):
         if key[:at] in inside and (deeper := follow(inside[key[:at]], key[at + 1 :])) is not None:
             return deeper
@@ -359,16 +360,16 @@ def keyed(value: Mapping[Any, Any] | Sequence[Any]) -> dict[str, Any]:
     """
     if not isinstance(value, Mapping):
         return {str(i): inner for i, inner in enumerate(value)}
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, inner in value.items():
         if (name := _name_of(key)) is None:
             continue
-        if name in found and not isinstance(inner, _CONTAINERS):
+        if name in named and not isinstance(inner, _CONTAINERS):
             continue
-        if isinstance(found.get(name), _CONTAINERS):
+        if isinstance(named.get(name), _CONTAINERS):
             raise RefusedFile(f"has the keys {name} and '{name}' in one dict; --key cannot tell them apart")
-        found[name] = inner
-    return found
+        named[name] = inner
+    return named
 
 
 def _name_of(key: object) -> str | None:
@@ -403,8 +404,8 @@ def without_a_name(value: object, depth: int = 0) -> str:
                 f"has a state dict at the key {_key_text(key)}, {an(key)}; --key names texts and integers:"
                 " save the file with one of them as the key"
             )
-        if depth < _MAX_DEPTH and (found := without_a_name(inner, depth + 1)):
-            return found
+        if depth < _MAX_DEPTH and (advice := without_a_name(inner, depth + 1)):
+            return advice
     return ""
 
 
@@ -433,9 +434,9 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     return bare if len(bare) == len(plain) and "" not in bare else plain
 
 
-def _hint(found: object) -> str:
+def _hint(content: object) -> str:
     """Returns the keys with tensors, their number of tensors, and how to choose a key."""
-    inside = list(_dicts(found)) if isinstance(found, Mapping) else []
+    inside = list(_dicts(content)) if isinstance(content, Mapping) else []
     if not inside:
         return ""
     counts = [(path, len(picked.tensors)) for path, picked in inside[:_SHOWN]]

@@ -147,8 +147,8 @@ def _unpickle(path: str, start: bytes, mapped: bool) -> object:
         if start.startswith((LEGACY, ZIP)):
             return _torch_load(path, mapped, False)
         with open(path, "rb") as file:
-            found: object = pickle.load(file)
-            return found
+            content: object = pickle.load(file)
+            return content
     except (ImportError, AttributeError) as error:
         raise RefusedFile(
             f"cannot be unpickled here: {type(error).__name__}: {error};"
@@ -186,9 +186,9 @@ def _unsafe(name: str, message: str) -> str:
             "is written with a pickle protocol that cannot be read as data; save it again with torch.save's "
             f"default protocol{OR_TRUST}"
         )
-    found = re.search(r"GLOBAL ([\w.]+)", message) or re.search(r"class '?([\w.]+)", message)
-    if name or found:
-        return _pickled(name or found[1])  # type: ignore[index]
+    named = re.search(r"GLOBAL ([\w.]+)", message) or re.search(r"class '?([\w.]+)", message)
+    if name or named:
+        return _pickled(name or named[1])  # type: ignore[index]
     return f"is damaged, or has more than tensors: {' '.join(message.split())[:200]}"
 
 

@@ -169,10 +169,10 @@ def storages_of(pickled: bytes) -> Iterator[Storage]:
                     f"has a pickle of more than {_MOST_OPCODES} opcodes beside the weights; {SAVE}"
                 )
             if op.name == "BINPERSID":
-                found = _storage(stack.pop())
+                storage = _storage(stack.pop())
                 stack.append(None)
-                if found is not None:
-                    yield found
+                if storage is not None:
+                    yield storage
             elif op.name in _PUT:
                 memo[len(memo) if arg is None else arg] = stack[-1]
             elif op.name in _GET:

@@ -92,9 +92,7 @@ class Binder:
         self._plain = self._count_plain()
 
     def _count_plain(self) -> int:
-        """Returns how many tensors in a row are a whole call, leaf by leaf; -1 if a call needs more than
-        tensors.
-        """
+        """Returns how many tensors in a row are a whole call, leaf by leaf; -1 if a call needs more."""
         leading = [p for p in self._parameters if p.kind == "positional" and "leaf" in p.tree]
         in_order = [p.tree["leaf"] for p in leading] == list(range(len(self.leaves)))
         in_order = in_order and self._parameters[: len(leading)] == leading
@@ -102,9 +100,7 @@ class Binder:
         return len(leading) if in_order and optional and not self.states else -1
 
     def plain(self, args: Sequence[Any]) -> bool:
-        """Returns whether the arguments are the call's tensors without change, so that `bind` is not
-        needed.
-        """
+        """Returns whether the arguments are the call's tensors without change, so `bind` is not needed."""
         if len(args) != self._plain:
             return False
         for value in args:  # noqa: SIM110  a generator costs as much as the rest of the call
@@ -196,9 +192,7 @@ class Binder:
     def _bind_fields(
         self, kind: str, rows: Sequence[Any], value: Any, name: str, stacked: bool, call: _BoundCall
     ) -> None:
-        """Puts an argument with named fields into a call: a dict, a tuple, or any object with these
-        fields.
-        """
+        """Puts an argument with named fields into a call: a dict, a tuple, or an object with them."""
         trees = {str(k): tree for k, tree in rows}
         own = getattr(value, "_fields", None)
         if isinstance(value, Mapping):

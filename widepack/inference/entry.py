@@ -298,9 +298,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         return explained(title, program, self.programs.source.member, values, per_member, e)
 
     def _check(self, values: Sequence[torch.Tensor], per_member: Sequence[bool], key: Any) -> BoundProgram:
-        """Checks a call and returns its program. key: under which the call is remembered. Raises:
-        InputError.
-        """
+        """Checks a call and returns its program. key: of the remembered call. Raises: InputError."""
         carries = self._binder.carried
         differentiable = self._binder.refuse_derivatives(values)
         sizes = self._binder.check(values, per_member)

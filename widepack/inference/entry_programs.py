@@ -283,9 +283,7 @@ class EntryPrograms:
         return bound
 
     def _checked(self, pattern: str, bound: BoundProgram, fallback: StoredProgram) -> BoundProgram:
-        """Returns a bound program that passes the probe: on a backend that the user did not name, or on
-        `eager`.
-        """
+        """Returns a bound program that passes the probe, on `eager` if the plan's backend does not."""
         options = self.artifact.options
         named = options.backend
         try:

@@ -101,9 +101,7 @@ class InputNames:
         return f"{said}To use {'it' if len(unread) == 1 else 'them'}, {again} again with {every}. {drop}"
 
     def way_of_dict(self, value: Mapping[Any, Any], form: str) -> str:
-        """Returns which call to make with a dict that was given in place of a tensor, as the end of a
-        message.
-        """
+        """Returns the call to make with a dict that was given as a tensor, as the end of a message."""
         if not any(k in self._used for k in value):
             return f"; the inputs of the model are {', '.join(self._used)}"
         others = any(k not in self._trees or self._is_unread(k, v) for k, v in value.items())

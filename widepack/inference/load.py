@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,6 @@ from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program_limit import ProgramLimit
 from widepack_artifacts.reader import Reader, opened
 from widepack_artifacts.weights import Weights
-from widepack_artifacts.writer import Writer
 
 from .. import backends
 from ..errors import ArtifactError, ProbeError, UsageError, VerificationError
@@ -43,6 +42,9 @@ from .graph_pool import GraphPool, graph_pool
 from .model import WideModel
 from .open_artifact import LoadOptions, OpenArtifact
 from .programs.merged_weights import MEMORY
+
+if TYPE_CHECKING:
+    from widepack_artifacts.writer import Writer
 
 MOST_LIMIT = 1e12
 """The largest `limit` of a load."""

@@ -1,6 +1,4 @@
-"""Reads the weights of an open artifact for programs: mapped on the CPU, else copied once for all
-programs.
-"""
+"""Reads the weights of an open artifact for programs: mapped on the CPU, else copied once."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ class LoadedWeights:
             return value
 
     def copies(self, name: str) -> list[Tensor] | None:
-        """Returns the copies of a weight that programs use: one tensor, or N of a ragged weight. None: no
-        copy exists.
-        """
+        """Returns the copies of a weight that programs use: one tensor, or N of a ragged one; else None."""
         found = [copy() for copy in self._copies.get(name, ())]
         copies = [f for f in found if f is not None]
         return copies if found and len(copies) == len(found) else None
@@ -175,9 +171,7 @@ class LoadedWeights:
         return self.device.type == "cpu" and (self.cast is None or row.dtype not in self.cast.table)
 
     def _request(self, row: Weight, numbers: Sequence[int]) -> None:
-        """Starts to read the members' parts of a weight, if not all members are loaded. numbers: in the
-        artifact.
-        """
+        """Starts to read members' parts of a weight, if not all are loaded. numbers: in the artifact."""
         members = len(self.manifest.members)
         if tuple(self.chosen) != tuple(range(members)):
             # This is a hint only. The files may have been replaced since they were mapped.

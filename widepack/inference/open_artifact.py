@@ -85,9 +85,7 @@ class LoadLimits:
 
     @contextlib.contextmanager
     def one_load(self, active: bool = True) -> Iterator[None]:
-        """All patterns that are bound in the block share one budget and one deadline. active: False changes
-        nothing.
-        """
+        """Patterns that are bound in the block share a budget and a deadline. active: False: each its own."""
         self._loading = active
         try:
             yield
@@ -121,9 +119,7 @@ class LoadLimits:
             self.budget = self._new_budget(self.budget)
 
     def add_derived(self, run: Executable, weights: Iterable[Any]) -> None:
-        """Counts a program's derived weights as long as the program exists. weights: those that it is bound
-        to.
-        """
+        """Counts a program's derived weights as long as it exists. weights: those that it is bound to."""
         known = {storage(t) for w in weights for t in (w if isinstance(w, list) else [w])}
         sizes = {}
         for t in (t for w in run.given for t in (w if isinstance(w, (list, tuple)) else [w])):
@@ -265,9 +261,7 @@ class OpenArtifact:
 
     @property
     def files_key(self) -> str:
-        """Identifies the files of the weights and of the probe, for what the user's cache remembers of
-        them.
-        """
+        """Identifies the files of the weights and of the probe, for the user's cache."""
         mapped = [self.weights.files, *([self.probe] if self.probe is not None else [])]
         return "; ".join(i.key for files in mapped for i in files.identities)
 

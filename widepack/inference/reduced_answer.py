@@ -73,9 +73,7 @@ class Reduction:
         return MIXTURE not in self.names and all(w.figure.streamed for w in self.wanted)
 
     def stream(self, answer: Tensor, leaves: Sequence[OutputLeaf], members: int) -> Stream:
-        """Returns a stream for the answers of the members. answer: the first. members: N. Raises: as
-        `apply`.
-        """
+        """Returns a stream for N members' answers. answer: the first. members: N. Raises: as `apply`."""
         dim = self.dim_of_classes(answer.unsqueeze(0), leaves)
         return Stream(self.wanted, self.of, dim - 1, self.shares(answer, members), self.weights is None)
 

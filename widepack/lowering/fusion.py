@@ -23,6 +23,7 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref
 
+from ..ir import ops
 from ..ir.edit import renamed, uses, with_nodes
 from ..kernels.mlp_chain import OP, activation_of
 from ..kernels.packed import ACTIVATIONS
@@ -30,17 +31,7 @@ from ..kernels.triton_kernels.launches import MOST_LAYERS
 
 # layers, with the number of arguments before the activation
 _LAYERS = {"widepack.convolution.default": 7, "widepack.linear.default": 3}
-_VIEWS = {
-    f"aten.{op}"
-    for op in (
-        "unflatten.int",
-        "transpose.int",
-        "squeeze.dim",
-        "unsqueeze.default",
-        "movedim.int",
-        "permute.default",
-    )
-}
+_VIEWS = ops.full_names("unflatten.int transpose.int squeeze.dim unsqueeze movedim.int permute")
 _KNOWN = {f"aten.{name}.default": name for name in ACTIVATIONS if name}
 
 

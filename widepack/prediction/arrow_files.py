@@ -347,8 +347,8 @@ class ArrowTable(ABC):
 def _index_of_pandas(schema: Any) -> frozenset[str]:
     """Returns the columns that pandas marks as the index of a table, in the metadata of the file."""
     try:
-        found = strict_json.parse((schema.metadata or {}).get(b"pandas", b"{}"), "the metadata of pandas")
-        columns = found["index_columns"] if isinstance(found, dict) else ()
+        content = strict_json.parse((schema.metadata or {}).get(b"pandas", b"{}"), "the metadata of pandas")
+        columns = content["index_columns"] if isinstance(content, dict) else ()
         return frozenset(c for c in columns if isinstance(c, str))
     except (KeyError, TypeError, ArtifactError):
         return frozenset()  # metadata of another writer say nothing

@@ -62,9 +62,15 @@ def chosen_columns(
             f"(--input {left[0].name}=f0..f9)"
         )
     for one in left:
-        found = _automatic(table, one, {*others, *(n for of_input in names.values() for n in of_input)})
-        names[one.name] = found
-        shown = f"the column {found[0]}" if len(found) == 1 else f"{len(found)} columns: {some(found)}"
+        columns_of_one = _automatic(
+            table, one, {*others, *(n for of_input in names.values() for n in of_input)}
+        )
+        names[one.name] = columns_of_one
+        shown = (
+            f"the column {columns_of_one[0]}"
+            if len(columns_of_one) == 1
+            else f"{len(columns_of_one)} columns: {some(columns_of_one)}"
+        )
         notes.append(f"input {one.name} is read from {shown}")
     columns = [InputColumns(one, names[one.name], table.path) for one in inputs]
     for each in columns:

@@ -107,18 +107,18 @@ class CsvForm:
                 f"'{self.separator}')"
             )
 
-    def names(self, path: Path, found: Sequence[str]) -> list[str]:
+    def names(self, path: Path, first_line: Sequence[str]) -> list[str]:
         """Returns the names of the columns, without spaces around them.
 
         Args:
             path: The file, for messages.
-            found: The values of the first line; made-up names for a file without a header.
+            first_line: The values of the first line; made-up names for a file without a header.
 
         Raises:
             InputError: Two columns have one name, or two have none.
             UsageError: A name is a number, so that the line may be a row.
         """
-        names = [name.strip() for name in found]
+        names = [name.strip() for name in first_line]
         if self.header is None and (why := _like_a_row(names)):
             raise UsageError(
                 f"{path}: the first line may be a row, since {why}.\n"
@@ -180,8 +180,8 @@ class CsvTable(ArrowTable):
         """Returns what the values of the first rows look like. Other than numbers, all are texts."""
         if arrow().types.is_null(field.type):
             return ColumnType("no values", TEXT)
-        found = column_type(field.type)
-        return found if found.dtype in ("int64", "float64", "bool") else ColumnType("text", TEXT)
+        column = column_type(field.type)
+        return column if column.dtype in ("int64", "float64", "bool") else ColumnType("text", TEXT)
 
     def empty(self, names: Sequence[str]) -> Any:
         pa = arrow()
@@ -245,12 +245,12 @@ class CsvTable(ArrowTable):
 
     def _located(self, message: str, columns: Sequence[str]) -> InputError:
         """Returns an error of pyarrow with the row and the column of the file."""
-        found = _WRONG.match(message)
+        match = _WRONG.match(message)
         if "Empty CSV" in message:
             return InputError(f"{self.path}: the file has no rows, and no line of names with an end")
-        if found is None:
+        if match is None:
             return InputError(f"{self.path}: {message.splitlines()[0][:300]}")
-        column, line, what = found.groups()
+        column, line, what = match.groups()
         name = None if column is None or not columns else columns[int(column)]
         row = int(line) - (1 if self._form.header is False else 2)
         what = what.splitlines()[0][:300]
@@ -284,8 +284,8 @@ class CsvTable(ArrowTable):
 def _infinite(column: Any) -> list[int]:
     """Returns the rows with an infinite number."""
     pc = arrow().compute
-    found: list[int] = pc.indices_nonzero(pc.fill_null(pc.is_inf(column), False)).to_pylist()
-    return found
+    rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.is_inf(column), False)).to_pylist()
+    return rows
 
 
 class CsvSink(ArrowSink):
@@ -295,13 +295,13 @@ class CsvSink(ArrowSink):
         return arrow().csv.CSVWriter(str(self.path), schema.remove_metadata())
 
     def prepared(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
+        prepared: dict[str, Any] = {}
         for name, value in columns.items():
             for part, numbers in self._parts(name, value).items():
-                if part in found:
+                if part in prepared:
                     raise UsageError(f"two columns of the CSV file would have the name {part}; leave one out")
-                found[part] = numbers
-        return found
+                prepared[part] = numbers
+        return prepared
 
     def _parts(self, name: str, value: Any) -> dict[str, Any]:
         """Returns the columns of one column. Raises: UsageError for lists of texts, or of several lengths."""

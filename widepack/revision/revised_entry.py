@@ -274,13 +274,12 @@ class RevisedEntry(MemberPrograms):
         """
         if self.probed is None:
             return []
-        carried = frozenset(s.input for s in self.states)
         buffers = {s.input: s for s in self.states if s.how == BUFFER}
         made = []
         for pattern in PATTERNS:
             inputs: list[list[torch.Tensor]] = [[] for _ in self.member_slots]
             for k in range(len(self.sources)):
-                stacked = pattern == "each" or k in carried
+                stacked = pattern == "each" or k in subject.carried
                 for i, slot in enumerate(self.member_slots):
                     value = (
                         subject.initial(i, buffers[k])
@@ -290,7 +289,7 @@ class RevisedEntry(MemberPrograms):
                     if value is None:
                         return []
                     inputs[i].append(value.clone())
-            made.append(VerifiedCall(CallCase(name="the probe"), pattern, inputs, True, carried))
+            made.append(VerifiedCall(CallCase(name="the probe"), pattern, inputs, True, subject.carried))
         return made
 
     def _probe_input(self, pattern: str, k: int, place: int | None) -> torch.Tensor | None:

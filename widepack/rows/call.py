@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -308,6 +308,15 @@ class Call:
         for name in names:
             if set(self.even_dims(name)) - set(dims):
                 self.unknown(f"computes along a dim of its {name} whose size is the number of rows")
+
+    def agreed(
+        self, layouts: Iterable[Layout], refuse: Callable[[str], NoReturn], why: str
+    ) -> RowAxis | None:
+        """Returns the one axis that layouts give; None if none of them is one. Refuses several."""
+        axes = [layout for layout in layouts if isinstance(layout, RowAxis)]
+        if any(axis != axes[0] for axis in axes):
+            refuse(why)
+        return axes[0] if axes else None
 
     def fixed(self, *names: str) -> None:
         """Checks that arguments do not depend on the rows. Raises: NoRule."""

@@ -163,12 +163,8 @@ def before_last(
 
 def agreed_or_even(call: Call, axes: Sequence[RowAxis | None]) -> Layout:
     """Returns the one axis that arguments give, or the layout of a value without rows."""
-    found = [a for a in axes if a is not None]
-    if any(a != found[0] for a in found):
-        call.unknown("combines rows in different dims")
-    if found:
-        return found[0]
-    return EVEN if any(layout is EVEN for _, layout in call.tensors()) else None
+    found = call.agreed(axes, call.unknown, "combines rows in different dims")
+    return found or (EVEN if any(layout is EVEN for _, layout in call.tensors()) else None)
 
 
 def in_first(call: Call, name: str, rank: int = 0, fixed: Sequence[str] = ()) -> Layout:

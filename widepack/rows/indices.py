@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from widepack_artifacts.program import Ref
@@ -59,16 +61,15 @@ def gather(call: Call) -> Layout:
 def scatter(call: Call) -> Layout:
     """Values written at indices along a dim. In the other dims a place is written by its number."""
     names = [n for n in ("self", "index", "src") if isinstance(call.given.get(n), Ref)]
-    found = [a for a in map(call.axis, names) if a is not None]
-    if any(a.dim == _dim(call) for a in found):
+    axes = [call.axis(n) for n in names]
+    if any(a is not None and a.dim == _dim(call) for a in axes):
         call.mixes("writes into all rows")
-    if any(a != found[0] for a in found):
-        call.mixes("writes into other rows")
+    found = call.agreed(axes, call.mixes, "writes into other rows")
     sizes = [call.batch_sizes(n) for n in names]
     if any(s != sizes[0] or _dim(call) in s for s in sizes):
         call.unknown("writes at places by the number of the row")
     call.fixed("value")
-    return found[0] if found else call.even()
+    return found or call.even()
 
 
 def index_select(call: Call) -> Layout:
@@ -91,10 +92,16 @@ def index_write(call: Call) -> Layout:
     call.fixed("index")
     call.apart("self", dims=[d for d in range(call.rank("self")) if d != _dim(call)])
     axes = [call.axis(n) for n in ("self", "source", "value") if isinstance(call.given.get(n), Ref)]
-    found = [a for a in axes if a is not None]
-    if any(a != found[0] or a.dim == _dim(call) for a in found):
-        call.unknown("writes into the dim of the rows")
-    return found[0] if found else call.even()
+    return _written(call, axes, _dim(call))
+
+
+def _written(call: Call, axes: Sequence[RowAxis | None], dim: int) -> Layout:
+    """Returns the layout of a value into a dim of which values are written, from the axes of both."""
+    why = "writes into the dim of the rows"
+    found = call.agreed(axes, call.unknown, why)
+    if found is not None and found.dim == dim:
+        call.unknown(why)
+    return found or call.even()
 
 
 def part_write(call: Call) -> Layout:
@@ -105,10 +112,7 @@ def part_write(call: Call) -> Layout:
     call.apart("self", dims=[d for d in range(call.rank("self")) if d != dim])
     if call.node.op.startswith("aten.select_scatter") and source is not None:
         source = source.shifted(1 if dim <= source.dim else 0)
-    found = [a for a in (own, source) if a is not None]
-    if any(a != found[0] or a.dim == dim for a in found):
-        call.unknown("writes into the dim of the rows")
-    return found[0] if found else call.even()
+    return _written(call, [own, source], dim)
 
 
 def index(call: Call) -> Layout:
@@ -145,9 +149,7 @@ def index(call: Call) -> Layout:
     ]
     if any(isinstance(layout, RowNumbers) for layout in layouts):
         call.unknown("looks up the number of the row")
-    found = [a for a in (own, *axes) if a is not None]
-    if any(a != found[0] for a in found):
-        call.mixes("looks up values of other rows")
+    found = call.agreed([own, *axes], call.mixes, "looks up values of other rows")
     if table is not None and table.dim not in taken:
         if found:
             call.mixes("looks up places for all rows in each row")
@@ -155,7 +157,7 @@ def index(call: Call) -> Layout:
         return RowAxis(
             before + (rank if not together or table.dim > taken[0] else 0), table.before, table.after
         )
-    return found[0].shifted(front) if found else call.even()
+    return found.shifted(front) if found else call.even()
 
 
 def index_put(call: Call) -> Layout:
@@ -167,12 +169,10 @@ def index_put(call: Call) -> Layout:
     if call.layout("values") is not None or call.get("values").numel() != 1:
         call.unknown("writes values at a mask")
     own, other = call.axis("self"), call.layouts[mask.name]
-    axes = [a for a in (own, other) if isinstance(a, RowAxis)]
-    if any(a != axes[0] for a in axes):
-        call.mixes("writes into other rows")
+    found = call.agreed([own, other], call.mixes, "writes into other rows")
     if other is not None and not isinstance(other, RowAxis) and other is not EVEN:
         call.unknown("computes with the number of the row")
-    return axes[0] if axes else call.even()
+    return found or call.even()
 
 
 def membership(call: Call) -> Layout:

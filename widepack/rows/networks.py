@@ -121,10 +121,11 @@ def cell(call: Call) -> Layout:
     layouts = [call.layout("input"), *(call.layouts[s.name] for s in states)]
     call.fixed("w_ih", "w_hh", "b_ih", "b_hh")
     call.apart("input", "hx", dims=[0])
-    axes = [x for x in layouts if isinstance(x, RowAxis)]
-    if any(a != RowAxis(0, a.before, a.after) or a != axes[0] for a in axes):
-        call.unknown("combines rows in different dims")
-    return call.several(axes[0] if axes else call.even())
+    why = "combines rows in different dims"
+    found = call.agreed(layouts, call.unknown, why)
+    if found is not None and found.dim != 0:
+        call.unknown(why)
+    return call.several(found or call.even())
 
 
 def spectrogram(call: Call) -> Layout:
@@ -144,7 +145,4 @@ def matrices(call: Call) -> Layout:
     ranks = {t.dim() for t, _ in call.tensors()}
     if len(ranks) > 1:
         call.unknown("computes with matrices of different numbers of dims")
-    found = [a for a in axes if a is not None]
-    if any(a != found[0] for a in found):
-        call.mixes("combines each row with all rows")
-    return call.several(found[0] if found else None)
+    return call.several(call.agreed(axes, call.mixes, "combines each row with all rows"))

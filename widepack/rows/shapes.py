@@ -212,20 +212,16 @@ def cat(call: Call) -> Layout:
         if len(axes) < len(tensors) or len({a.after for a in axes}) > 1:
             call.unknown("joins rows with other values")
         return replace(axes[0], before=sum(a.before for a in axes))
-    if any(a != axes[0] for a in axes):
-        call.mixes("joins rows that are in different dims")
-    return axes[0]
+    return call.agreed(axes, call.mixes, "joins rows that are in different dims")
 
 
 def stack(call: Call) -> Layout:
     """Values along a new dim."""
     layouts = [layout for _, layout in call.tensors()]
-    axes = [x for x in layouts if isinstance(x, RowAxis)]
     if any(isinstance(x, RowNumbers) for x in layouts):
         call.unknown("joins numbers of rows")
-    if any(a != axes[0] for a in axes):
-        call.mixes("joins rows that are in different dims")
-    return call.placed(axes[0]) if axes else call.even()
+    found = call.agreed(layouts, call.mixes, "joins rows that are in different dims")
+    return call.placed(found) if found else call.even()
 
 
 def pad(call: Call) -> Layout:

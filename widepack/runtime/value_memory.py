@@ -10,32 +10,12 @@ from ..ir import ops
 
 _OUTSIDE = frozenset({""})
 _MOST_MEMORIES = 8
-_DENSE_VIEWS = frozenset(
-    {
-        "aten.alias.default",
-        "aten.flatten.using_ints",
-        "aten.permute.default",
-        "aten.reshape.default",
-        "aten.select.int",
-        "aten.slice.Tensor",
-        "aten.split.Tensor",
-        "aten.split_with_sizes.default",
-        "aten.squeeze.default",
-        "aten.squeeze.dim",
-        "aten.squeeze.dims",
-        "aten.t.default",
-        "aten.transpose.int",
-        "aten.unbind.int",
-        "aten.unflatten.int",
-        "aten.unsqueeze.default",
-        "aten.view.default",
-        "operator.getitem",
-    }
-)
+_DENSE_VIEWS = ops.full_names("""
+    alias flatten.using_ints operator.getitem permute reshape select.int slice.Tensor split.Tensor
+    split_with_sizes squeeze squeeze.dim squeeze.dims t transpose.int unbind.int unflatten.int unsqueeze view
+""")
 """Ops that read each place of their tensor once at most."""
-_COMPUTES = frozenset(
-    {"aten.linear.default", "aten.matmul.default", "aten.conv1d.default", "aten.conv2d.default"}
-)
+_COMPUTES = ops.full_names("linear matmul conv1d conv2d")
 """Ops that torch implements by other ops, and that always compute: no result is an argument."""
 
 

@@ -31,15 +31,7 @@ from .meta_values import META, meta_key, metas, run_on_meta
 from .op_costs import Cost, broadcast_count
 
 # Views whose result is never larger than their argument, whatever the strides are.
-_SIZES_KEPT = frozenset(
-    {
-        "aten.view.default",
-        "aten._unsafe_view.default",
-        "aten.view.dtype",
-        "aten.reshape.default",
-        "aten._reshape_alias.default",
-    }
-)
+_SIZES_KEPT = ops.full_names("view _unsafe_view view.dtype reshape _reshape_alias")
 
 
 class NeedsValues(Exception):
@@ -378,17 +370,9 @@ def describe(value: Any) -> str:
 
 
 _MASKS = (torch.bool, torch.uint8)
-_SELECTIONS = frozenset(
-    f"aten.{n}"
-    for n in (
-        "masked_select",
-        "_unique",
-        "_unique2",
-        "unique_consecutive",
-        "unique_dim",
-        "unique_dim_consecutive",
-    )
-)
+_SELECTIONS = ops.full_names("""
+    masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive
+""")
 
 
 def needs_values(op: str, args: Sequence[Any]) -> bool:
@@ -414,7 +398,7 @@ def result_bytes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> flo
         return _repeated(x, given)
     if name in ("aten.nonzero", "aten.argwhere"):
         return 8.0 * x.numel() * max(1, x.dim())
-    if name in _SELECTIONS:
+    if op in _SELECTIONS:
         return 3.0 * 16 * broadcast_count(given)
     if name in ("aten.index", "aten.index_put"):
         return _indexed(x, given)

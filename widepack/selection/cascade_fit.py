@@ -104,8 +104,8 @@ class CascadeData:
         sums, count = [0.0, 0.0, 0.0], 0
         for k, part in enumerate(parts):
             others = torch.cat([p for j, p in enumerate(parts) if j != k] or [part])
-            found = self.fit(allowed, others, first)
-            loss, calls = self.measured(found.stages, found.until, part)
+            fit = self.fit(allowed, others, first)
+            loss, calls = self.measured(fit.stages, fit.until, part)
             for j, value in enumerate((loss, calls, float(self.losses[-1][part].mean()))):
                 sums[j] += value * len(part)
             count += len(part)

@@ -51,8 +51,8 @@ def select_members(
     best: Selected | None = None
     for done in range(1, rounds + 1):
         allowed = range(len(predictions)) if most is None or len(order) < most else order
-        found = [(means(losses, (total + predictions[i]) / done, targets), i) for i in allowed]
-        value, chosen = min(found)
+        tried = [(means(losses, (total + predictions[i]) / done, targets), i) for i in allowed]
+        value, chosen = min(tried)
         total += predictions[chosen]
         counts[chosen] += 1
         if chosen not in order:

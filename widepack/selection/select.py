@@ -44,7 +44,7 @@ class SelectReport:
             ones.
         best_member: The name of the best single member.
         cascade: The cascade: `order`, `stages`, `until`, `score`, `calls` (the mean number of members that
-            run for a row); and `held_out`: the same figures over rows that it was not fitted on. None if
+            run for a row); and `held_out`: the same over rows that it was not fitted on. None if
             there is none.
         digest: The digest of the artifact; "" for a dry run.
 
@@ -158,9 +158,9 @@ def select(
     targets = checked_targets(validation.targets, predictions, metric in OF_CLASSES)
     selected = select_members(predictions, targets, METRICS[metric], rounds, most)
     scores, best = _scores(metric, predictions, targets, selected)
-    settings, figures = None, None
+    settings, measured = None, None
     if of is not None and len(selected.order) > 1:
-        settings, figures = _cascade(
+        settings, measured = _cascade(
             CascadeData(
                 predictions[selected.order], targets, [selected.weights[i] for i in selected.order],
                 METRICS[metric][0],
@@ -172,7 +172,7 @@ def select(
         "rows": len(targets),
         "scores": scores,
         "on": validation.sha256,
-        "figures": figures,
+        "figures": measured,
     }
     digest, place = "", "" if dry_run else fspath(path)
     if not dry_run:
@@ -191,9 +191,9 @@ def select(
         weights={ens.members[i]: selected.weights[i] for i in selected.order},
         scores=scores,
         best_member=ens.members[best],
-        cascade=None if settings is None or figures is None else {
+        cascade=None if settings is None or measured is None else {
             "order": [ens.members[i] for i in settings.order], "stages": list(settings.stages),
-            "until": settings.until, **figures,
+            "until": settings.until, **measured,
         },
         digest=digest,
     )  # fmt: skip  # the cascade in three lines
@@ -254,7 +254,7 @@ def _cascade(
     dim: int,
     answer: str | int | None,
 ) -> tuple[CascadeSettings | None, dict[str, Any] | None]:
-    """Fits a cascade. Returns: its settings and figures; None if none runs fewer members."""
+    """Fits a cascade. Returns: its settings, and what it costs and saves; None if none runs fewer members."""
     if first is not None and not 1 <= first <= data.members:
         raise UsageError(f"first={first} is no number of the {data.members} selected members")
     rows = torch.arange(data.losses.shape[1])
@@ -266,12 +266,12 @@ def _cascade(
     settings = CascadeSettings(
         tuple(selected.order), weights, fit.stages, min(fit.until, 1.0), of, dim, answer
     )
-    figures = {
+    measured = {
         "score": score(metric, fit.loss),
         "calls": fit.calls,
         "held_out": {"score": score(metric, loss), "of_selected": score(metric, whole), "calls": calls},
     }
-    return settings, figures
+    return settings, measured
 
 
 def _selected_alone(

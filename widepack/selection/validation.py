@@ -183,8 +183,8 @@ def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Te
     for part in parts:
         if part.shape[1:] != parts[0].shape[1:]:
             raise InputError(f"{table.path}: the targets in column {column} are lists of several lengths")
-    found = torch.cat(parts)
-    return found.long() if found.dtype in (torch.uint16, torch.uint32, torch.uint64) else found
+    targets = torch.cat(parts)
+    return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets
 
 
 def _whole(dtype: str) -> bool:

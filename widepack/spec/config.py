@@ -33,19 +33,19 @@ def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
 
     A value that is not JSON is a string. Raises: UsageError.
     """
-    found: dict[str, Any] = {}
+    args: dict[str, Any] = {}
     for item in items:
         name, equals, value = item.partition("=")
         name = name.strip()
         if not equals or not NAME.match(name):
             raise UsageError(f"model argument {item!r}: write NAME=VALUE, for example width=64")
-        if name in found:
-            raise UsageError(f"model argument {name} is given twice: {found[name]!r} and {value!r}")
+        if name in args:
+            raise UsageError(f"model argument {name} is given twice: {args[name]!r} and {value!r}")
         try:
-            found[name] = json.loads(value)
+            args[name] = json.loads(value)
         except (ValueError, RecursionError):
-            found[name] = value
-    return found
+            args[name] = value
+    return args
 
 
 _SIZES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?)?B?\Z", re.ASCII | re.IGNORECASE)
@@ -53,8 +53,8 @@ _SIZES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?)?B?\Z", re.ASCII
 
 def parse_size(size: int | str) -> int:
     """Returns the bytes of `5GB`, `500 MB`, `2GiB`, or a number. Raises: UsageError."""
-    found = _SIZES.match(size.strip()) if isinstance(size, str) else None
-    number = 0.0 if found is None else float(found[1]) * _unit(found[2] or "")
+    match = _SIZES.match(size.strip()) if isinstance(size, str) else None
+    number = 0.0 if match is None else float(match[1]) * _unit(match[2] or "")
     if isinstance(size, int) and not isinstance(size, bool):
         number = size
     if not 1 <= number < 2**63:
@@ -77,34 +77,34 @@ def read_toml(folder: str | Path, name: str = "widepack.toml") -> dict[str, Any]
     type.
     """
     path = Path(folder) / name
-    found = _parsed(path)
-    found.pop(SERVE_TABLE, None)
-    for key in found:
+    content = _parsed(path)
+    content.pop(SERVE_TABLE, None)
+    for key in content:
         if key not in TOML_KEYS:
             raise UsageError(
                 f"{path}: unknown key {key!r}{did_you_mean(key, TOML_KEYS) or '.'}"
                 f" Known keys: {', '.join(TOML_KEYS)}"
             )
     for key in ("model", "key"):
-        if not isinstance(found.get(key, ""), str):
+        if not isinstance(content.get(key, ""), str):
             raise UsageError(
-                f"{path}: {key} is {kind_of_text(found[key])}; it must be a string,"
+                f"{path}: {key} is {kind_of_text(content[key])}; it must be a string,"
                 f' for example {key} = "{_TOML_EXAMPLE[key]}"'
             )
     for key, text in _TOML_LISTS.items():
-        if key in found:
-            rows = [found[key]] if isinstance(found[key], str) else found[key]
+        if key in content:
+            rows = [content[key]] if isinstance(content[key], str) else content[key]
             if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
                 raise UsageError(
                     f'{path}: {key} must be a string or a list of strings, for example {key} = ["{text}"]'
                 )
-            found[key] = rows
-    if not isinstance(found.get("model_arg", {}), dict):
+            content[key] = rows
+    if not isinstance(content.get("model_arg", {}), dict):
         raise UsageError(
-            f"{path}: model_arg is {kind_of_text(found['model_arg'])};"
+            f"{path}: model_arg is {kind_of_text(content['model_arg'])};"
             " it must be a table: [model_arg], then width = 64"
         )
-    return dict(found)
+    return dict(content)
 
 
 def read_table(folder: str | Path, table: str, name: str = "widepack.toml") -> dict[str, Any]:
@@ -113,17 +113,17 @@ def read_table(folder: str | Path, table: str, name: str = "widepack.toml") -> d
     Returns: its keys; {} without the file or the table. Raises: UsageError.
     """
     path = Path(folder) / name
-    found = _parsed(path).get(table, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: {table} is {kind_of_text(found)}; it must be a table: [{table}]")
-    return found
+    content = _parsed(path).get(table, {})
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: {table} is {kind_of_text(content)}; it must be a table: [{table}]")
+    return content
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     """Returns a TOML file; {} without the file. Raises: UsageError."""
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8"))
-        return found
+        content: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8"))
+        return content
     except FileNotFoundError:
         return {}
     except OSError as error:

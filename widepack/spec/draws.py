@@ -94,12 +94,12 @@ def _with_noise(value: torch.Tensor, example: torch.Tensor, noise: str, g: torch
     numbers = example.to(dtype)
     # one number has no spread; equal calls would compare it with itself
     spread = float(numbers.abs().max()) if numbers.numel() == 1 else spread_of(numbers)
-    found = value.to(dtype) + NOISE * spread * torch.randn(value.shape, generator=g).to(dtype)
+    noisy = value.to(dtype) + NOISE * spread * torch.randn(value.shape, generator=g).to(dtype)
     if numbers.numel() > 1:
         least, most = numbers.min(), numbers.max()
-        found = torch.where(found < least, 2 * least - found, found)
-        found = torch.where(found > most, 2 * most - found, found).clamp(least, most)
-    return found.to(value.dtype)
+        noisy = torch.where(noisy < least, 2 * least - noisy, noisy)
+        noisy = torch.where(noisy > most, 2 * most - noisy, noisy).clamp(least, most)
+    return noisy.to(value.dtype)
 
 
 def draw_all(sources: Sequence[InputSource], sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:

@@ -53,8 +53,8 @@ def method_of(module: nn.Module, entry: str) -> Callable[..., Any]:
             f"entry {entry}: {type(module).__name__} has no public method of this name{guess}"
             f" its public methods are {', '.join(known)}"
         )
-    found: Callable[..., Any] = getattr(module, entry)
-    return found
+    method: Callable[..., Any] = getattr(module, entry)
+    return method
 
 
 def methods(kind: type) -> list[str]:

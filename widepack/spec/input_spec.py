@@ -164,10 +164,10 @@ def parse_inputs(
 
 def _of_entry(part: _TextRange, of: str, entries: Sequence[str]) -> tuple[str, _TextRange]:
     """Returns the entry of a spec, and the spec without its name. of: the entry of the spec before it."""
-    found = _ENTRY.match(part.text)
-    if not found:
+    match = _ENTRY.match(part.text)
+    if not match:
         return of, part
-    name, rest = part.cut(found.end() - 1)
+    name, rest = part.cut(match.end() - 1)
     if name.text not in entries:
         name.refuse(
             f"no entry is called {name.text!r}; "

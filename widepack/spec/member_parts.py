@@ -17,14 +17,14 @@ def member_bytes(weights: Iterable[Weight], count: int) -> list[int]:
 
     count: N.
     """
-    found = [0] * count
+    sizes = [0] * count
     for weight in weights:
         if weight.kind == "shared":
             continue
-        shapes = weight.shape if weight.kind == "ragged" else [weight.shape] * len(found)
+        shapes = weight.shape if weight.kind == "ragged" else [weight.shape] * len(sizes)
         for i, shape in enumerate(shapes):
-            found[i] += prod(shape) * ITEM_BYTES[weight.dtype]
-    return found
+            sizes[i] += prod(shape) * ITEM_BYTES[weight.dtype]
+    return sizes
 
 
 def divided(sizes: Sequence[int], count: int, what: str) -> list[range]:

@@ -76,11 +76,11 @@ def numbers_of(names: Sequence[str], members: Any) -> list[int]:
         raise UsageError(f"members is a {type(members).__name__}; give a list of numbers and names") from None
     if not named:
         raise UsageError(f"members is empty; the members are {', '.join(names[:_SHOWN])}")
-    found = [number_of(names, m) for m in named]
-    if len(set(found)) != len(found):
-        twice = ", ".join(sorted({names[i] for i in found if found.count(i) > 1}))
+    member_numbers = [number_of(names, m) for m in named]
+    if len(set(member_numbers)) != len(member_numbers):
+        twice = ", ".join(sorted({names[i] for i in member_numbers if member_numbers.count(i) > 1}))
         raise UsageError(f"a member is named twice: {twice}")
-    return found
+    return member_numbers
 
 
 def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
@@ -94,7 +94,7 @@ def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
     names = str(names) if isinstance(names, Path) else names
     if isinstance(names, str) and "," not in names and os.path.isfile(names):
         try:
-            found = [
+            member_names = [
                 line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()
             ]
         except (OSError, UnicodeDecodeError) as error:
@@ -102,28 +102,28 @@ def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
                 f"names: {names} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
     else:
-        found = (
+        member_names = (
             [name.strip() for name in names.split(",")]
             if isinstance(names, str)
             else [str(name) for name in names]
         )
-    if len(found) != count:
+    if len(member_names) != count:
         no_file = (
             f", and there is no file {names}"
             if isinstance(names, str) and "," not in names and not os.path.isfile(names)
             else ""
         )
         raise UsageError(
-            f"{count} checkpoints and {len(found)} names; every member needs one checkpoint and one "
+            f"{count} checkpoints and {len(member_names)} names; every member needs one checkpoint and one "
             f"name{no_file}"
         )
-    for name in found:
+    for name in member_names:
         if not name or len(name) > 1000 or not name.isprintable():
             raise UsageError(
                 f"names: {name[:60]!r} is not a name; a name is printable text of 1 to 1000 characters"
             )
-    refuse_duplicates(found)
-    return found
+    refuse_duplicates(member_names)
+    return member_names
 
 
 def refuse_duplicates(names: Sequence[str]) -> None:

@@ -53,13 +53,13 @@ def parse_states(texts: str | Sequence[str], entries: Sequence[str]) -> tuple[St
     """Reads `cache`, `h=1`, `decode:h=state.hidden`. Raises: UsageError."""
     requests: list[StateRequest] = []
     for text in (texts,) if isinstance(texts, str) else texts:
-        found = _FORM.match(text.strip()) if isinstance(text, str) else None
-        if not found:
+        match = _FORM.match(text.strip()) if isinstance(text, str) else None
+        if not match:
             raise UsageError(
                 f"state {text!r}: write the name of a buffer or an input, --state cache;"
                 " for an input with its output, --state h=h_new"
             )
-        entry, name, output = found[1] or "", found[2], found[3] or ""
+        entry, name, output = match[1] or "", match[2], match[3] or ""
         if entry and entry not in entries:
             raise UsageError(
                 f"state {text!r}: no entry is called {entry!r}; the entries are {', '.join(entries)}"
@@ -81,11 +81,11 @@ def matching(name: str, output: str, inputs: Mapping[int, str], outputs: Mapping
     An input leaf without an output leaf is left out.
     """
     by_name = {n: i for i, n in outputs.items()}
-    found = {}
+    matched = {}
     for i, leaf in inputs.items():
         if under(name, leaf) and (wanted := output + leaf[len(name) :]) in by_name:
-            found[i] = by_name[wanted]
-    return found
+            matched[i] = by_name[wanted]
+    return matched
 
 
 def without(tree: Tree, leaves: set[int]) -> Tree:

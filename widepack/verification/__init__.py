@@ -18,7 +18,6 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `equivalent_runs.py` | Evaluates members again after a first comparison failed |
 | `float64_members.py` | Estimates the rounding error of members in float64 |
 | `module_run.py` | Runs the user's own module on one call, and restores its buffers afterwards |
-| `node_run.py` | Runs a program node by node |
 | `near_ties.py` | Finds the answers of a member whose decisions rounding may change |
 | `op_record.py` | Records what a module does in one call: each op with its literals |
 | `own_module.py` | Runs comparison (a): the answers of the user's own modules against those |

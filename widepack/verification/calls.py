@@ -65,7 +65,7 @@ def shifted(subject: Subject, made: Sequence[VerifiedCall]) -> list[list[Verifie
     spreads = {
         k: spread
         for k, s in enumerate(subject.sources)
-        if k not in _carried(subject) and (spread := _spread(s)) > 0
+        if k not in subject.carried and (spread := _spread(s)) > 0
     }
     found: list[list[VerifiedCall]] = [[] for _ in OFFSETS]
     for pattern in dict.fromkeys(c.pattern for c in made) if spreads else ():
@@ -100,10 +100,6 @@ def _spread(source: InputSource) -> float:
     return spread_of(numbers)
 
 
-def _carried(subject: Subject) -> frozenset[int]:
-    return frozenset(s.input for s in subject.states)
-
-
 def _case(subject: Subject, batch: int, *, repeat: int = 0) -> CallCase:
     """Returns the case of a call that differs from the example in the batch alone."""
     return CallCase.of_sizes({subject.batch: batch} if subject.batch else {}, repeat=repeat)
@@ -116,7 +112,7 @@ def _batches(
 
     The user's module does not run the large batch. start: the number of the first of these calls.
     """
-    members, carried, letter = len(subject.members), _carried(subject), subject.batch
+    members, carried, letter = len(subject.members), subject.carried, subject.batch
     whole = subject.draw(at_large, 1, pattern, members)
     tried = {large: VerifiedCall(_case(subject, large), pattern, whole, not letter, carried)}
     for batch in BATCHES if letter else ():
@@ -145,7 +141,7 @@ def _other(subject: Subject, pattern: str) -> Iterator[VerifiedCall]:
     ]
     for sizes in [*([other] if other != dict(subject.sizes) else []), *ones]:
         inputs = subject.draw(sizes, 7, pattern, len(subject.members))
-        yield VerifiedCall(CallCase.of_sizes(sizes), pattern, inputs, True, _carried(subject))
+        yield VerifiedCall(CallCase.of_sizes(sizes), pattern, inputs, True, subject.carried)
 
 
 def _repeated(
@@ -154,13 +150,13 @@ def _repeated(
     """Yields further calls of the large batch, so that `SAMPLES` numbers of every output are compared."""
     for k in range(count):
         inputs = subject.draw(at_large, 101 + 7 * k, pattern, len(subject.members))
-        yield VerifiedCall(_case(subject, large, repeat=k + 1), pattern, inputs, False, _carried(subject))
+        yield VerifiedCall(_case(subject, large, repeat=k + 1), pattern, inputs, False, subject.carried)
 
 
 def _example(subject: Subject, pattern: str) -> VerifiedCall:
     """Returns the call with the example's own integers, which the export has run."""
     inputs = [like_example(subject, i if pattern == "each" else 0) for i in range(len(subject.members))]
-    return VerifiedCall(CallCase(name="the example"), pattern, inputs, True, _carried(subject))
+    return VerifiedCall(CallCase(name="the example"), pattern, inputs, True, subject.carried)
 
 
 def like_example(subject: Subject, seed: int) -> list[torch.Tensor]:

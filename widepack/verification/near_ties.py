@@ -20,11 +20,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Program
+from widepack_artifacts.program import Node, Program, substitute
 
+from ..ir import ops
 from ..ir.cast import raise_value, raised
+from ..ir.encoding import decode
+from ..ir.fake_values import CPU
 from ..kernels.exact_norms import as_torch_computes
-from .node_run import run_nodes
+from ..runtime.graph_module import Loop
+from ..runtime.walk import last_uses
 from .root_mean_square import root_mean_square
 
 DRAWS = 16  # of the directions in which numbers are moved
@@ -36,6 +40,10 @@ _JUMPS |= {"sign", "special_round", "trunc"}
 these.
 """
 _ROUNDED_QUOTIENTS = ("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+_Step = Callable[[Node, Callable[..., Any], list[Any]], Any]
+"""Gets a node, what computes it (of operands that a function changes, if one is given), and its operands:
+positional ones, and a dict of the others. Returns the node's value.
+"""
 
 
 def answers(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor]) -> list[list[Any]]:
@@ -69,7 +77,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
             decided[node.name], operands[node.name] = value, given
         return value
 
-    run_nodes(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
+    _run_nodes(raised(program), [raise_value(v) for v in (*weights, *inputs)], note)
     margins: dict[str, float] = {}
 
     def as_decided(node: Node, compute: Callable[[], Any], given: list[Any]) -> Any:
@@ -84,7 +92,7 @@ def _margins(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor])
         )
 
     with as_torch_computes():
-        run_nodes(program, [*weights, *inputs], as_decided)
+        _run_nodes(program, [*weights, *inputs], as_decided)
     return margins
 
 
@@ -121,7 +129,7 @@ def _with_other_decisions(
 
         return pytree.tree_map(lambda a, b: _jump(a, b, 2 * margin), value, compute(move))
 
-    return run_nodes(program, given, moved)
+    return _run_nodes(program, given, moved)
 
 
 def _jump(value: Any, other: Any, margin: float) -> Any:
@@ -143,3 +151,26 @@ def _decides(node: Node, value: Any, operands: Sequence[Any]) -> bool:
 
 def _floats(values: Any) -> list[Tensor]:
     return [v for v in pytree.tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def _run_nodes(program: Program, given: Sequence[Any], step: _Step) -> list[Any]:
+    """Runs a program node by node, and returns its outputs.
+
+    given: the weights, then the inputs. step: returns the value of each node.
+    """
+    slots = [*program.weights, *program.inputs]
+    values: dict[str, Any] = {s.name: v for s, v in zip(slots, given)}
+    for node, ended in zip(program.nodes, last_uses(program)):
+        operands = list(decode(substitute((node.args, node.kwargs), values.__getitem__), CPU))
+        function: Any = ops.function(node.op) if node.body is None else Loop(node.body, program.members, CPU)
+
+        def compute(
+            change: Callable[[Any], Any] | None = None, function: Any = function, operands: Any = operands
+        ) -> Any:
+            args, kwargs = operands if change is None else pytree.tree_map(change, operands)
+            return function(*args, **kwargs)
+
+        values[node.name] = step(node, compute, operands)
+        for name in ended:
+            values.pop(name, None)
+    return [decode(substitute(o.value, values.__getitem__), CPU) for o in program.outputs]

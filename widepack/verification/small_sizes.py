@@ -162,8 +162,7 @@ def _valid_inputs(subject: Subject, sizes: Mapping[str, int]) -> Iterator[list[t
     (drawn,) = subject.draw(sizes, 3, "shared", 1)
     yield drawn
     size = min((n for d, n in sizes.items() if n != subject.sizes.get(d)), default=0)
-    carried = {s.input for s in subject.states}
-    whole = [i for i, x in enumerate(drawn) if x.dtype in _INDICES and i not in carried]
+    whole = [i for i, x in enumerate(drawn) if x.dtype in _INDICES and i not in subject.carried]
     if not whole or not size or not any(int(drawn[i].max()) >= size for i in whole if drawn[i].numel()):
         return
     for most in itertools.islice(itertools.product((size - 1, size, None), repeat=len(whole)), _MOST_CUT):
@@ -214,7 +213,6 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool
     if subject.module is None:
         return ""
     refusal = ""
-    carried = {s.input for s in subject.states}
     for inputs in _valid_inputs(subject, sizes):
         of_member, theirs = _failure(_of_module, subject, inputs)
         of_program, answers = _failure(lambda s, x: s.answers(0, x), subject, inputs)
@@ -222,7 +220,7 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int], *, answered: bool
             return _difference_of(subject, inputs, theirs, answers)
         if of_program and not of_member:
             return f"the captured program fails there: {of_program}"
-        integers = any(x.dtype in _INDICES for i, x in enumerate(inputs) if i not in carried)
+        integers = any(x.dtype in _INDICES for i, x in enumerate(inputs) if i not in subject.carried)
         if of_member and not (of_program and integers):
             refusal = refusal or f"the member itself fails there: {of_member}"
     return refusal or ("neither answers there" if answered else "")

@@ -161,6 +161,11 @@ class Subject:
     before_call: Callable[[Sequence[torch.Tensor]], None] = lambda inputs: None
     functions: dict[tuple[int, bool, bool], Function] = field(default_factory=dict)
 
+    @property
+    def carried(self) -> frozenset[int]:
+        """The numbers of the inputs that are states."""
+        return frozenset(s.input for s in self.states)
+
     def program(self, i: int) -> Program:
         """Returns the program of member i."""
         return self.programs[self.signatures[i]]

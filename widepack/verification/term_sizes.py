@@ -32,7 +32,7 @@ from ..ir import ops
 from ..ir.cast import raise_value, raised
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from .node_run import run_nodes
+from ..runtime.graph_module import evaluate_node
 from .root_mean_square import RootMeanSquare
 from .subject import AnsweredCalls
 from .tolerance import FLOAT64_EPS, ROUNDING
@@ -68,17 +68,15 @@ def term_sizes(program: Program, weights: Sequence[Any], inputs: Sequence[Tensor
         inputs: The inputs, in the order of the program.
     """
     exact = raised(program)
-    given = [raise_value(v) for v in (*weights, *inputs)]
-    sizes = {s.name: _absolute(v) for s, v in zip((*exact.weights, *exact.inputs), given)}
-
-    def with_terms(node: Node, compute: Callable[..., Any], operands: list[Any]) -> Any:
-        value = compute()
-        terms = decode(substitute((node.args, node.kwargs), sizes.__getitem__), CPU)
-        sizes[node.name] = _of_node(node, value, operands[0], *terms)
-        return value
-
+    slots = (*exact.weights, *exact.inputs)
+    values = {s.name: raise_value(v) for s, v in zip(slots, (*weights, *inputs))}
+    sizes = {name: _absolute(v) for name, v in values.items()}
     with torch.inference_mode():
-        run_nodes(exact, given, with_terms)
+        for node in exact.nodes:
+            values[node.name] = evaluate_node(node, values, exact.members, CPU)
+            args = decode(substitute(node.args, values.__getitem__), CPU)
+            terms = decode(substitute((node.args, node.kwargs), sizes.__getitem__), CPU)
+            sizes[node.name] = _of_node(node, values[node.name], args, *terms)
     found = [decode(substitute(o.value, sizes.__getitem__), CPU) for o in exact.outputs]
     return [s if isinstance(s, Tensor) and s.is_floating_point() else None for s in found]
 

@@ -17,8 +17,8 @@ from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
 from ..lowering.lower import Lowered
 from ..runtime.executable import Executable
+from ..runtime.graph_module import evaluate_node
 from . import equivalent_runs
-from .node_run import values_of
 from .subject import AnsweredCalls, Subject, VerifiedCall, Weights
 from .tolerance import ErrorStats, with_same_places
 
@@ -185,3 +185,13 @@ def bits_warning(program: Program) -> str:
         "the last bit of a float is rounded differently, which may happen when N members run at once; "
         "return the floats, or compare and round them as floats"
     )
+
+
+def values_of(program: Program, weights: Weights, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Runs a program node by node, and returns every value by name. weights: by source name."""
+    given = [*(weights[s.source] for s in program.weights), *inputs]
+    values = {s.name: v for s, v in zip((*program.weights, *program.inputs), given)}
+    with torch.inference_mode():
+        for node in program.nodes:
+            values[node.name] = evaluate_node(node, values, program.members, CPU)
+    return values

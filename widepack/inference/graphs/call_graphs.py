@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...backends.graph_capture import CapturedRun
+from ...backends.task import first_line
 from ...ir.torch_internals import inference_guard
 from ...runtime.executable import Executable
 from ...verification.record import OutputBounds
@@ -213,9 +214,7 @@ class CallGraphs:
     # ---------------------------------------------------------------- captures, with the lock held
 
     def _graph(self, bucket: int, values: Sequence[Tensor], rows: int) -> RecordedCall | None:
-        """Returns the graph of a bucket, which is captured now if it is new; None if the call runs
-        without one.
-        """
+        """Returns the graph of a bucket, captured now if it is new; None if the call runs without one."""
         executable = self._bound.executable
         from_ = executable, executable.exchanges
         if self._captured_from != from_:  # values were replaced: their memory may be of others now
@@ -246,7 +245,7 @@ class CallGraphs:
             except torch.OutOfMemoryError:
                 raise
             except Exception as e:  # noqa: BLE001  # whatever the capture raises, the program has run
-                self._refuse(f"the capture failed: {_first_line(e)}")
+                self._refuse(f"the capture failed: {type(e).__name__}: {first_line(e)}".removesuffix(": "))
                 return None
             call = RecordedCall(inputs, captured, self._kinds, self._dims, bucket)
             return call if self._right(call, expected, bucket) and self._faster(call, run, bucket) else None
@@ -296,8 +295,3 @@ class CallGraphs:
                 f"{self._title} runs without a CUDA graph: {reason}; `ens.graph_use()` lists the graphs",
                 stacklevel=2,
             )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -11,6 +11,7 @@ from widepack_artifacts.program import Node, Program, Ref
 
 from ...backends.index_flags import is_flagged
 from ...ir import ops
+from ...ir.edit import all_nodes
 from ...ir.random_ops import uses_random_ops
 from ...ir.tensor_type import tensor_type
 from ...kernels.grouped_experts import OP as GROUPED_EXPERTS
@@ -43,10 +44,9 @@ def why_no_graph(bound: BoundProgram) -> str:
             return f"the value {name}, which depends on weights only, is not on {device}"
     if (node := next(checked_nodes(main), None)) is not None:
         return f"node {node.name} ({node.op}) checks values of its operands on the host"
-    types = {s.name: s.type for s in (*main.weights, *main.inputs)} | {
-        n.name: n.out for n in _nodes(main.nodes)
-    }
-    for node in _nodes(main.nodes):
+    nodes = [n for n in all_nodes(main) if n.body is None]
+    types = {s.name: s.type for s in (*main.weights, *main.inputs)} | {n.name: n.out for n in nodes}
+    for node in nodes:
         if node.op == _INDEX and not _selects_by_mask(node, types):
             continue
         if any(tag in getattr(ops.resolve(node.op), "tags", ()) for tag in _TAGS):
@@ -92,15 +92,6 @@ def _factors(nodes: Iterable[Node], values: Mapping[str, object]) -> Iterator[Te
         elif node.op.startswith(_PRODUCTS):
             for value in given:
                 yield from _tensors(value)
-
-
-def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yields nodes, and those of loops in the place of the loops."""
-    for node in nodes:
-        if node.body is None:
-            yield node
-        else:
-            yield from _nodes(node.body.nodes)
 
 
 def kernel_count(program: Program) -> int:

@@ -154,8 +154,7 @@ def _check_answers(e: EntryPrograms, pattern: str, place: int, found: OwnAnswers
         if bad and finite:
             raise VerificationError(
                 f"{where}: {bad} of {own.numel()} numbers of output {name} are NaN or inf, and all other "
-                "members' "
-                "answers are finite: its weights are damaged, or its training diverged"
+                "members' answers are finite: its weights are damaged, or its training diverged"
             )
         stats.name = str(name)
         stats.add_own(own, truth)

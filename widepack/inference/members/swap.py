@@ -106,8 +106,7 @@ def swap(
         if uses_random_ops(e.source.member(place)[0]):
             raise UsageError(
                 f"swap: entry {e.name} draws random numbers at every call, so that the new member's answers "
-                "cannot be "
-                "compared while others call; build another artifact"
+                "cannot be compared while others call; build another artifact"
             )
     with artifact.swapping, plain_modes():
         artifact.check_open()

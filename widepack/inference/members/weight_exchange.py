@@ -234,9 +234,7 @@ def _put_factors(files: Weights, name: str, number: int, value: tuple[int, bytes
 
 
 def _compiled_copies(flat: Flat | None, number: int, old: Any) -> list[tuple[Any, int]]:
-    """Returns the copies of a value that a compiled program uses, and for each the part that it is a copy
-    of.
-    """
+    """Returns the copies of a value that a compiled program uses, each with the part that it copies."""
     if flat is None:
         return []
     parts = [(w, p) for w, (n, p) in zip(flat.weights, flat.parts) if n == number]

@@ -56,9 +56,7 @@ class EntryInputs:
         return {"shared": "s" * count, "each": "e" * count}.get(pattern) or pattern.partition(":")[2]
 
     def per_member(self, pattern: str) -> list[bool]:
-        """Returns for each input whether it has one value for each member. States have one in every
-        pattern.
-        """
+        """Returns for each input whether it has one value for each member, as states always have."""
         return [letter == "e" or k in self.binder.carried for k, letter in enumerate(self.letters(pattern))]
 
     # ---------------------------------------------------------------- values
@@ -101,9 +99,7 @@ class EntryInputs:
         return values
 
     def _stored(self, pattern: str, k: int, stacked: bool) -> Tensor:
-        """Returns an input of the probe for the loaded members. stacked: whether it has one value for each
-        member.
-        """
+        """Returns an input of the probe for the loaded members. stacked: with a value for each member."""
         artifact = self.artifact
         assert artifact.probe is not None
         each = stacked and (pattern == "each" or k not in self.binder.carried)
@@ -168,9 +164,7 @@ class EntryInputs:
         return found
 
     def sizes_of(self, plan: Plan) -> dict[str, int]:
-        """Returns sizes within a plan's batch class, at least 2: the measured batch, or one near the
-        example.
-        """
+        """Returns sizes of at least 2 in a plan's batch class: the measured batch, or near the example."""
         sizes = {d: max(2, v.example) for d, v in self.entry.dims.items()}
         if self.letter in sizes:
             least, most = plan.batch

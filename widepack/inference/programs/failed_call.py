@@ -13,6 +13,7 @@ import torch
 
 from widepack_artifacts.program import Node, Program, refs, substitute
 
+from ...backends.task import first_line
 from ...errors import InputError, WidepackError
 from ...ir import ops
 from ...runtime.admission import check_member_run
@@ -60,7 +61,7 @@ def explained(
         found = _failing(program, weights, values)
         if found is not None:
             return InputError(f"{title}: {_sentence(program, *found)}")
-    return InputError(f"{title} cannot run on these inputs: {_first_line(error)}")
+    return InputError(f"{title} cannot run on these inputs: {first_line(error) or type(error).__name__}")
 
 
 def unknown_row(title: str, runs: Iterable[Run]) -> InputError | None:
@@ -105,7 +106,8 @@ def _sentence(program: Program, node: Node, values: Mapping[str, Any], cause: Ex
     where = place_of(node)
     wrong = _index_out_of_range(node, values)
     if wrong is None:
-        return f"{where} cannot run{f' with {_listed(names)}' if names else ''}: {_first_line(cause)}"
+        given = f" with {_listed(names)}" if names else ""
+        return f"{where} cannot run{given}: {first_line(cause) or type(cause).__name__}"
     value, size, index = wrong
     names = _inputs_of(program, index)
     given = _listed(names) if len(names) == 1 else f"an index computed from {_listed(names)}"
@@ -115,11 +117,6 @@ def _sentence(program: Program, node: Node, values: Mapping[str, Any], cause: Ex
 def place_of(node: Node) -> str:
     """Returns a node in words, with the user's line that it comes from."""
     return f"node {node.name} ({node.op}{f', from {node.source}' if node.source else ''})"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _listed(names: Sequence[str]) -> str:

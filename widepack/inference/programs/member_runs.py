@@ -1,6 +1,4 @@
-"""Runs single members of a loaded model on the probe's inputs: their own programs, in their dtype and in
-float64.
-"""
+"""Runs single members on the probe's inputs: their own programs, in their dtype and in float64."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ class MemberRuns:
         return list(run(*weights, *inputs))
 
     def _float64(self, pattern: str, place: int, exact: Weight) -> list[Tensor] | None:
-        """Returns a member's float64 answers; None if an op has no float64 kernel, or decides otherwise in
-        it.
-        """
+        """Returns a member's float64 answers; None if an op has no float64 kernel, or decides otherwise."""
         if not self.float64:
             return None
         from ...ir.cast import raise_value  # imports the registry of ops
@@ -177,9 +173,7 @@ class MemberRuns:
         return found
 
     def first_failure(self, pattern: str, place: int, weight: Weight) -> str:
-        """Returns the first node of a member's program that fails, as the end of a message; "" if none
-        does.
-        """
+        """Returns the first node of a member's program that fails, as the end of a message; else ""."""
         program, _ = self._function(self.artifact.chosen[place], False)
         weights = [weight(s.source) for s in program.weights]
         inputs = self._inputs(pattern, place, weight)

@@ -98,9 +98,7 @@ class CastBounds:
 
     @staticmethod
     def _thinned(probe: Weights, name: str, answer: Tensor, member: str) -> tuple[Tensor, Tensor]:
-        """Returns a member's answer, thinned as the probe's, and the probe's. Raises: ProbeError if they do
-        not fit.
-        """
+        """Returns a member's answer, thinned as the probe's, and the probe's. Raises: ProbeError."""
         stride, truth = probes.recorded(probe, name)
         count = -(-answer.numel() // stride)
         if count != truth.numel() or answer.is_complex() != truth.is_complex():
@@ -112,9 +110,7 @@ class CastBounds:
         return answer.cpu().reshape(-1)[::stride], truth
 
     def explain(self, error: RuntimeError) -> LoweringError:
-        """Returns the error to raise if a program fails in the requested dtype: a member's own, or only the
-        wide one.
-        """
+        """Returns the error of a program that fails in the requested dtype: a member's or the wide one."""
         try:
             for place in range(len(self.artifact.chosen)):
                 self._own("shared", place)
@@ -128,9 +124,7 @@ class CastBounds:
         )
 
     def _own(self, pattern: str, place: int) -> list[Tensor]:
-        """Returns a loaded member's answers. Raises: LoweringError for an op without a kernel in the
-        dtype.
-        """
+        """Returns a member's answers. Raises: LoweringError for an op without a kernel in the dtype."""
 
         def weight(name: str) -> Tensor:
             return self.artifact.weights.of_member(name, place)
@@ -219,9 +213,7 @@ class ProbeCheck:
         self._cast.forget()
 
     def explain(self, error: Exception) -> WidepackError | None:
-        """Returns a better error for torch's if another dtype was requested: then the file is not at
-        fault.
-        """
+        """Returns a better error than torch's if another dtype was requested; else None."""
         if self.artifact.cast is None or not isinstance(error, RuntimeError):
             return None
         return self._cast.explain(error)

@@ -38,9 +38,7 @@ class ProgramAdmission:
         self._table = {w.name: w for w in inputs.artifact.stored_rows}
 
     def check_slots(self, pattern: str, program: Program) -> None:
-        """Checks that a wide program reads the manifest's weights and is of this entry. Raises:
-        ArtifactError.
-        """
+        """Checks that a program reads the manifest's weights and is of this entry. Raises: ArtifactError."""
         title = self.inputs.title(pattern)
         check_slots(title, program, self.entry, self._table, len(self.artifact.chosen))
 
@@ -93,9 +91,7 @@ class ProgramAdmission:
         return artifact.options.verified and pattern in PATTERNS and artifact.probe is not None
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Tensor]:
-        """Returns inputs of a call: the probe's, else of the example's sizes. values: False allows the meta
-        device.
-        """
+        """Returns inputs: the probe's, or of the example's sizes. values: False allows the meta device."""
         artifact, inputs = self.artifact, self.inputs
         if self._reads_probe(pattern):
             return inputs.of_probe(pattern)
@@ -136,15 +132,11 @@ class ProgramSource:
 
     @property
     def plain(self) -> bool:
-        """Whether the artifact's plans have no packed convolutions, because answers with them were not
-        right.
-        """
+        """Whether the artifact's plans have no packed convolutions, whose answers were not right."""
         return any(w.plan.get("plain") for w in self.entry.wide)
 
     def member(self, place: int) -> tuple[Program, list[Any]]:
-        """Returns a member's own program, and a value for each of its weights. place: among the loaded
-        members.
-        """
+        """Returns a loaded member's own program, and a value for each of its weights."""
         program = self.member_program(place)
         return program, [self.artifact.weights.of_member(s.source, place) for s in program.weights]
 
@@ -192,9 +184,7 @@ class ProgramSource:
             ) from e
 
     def _stored(self, pattern: str) -> list[StoredProgram]:
-        """Returns the artifact's programs for this device: measured on this machine, else by rules of
-        thumb.
-        """
+        """Returns the artifact's programs for this device: measured here, else by rules of thumb."""
         rows = of_this_machine(self._rows(pattern), str(self.artifact.device))
         return [self._read(row, plan) for row, plan in rows]
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from widepack_artifacts.program import Program
 from widepack_artifacts.rows import Rows
 
+from ...backends.task import first_line
 from ...errors import ArtifactError, InputError, UsageError, WidepackError
 from ...ir.random_ops import uses_random_ops
 from ...ir.torch_internals import in_forward_mode, in_transform, inference_guard
@@ -165,11 +166,8 @@ class RoutedCall(NamedTuple):
 
     def explained(self, error: Exception) -> InputError:
         """Returns the error of a call that an op refused."""
-        lines = str(error).strip().splitlines()
-        return InputError(
-            f"{self.router.title} cannot run on these rows: "
-            f"{lines[0][:300] if lines else type(error).__name__}"
-        )
+        cause = first_line(error) or type(error).__name__
+        return InputError(f"{self.router.title} cannot run on these rows: {cause}")
 
 
 def _joined(leaves: list[Tensor], groups: RowGroups, dim: int) -> Any:
@@ -277,9 +275,7 @@ class Router:
         return RoutedCall(self, values, numbers, others, members, weights, padded)
 
     def _padded_call(self, numbers: Sequence[int], others: _Others, members: _Members) -> PaddedCall | None:
-        """Returns a call that runs padded; None if another form is faster. A trunk runs once in other
-        forms.
-        """
+        """Returns a call that runs padded; None if another form is faster, as with a trunk."""
         if self._padded is None or len(members) < 2:
             return None
         if members[numbers[0]].functions.trunk is not None:
