@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import small
@@ -60,7 +61,7 @@ def all_stacked(member_program: Program) -> dict[str, Kind]:
     return small.all_kinds(member_program, **dict.fromkeys(names, "stacked"))  # type: ignore[arg-type]
 
 
-def simplify(member_program: Program, slots: dict[str, Kind], sizes: dict[str, int]) -> Program:
+def simplify(member_program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
     return simplify_all([member_program], slots, sizes)[0]
 
 
