@@ -21,7 +21,7 @@ import cases
 import widepack
 from widepack import InputError, UsageError
 from widepack.inference.model import WideModel
-from widepack.rows.per_row import PerRowProgram
+from widepack.inference.routing.per_row import PerRowProgram
 from widepack.runtime.graph_module import graph_module
 
 CASES = ["mlp", "frozen_trunk", "resnet18", "lstm", "textcnn", "vit", "encoder", "bert", "gpt2", "unet"]

@@ -21,8 +21,8 @@ import cases
 import widepack
 from inference.small_networks import EvenFromFour, FilledTrunk, Normed, Plain, Trunk
 from widepack.inference.routing.padded_rows import PaddedCall, PaddedRows
+from widepack.inference.routing.per_row import PerRowProgram
 from widepack.inference.routing.router import RoutedCall
-from widepack.rows.per_row import PerRowProgram
 
 MEMBERS = 4
 CALLS = [

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inference.small_networks import Normed, Plain, Shifted
+from widepack.inference.routing.per_row import PerRowProgram
 from widepack.inference.routing.routed_members import RowWeights
-from widepack.rows.per_row import PerRowProgram
 
 
 class Steps(nn.Module):

@@ -14,11 +14,9 @@ Requests of different callers may share a batch only then.
 | `indices.py` | Rules: ops that read or write at indices |
 | `layout.py` | Where the rows are in a value |
 | `networks.py` | Rules: convolutions, norms, pools, recurrent layers, matrix functions |
-| `per_row.py` | Makes a function that reads the weights of each row's own member |
 | `products.py` | Rules: matrix products, attention, distances |
 | `shapes.py` | Rules: other shapes, joins, parts, copies, values made of sizes |
 | `trials.py` | Tries other values, NaN and other batches |
-| `trunk.py` | Splits a member program into the part that all members share, and the rest |
 | `verdict.py` | Decides: first the walk, then the trials |
 | `walk.py` | Walks a program by the rules |
 """

@@ -18,8 +18,6 @@ from widepack_artifacts.program import Program
 from ...ir.edit import with_reshapes
 from ...rows.call import MixesRows
 from ...rows.layout import Layout, RowAxis
-from ...rows.per_row import PerRowProgram, per_row_program, replace_part, stack
-from ...rows.trunk import SplitProgram, split_trunk
 from ...rows.verdict import UNREADABLE
 from ...rows.walk import walk
 from ...runtime.executable import storage
@@ -28,7 +26,9 @@ from ...runtime.value_memory import ValueMemory
 from ...system import deadline
 from ...system.autocast import plain_modes
 from ..entry_programs import EntryPrograms
+from .per_row import PerRowProgram, per_row_program, replace_part, stack
 from .row_independence import examined
+from .trunk import SplitProgram, split_trunk
 
 MOST_BYTES = 128 * 2**20
 """The most memory that the stacked weights of an entry may take."""

@@ -1,11 +1,11 @@
 """Runs each row of a batch by the member that it is for.
 
 The part of the member program that reads only weights which all members share runs once on all rows
-(`rows/trunk.py`). The rest has one of these forms:
+(`trunk.py`). The rest has one of these forms:
 
 | form | what runs |
 |---|---|
-| by rows | one function for all rows; each row reads the weights of its own member (`rows/per_row.py`) |
+| by rows | one function for all rows; each row reads the weights of its own member (`per_row.py`) |
 | by groups | the rows of one member after the other, over views of its weights (`row_groups.py`) |
 | gathered | for fleets: each row with the factors of its member, the base for all (`gathered_rows.py`) |
 | padded | all members with as many rows as the largest group, where that is faster (`padded_rows.py`) |

@@ -20,11 +20,11 @@ from torch import Tensor, fx, nn
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from ..ir import ops
-from ..ir.encoding import decode
-from ..ir.tensor_type import tensor_type
-from ..kernels.per_row import linear_of_rows, row_places
-from .layout import Layout, RowAxis
+from ...ir import ops
+from ...ir.encoding import decode
+from ...ir.tensor_type import tensor_type
+from ...kernels.per_row import linear_of_rows, row_places
+from ...rows.layout import Layout, RowAxis
 
 _LINEAR = "aten.linear.default"
 _PRODUCTS = frozenset({"aten.matmul.default", "aten.mm.default"})

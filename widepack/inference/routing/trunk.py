@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot, refs
 
-from ..ir import ops
-from ..runtime.prologue import needed
-from .layout import Layout, RowAxis
+from ...ir import ops
+from ...rows.layout import Layout, RowAxis
+from ...runtime.prologue import needed
 
 
 @dataclass(frozen=True)
