@@ -35,8 +35,8 @@ from widepack_bench.estimate.calibration import rates_here
 from widepack_bench.estimate.call_time import loop_seconds, wide_seconds
 from widepack_bench.estimate.rates import Rates
 from widepack_bench.measure.inputs import make
+from widepack_bench.measure.loading import entry_of
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.programs import entry_of
 from widepack_bench.measure.race import AGAIN, OURS, race
 from widepack_bench.models.factory import MODELS, factory_of
 from widepack_bench.suite.rows import ROWS
