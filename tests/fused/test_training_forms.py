@@ -150,14 +150,16 @@ class Image(nn.Module):
 def test_a_norm_under_two_names_and_a_memory_format_train() -> None:
     members = [Image() for _ in range(2)]
     alone, x = copy.deepcopy(members), torch.randn(4, 3, 6, 6)
-    fused = nn.Sequential(widepack.fuse(members, x)).to(memory_format=torch.channels_last)
+    whole = widepack.fuse(members, x)
+    fused = nn.Sequential(whole)
+    fused.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(fused.parameters(), 0.1)
     for _ in range(3):
         optimizer.zero_grad()
         sum(y.square().mean() for y in fused(x)).backward()
         optimizer.step()
-    for member, again in zip(alone, fused[0].unfuse(), strict=True):  # type: ignore[operator]
-        member.to(memory_format=torch.channels_last)
+    for member, again in zip(alone, whole.unfuse(), strict=True):
+        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(member.parameters(), 0.1)
         for _ in range(3):
             optimizer.zero_grad()

@@ -101,7 +101,8 @@ class Fused(FusedMembers):
                     raise
                 return torch.stack([fn(row) for row in value])
 
-        return super()._apply(of_members, recurse)
+        super()._apply(of_members, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs all members. Each sees the same inputs, except those marked with `widepack.each`.
