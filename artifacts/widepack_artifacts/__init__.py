@@ -6,6 +6,9 @@
 | `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `state_dicts` | what the members' state dicts have beside tensors: versions, the file of extra state |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
+| `errors` | the errors of the format |
+| `literals` | values that the members' code reads from their weights |
+| `fields`, `strict_json`, `format_version` | JSON with limits, fields of documents, versions |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `costs` | what a call costs, as formulas: the document and its file |
 | `formulas`, `polynomials` | formulas over sizes: evaluated without `eval`, added up |

@@ -23,7 +23,7 @@ captured from one member, and that autograd can differentiate.
 | `local_classes.py` | Copies the classes of a function whose methods hold parts of a module |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
-| `members.py` | Defines the part of `Fused` about single members: modules, copies, frozen and removed ones |
+| `members.py` | Defines the part of `Fused` about single members: `unfuse`, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
 | `module_copy.py` | Copies a module with the functions that it holds |
 | `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
