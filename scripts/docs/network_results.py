@@ -44,22 +44,6 @@ def _suite(document: Any, threads: int) -> str:
     return _reference({k: row for k, row in document["rows"].items() if k.endswith(ending)})
 
 
-@part("suite-one-thread", "suite-cpu", place=False)
-def suite_one_thread(document: Any) -> str:
-    return _suite(document, 1)
-
-
-@part("suite-two-threads", "suite-cpu", place=False)
-def suite_two_threads(document: Any) -> str:
-    return _suite(document, 2)
-
-
-@part("suite-bfloat16", "suite-bfloat16-cpu", place=False)
-@part("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", place=False)
-def suite_bfloat16(document: Any) -> str:
-    return _reference(document["rows"])
-
-
 @part("suite-sizes", "suite-cpu", place=False)
 def suite_sizes(_: Any) -> str:
     """Returns the sizes of all networks of the suite, one row for each."""
@@ -109,17 +93,6 @@ def _with_notes(rows: Any, columns: tuple[str, ...]) -> str:
     return f"{suite_table.table(rows, columns)}\n\n{notes}"
 
 
-@part("real-tuned", "real-cpu", place=False)
-def real_tuned(document: Any) -> str:
-    return _with_notes(_tuned(document), TUNED_COLUMNS)
-
-
-@part("real-default", "real-default-cpu", place=False)
-def real_default(document: Any) -> str:
-    """Returns the table of the rows that were measured as built, beside the eager loop alone."""
-    return _with_notes(document["rows"], DEFAULT_COLUMNS)
-
-
 @part("real-rows", "real-cpu", place=False)
 def real_rows(document: Any) -> str:
     """Returns the table of the README: one batch and one number of members of every network."""
@@ -148,11 +121,6 @@ def real_rows(document: Any) -> str:
         f"{table(head, lines)}\n\n{dates}, {env['device']}, one thread, torch {env['versions']['torch']}. "
         "Weights are random. Times are of one call of all members; the last column has a 95% interval."
     )
-
-
-@part("layers", "primitives-cpu", place=False)
-def layers(document: Any) -> str:
-    return _lines_as_list(layer_table.markdown(document))
 
 
 @part("blocks", "blocks-cpu")
@@ -219,3 +187,15 @@ def choices(document: Any) -> str:
         for key, title in (("rules", "the rules of thumb"), ("predicted", "the predictions"))
     )
     return table("who chooses | time over the fastest plan, geometric mean | most", rows)
+
+
+for name, document, write in (
+    ("suite-one-thread", "suite-cpu", lambda found: _suite(found, 1)),
+    ("suite-two-threads", "suite-cpu", lambda found: _suite(found, 2)),
+    ("suite-bfloat16", "suite-bfloat16-cpu", lambda found: _reference(found["rows"])),
+    ("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", lambda found: _reference(found["rows"])),
+    ("real-tuned", "real-cpu", lambda found: _with_notes(_tuned(found), TUNED_COLUMNS)),
+    ("real-default", "real-default-cpu", lambda found: _with_notes(found["rows"], DEFAULT_COLUMNS)),
+    ("layers", "primitives-cpu", lambda found: _lines_as_list(layer_table.markdown(found))),
+):
+    part(name, document, place=False)(write)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures the cost of a call beyond its graph: binding, checks, the choice of the program, and building the
 answer.
 

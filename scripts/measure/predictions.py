@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compares predicted with measured times: the wide program and the loop over the members, on the suite and on
 networks of other sizes.
 

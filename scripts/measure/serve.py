@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures `widepack serve` beside a dict of modules behind the same protocol code.
 
     python scripts/measure/serve.py [--seconds 4] [--rounds 3] [--only TEXT]
