@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 def made(folder: Path, **options: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    saved(Net, folder, "x=float32[B,6]", members=5, **options)
+    saved(Net, folder, "x=float32[B,6]", members=5, targets=("cpu", "cuda"), **options)
     return folder / "e.wide"
 
 
