@@ -273,7 +273,7 @@ class Stopped(nn.Module):
         return energy, slope
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", ["none", "detach", "data", "no_grad", "retain_graph"])
 def test_what_stops_gradients_in_a_member_stops_them_in_all(how: str) -> None:
     nets = [net.train() for net in members(lambda: Stopped(how))]

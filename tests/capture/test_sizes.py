@@ -177,6 +177,7 @@ def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     assert line_in_class(message, Strict).endswith("# always")
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "shape", "axis"),
     [(Asserted, (8, 6, 3), 0), (Unbound, (5, 6, 3), 0), (Remembered, (8, 2, 3), 0), (Counted, (5, 6, 3), 0)],
@@ -312,7 +313,7 @@ class Convolutions(nn.Module):
         return self.d(self.c(self.b(self.a(x).relu()).relu()))
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> None:
     """torch chooses a convolution kernel by batch and threads. The choice must not become a condition."""

@@ -40,6 +40,7 @@ def loaded(folder: Path, make: Callable[[int], nn.Module], **how: Any) -> WideMo
     return load(folder / "e.wide")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_a_recurrent_state(pattern: str, tmp_path: Path) -> None:
     ens = loaded(tmp_path, Cell, inputs=TWO, state=["h=1"])

@@ -173,6 +173,7 @@ VALUES: list[Any] = [
 ]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
 def test_extra_state_is_kept(tmp_path: Path, value: Any) -> None:
     def make() -> nn.Module:
@@ -230,6 +231,7 @@ def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
 # names
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "wrapped",
     [
@@ -266,6 +268,7 @@ def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
     same(ens(x)[1], loaded(Module, paths[1]), x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("prefix", ["", "model.", "module."])
 def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
     states = [

@@ -41,7 +41,7 @@ def test_reference_networks_equal_torchs_counter(name: str) -> None:
         assert flops(costs, sizes) == torch_flops(case.model, case.INPUTS, sizes) > 0
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_reference_blocks_equal_torchs_counter(name: str) -> None:
     block = BLOCKS[name]

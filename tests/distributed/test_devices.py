@@ -49,6 +49,7 @@ def close(found: Any, wanted: Any) -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "name", ["mlp", "frozen_trunk", pytest.param("lstm", marks=SLOW), pytest.param("textcnn", marks=SLOW)]
 )
@@ -155,7 +156,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("of", [None, "softmax", "sigmoid"])
 @pytest.mark.parametrize("strategies", [None, "loop"])

@@ -66,6 +66,7 @@ def in_float64(net: Any, X: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return answer
 
 
+@pytest.mark.extended
 def test_the_nets_of_a_cross_validation(example: ModuleType, tmp_path: Path) -> None:
     X, y = rows_and_labels()
     torch.manual_seed(0)

@@ -77,6 +77,7 @@ def test_trained_weights_are_factored(case: Case) -> None:
     assert case.report.fleet["stacked"] == []
 
 
+@pytest.mark.extended(keep=1)
 def test_answers_are_those_of_the_merged_members(case: Case, fleet: TrainedFleet) -> None:
     ens = widepack.load(case.path)
     for answers in (ens(fleet.images), ens.each(torch.stack([fleet.images] * len(ens)))):

@@ -51,6 +51,7 @@ def test_eval_runs_the_program_that_load_would() -> None:
         close(fused(x)[0], modules[0].head.bias.expand(4, 4))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {}])
 def test_eval_answers_follow_an_optimizer(how: dict[str, Any]) -> None:
     """The fused kernel of an optimizer writes into weights but does not increase their version counter."""

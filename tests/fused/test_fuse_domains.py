@@ -107,6 +107,7 @@ def test_strided_writes_stay_in_a_members_own_memory() -> None:
         close(model.each(**stacked)[[0, 2]], expected[[0, 2]], rtol=0, atol=1e-6)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_losses_whose_decomposition_in_torch_fails(reduction: str) -> None:
     def loss(weight: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -123,6 +123,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("read", "attributes", "count"),
     [
@@ -426,6 +427,7 @@ def test_lines_in_train_mode_are_those_of_the_members() -> None:
         widepack.fuse([m.train() for m in modules], draw(5, 4))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("mode", [False, True])
 def test_a_flag_that_changes_no_answer_is_accepted(mode: bool) -> None:
     flags = iter((False, True))

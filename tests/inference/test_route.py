@@ -14,7 +14,7 @@ import pytest
 import torch
 from loaded import built, saved
 from paths import GOLDEN
-from support import Artifacts, leaves, quick_first, run
+from support import Artifacts, leaves, run
 from torch import Tensor, nn
 
 import cases
@@ -24,7 +24,7 @@ from widepack.inference.model import WideModel
 from widepack.inference.routing.per_row import PerRowProgram
 from widepack.runtime.graph_module import graph_module
 
-CASES = ["mlp", "frozen_trunk", "resnet18", "lstm", "textcnn", "vit", "encoder", "bert", "gpt2", "unet"]
+CASES = ["mlp", "frozen_trunk", "resnet18", "lstm", "textcnn", "bert", "vit", "encoder", "gpt2", "unet"]
 
 
 def rows_of(value: Any, rows: list[int]) -> Any:
@@ -35,7 +35,8 @@ def rows_of(value: Any, rows: list[int]) -> Any:
     return type(value)(rows_of(v, rows) for v in value) if isinstance(value, (tuple, list)) else value
 
 
-@pytest.mark.parametrize("name", quick_first(CASES))
+@pytest.mark.extended(keep=2)
+@pytest.mark.parametrize("name", CASES)
 def test_each_row_is_answered_by_its_member(name: str, artifacts: Artifacts) -> None:
     ens = widepack.load(artifacts(name))
     case = cases.load(name)

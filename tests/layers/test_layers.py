@@ -33,6 +33,7 @@ from widepack.layers.catalog import LAYERS
 from widepack.registry.registry import REGISTRY
 
 
+@pytest.mark.extended(keep=100)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wide_layer_equals_its_modules(name: str) -> None:
     for train in (True, False) if "Norm" in name else (True,):

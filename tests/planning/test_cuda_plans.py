@@ -50,7 +50,7 @@ def made(make: Any, spec: str, members: int, pattern: str = "each") -> PreviewMe
     return Preview(make, [spec]).of(members, pattern=pattern, device="cuda")
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "pattern", "expected"),
     [

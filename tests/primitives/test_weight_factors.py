@@ -129,6 +129,7 @@ def test_a_merged_weight_is_rounded_once_and_keeps_its_factors(
 SCALES = ["outputs", "inputs"]
 
 
+@pytest.mark.extended(keep=96)
 @members_
 @kinds_
 @dtypes_
@@ -197,6 +198,7 @@ def test_a_scaled_weight_is_rounded_once(shape: tuple[int, ...], scaled: str) ->
         assert bool(((FUNCTIONS[WEIGHT](*parts).double() - want).abs() <= bound).all())
 
 
+@pytest.mark.extended(keep=128)
 @members_
 @kinds_
 @dtypes_
@@ -268,6 +270,7 @@ def test_a_split_table_equals_the_members(
         compare("embedding", members, [weight, value, 2], 0, exact)
 
 
+@pytest.mark.extended(keep=96)
 @members_
 @kinds_
 @dtypes_

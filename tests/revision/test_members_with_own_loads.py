@@ -129,7 +129,7 @@ def built(folder: Path, paths: list[Path], make: Callable[[], nn.Module]) -> Pat
     return folder / "e.wide"
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [LargeOnly, LargeOnlyAfter, LargeOnlyByMethod])
 def test_code_that_changes_the_new_weights_only(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     paths = files(tmp_path, make, lambda m: m.a.weight.data.mul_(100))

@@ -22,6 +22,7 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     """Kernels multiply it with padding, or spread it over tiles: each one to other places."""
@@ -110,6 +111,7 @@ class AlwaysOverflows(nn.Module):
         return torch.cat([self.a(x), torch.exp(self.s) + 0 * x[:, :1]], 1)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_member_that_overflows_in_every_call_is_compared(
     wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

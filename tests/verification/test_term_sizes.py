@@ -124,6 +124,7 @@ def test_the_message_says_that_float64_is_no_reference() -> None:
     assert "own largest error in their own dtype" not in text
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_answers_with_a_size_keep_their_bounds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancellation in a part of the terms, as in every sum, changes no scale."""
