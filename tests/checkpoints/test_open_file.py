@@ -232,6 +232,14 @@ BAD: list[tuple[Callable[[Path], object], str]] = [
     (lambda p: torch.save([1, 2], p), "has a list, not a state dict"),
     (lambda p: torch.save({}, p), "has an empty dict, no tensors"),
     (lambda p: torch.save({"epoch": 3}, p), "has no dict of tensors: it has epoch (int)"),
+    (
+        lambda p: torch.save({**{f"w{i}": torch.zeros(1) for i in range(9)}, "classes": ["a"]}, p),
+        "has no dict of tensors: it has classes (list), w0 (Tensor)",
+    ),
+    (
+        lambda p: torch.save({"model": {"w": np.zeros(2, np.float32)}, "author": "x"}, p),
+        "; or give --trust-pickle if you trust the origin of the file",
+    ),
     (lambda p: save_file({}, p), "has no tensors"),
     (
         lambda p: torch.save({"a": torch.eye(3).to_sparse()}, p),
