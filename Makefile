@@ -5,6 +5,7 @@
 #   make test-extended more cases, which `make test` leaves out   make test-slow the longest tests
 #   make clients   an environment for tests/serve/test_clients.py: tritonclient   make clients-kserve: kserve's own
 #   make check     lint, format, types, import direction
+#   make package   a wheel and a source package in dist/, and what a user gets of them
 #   make docs      the documentation site, in site/
 #   make docs-serve the site on http://127.0.0.1:8000 while you edit it
 #   make bench     the suite of reference networks   make bench SIZE=full ARGS='--rows vit --threads 2'
@@ -26,7 +27,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-extended test-slow clients clients-kserve
-.PHONY: check docs docs-serve docs-figures bench format clean
+.PHONY: check package docs docs-serve docs-figures bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,6 +81,10 @@ check: $(STAMP)
 $(VENV)/.docs: $(STAMP)
 	$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
+
+# A wheel and a source package in dist/, each tried in an environment without NumPy.
+package: $(STAMP)
+	scripts/check_package $(BIN)/python
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

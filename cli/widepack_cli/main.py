@@ -171,4 +171,6 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """The entry point of the `widepack` script."""
+    # torch says so at its import. Commands that need NumPy say it themselves.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     cli(prog_name="widepack")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from statistics import geometric_mean as mean
 from typing import Any
 
 import results
-from results import ROOT, mean, part, read, table
+from results import ROOT, part, read, table
 
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "measure")]
 

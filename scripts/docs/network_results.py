@@ -11,10 +11,10 @@ import torch
 from results import part, ratio, rows_of, table, where
 from widepack_bench.layers import table as layer_table
 from widepack_bench.models.factory import factory_of
-from widepack_bench.suite import real_table
 from widepack_bench.suite import table as suite_table
 from widepack_bench.suite.rows import ROWS, Form, SuiteRow
 from widepack_bench.text import duration, interval
+from widepack_bench.training.table import summary as training_summary
 from widepack_bench.training.table import training_table
 
 README_BATCH, README_MEMBERS = 4, 8
@@ -35,26 +35,13 @@ def _lines_as_list(text: str) -> str:
     return rows + "\n\n" + "\n".join(f"- {line}" for line in notes.splitlines() if line)
 
 
+def _reference(rows: Any) -> str:
+    return _lines_as_list(suite_table.reference_table(rows))
+
+
 def _suite(document: Any, threads: int) -> str:
     ending = f", {threads} thread" + ("" if threads == 1 else "s")
-    rows = {key: row for key, row in document["rows"].items() if key.endswith(ending)}
-    return _lines_as_list(suite_table.table({**document, "rows": rows, "summary": suite_table.summary(rows)}))
-
-
-@part("suite-one-thread", "suite-cpu", place=False)
-def suite_one_thread(document: Any) -> str:
-    return _suite(document, 1)
-
-
-@part("suite-two-threads", "suite-cpu", place=False)
-def suite_two_threads(document: Any) -> str:
-    return _suite(document, 2)
-
-
-@part("suite-bfloat16", "suite-bfloat16-cpu", place=False)
-@part("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", place=False)
-def suite_bfloat16(document: Any) -> str:
-    return _lines_as_list(suite_table.table(document))
+    return _reference({k: row for k, row in document["rows"].items() if k.endswith(ending)})
 
 
 @part("suite-sizes", "suite-cpu", place=False)
@@ -95,26 +82,15 @@ def _tuned(document: Any) -> dict[str, Any]:
     """Returns the rows of one thread that were tuned, or skipped because the loop takes too long."""
 
     def is_tuned(row: Mapping[str, Any]) -> bool:
-        return real_table.TUNED in row["result"]["others"] if "result" in row else "skipped" in row
+        return suite_table.TUNED in row["result"]["others"] if "result" in row else "skipped" in row
 
     rows = document["rows"].items()
     return {k: r for k, r in rows if r["threads"] == 1 and r["pattern"] == "shared" and is_tuned(r)}
 
 
 def _with_notes(rows: Any, columns: tuple[str, ...]) -> str:
-    notes = "\n".join(f"- {line}" for line in real_table.notes(rows))
-    return f"{real_table.real_table(rows, columns)}\n\n{notes}"
-
-
-@part("real-tuned", "real-cpu", place=False)
-def real_tuned(document: Any) -> str:
-    return _with_notes(_tuned(document), TUNED_COLUMNS)
-
-
-@part("real-default", "real-default-cpu", place=False)
-def real_default(document: Any) -> str:
-    """Returns the table of the rows that were measured as built, beside the eager loop alone."""
-    return _with_notes(document["rows"], DEFAULT_COLUMNS)
+    notes = "\n".join(f"- {line}" for line in suite_table.notes(rows))
+    return f"{suite_table.table(rows, columns)}\n\n{notes}"
 
 
 @part("real-rows", "real-cpu", place=False)
@@ -125,10 +101,10 @@ def real_rows(document: Any) -> str:
     lines = []
     for row in rows:
         result = row["result"]
-        ours, fastest = result["others"][real_table.TUNED], result["baselines"][result["fastest"]]
+        ours, fastest = result["others"][suite_table.TUNED], result["baselines"][result["fastest"]]
         lines.append(
             (
-                real_table.COLUMNS["network"](row),
+                suite_table.COLUMNS["network"](row),
                 row["members"],
                 row["batch"],
                 duration(result["baselines"]["loop"]["median_ms"]),
@@ -147,11 +123,6 @@ def real_rows(document: Any) -> str:
     )
 
 
-@part("layers", "primitives-cpu", place=False)
-def layers(document: Any) -> str:
-    return _lines_as_list(layer_table.markdown(document))
-
-
 @part("blocks", "blocks-cpu")
 def blocks(document: Any) -> str:
     summary = document["summary"]
@@ -168,7 +139,7 @@ def blocks(document: Any) -> str:
 @part("training", "training-cpu", place=False)
 def training(document: Any) -> str:
     """Returns the rows of the suite `training`, and the summary."""
-    totals = document["summary"]
+    totals = training_summary(document["rows"])
     fastest, plain, loop = (totals[name] for name in ("over_fastest", "over_uncompiled", "over_loop"))
     left_out = ", ".join(totals["not_measured"])
     noisy = f", without noisy ones ({left_out})" if left_out else ""
@@ -179,7 +150,7 @@ def training(document: Any) -> str:
         f"{loop['geometric_mean']:.2f} times as fast as the loop, and {plain['geometric_mean']:.2f} times as "
         "fast as the fastest baseline without compilation. The faster of it and its compiled form is "
         f"{fastest['geometric_mean']:.2f} times as fast as the fastest of all baselines. Slower than that "
-        f"baseline: {', '.join(totals['below_1']) or 'none'}. {place}"
+        f"baseline: {', '.join(fastest['below']) or 'none'}. {place}"
     )
 
 
@@ -216,3 +187,15 @@ def choices(document: Any) -> str:
         for key, title in (("rules", "the rules of thumb"), ("predicted", "the predictions"))
     )
     return table("who chooses | time over the fastest plan, geometric mean | most", rows)
+
+
+for name, document, write in (
+    ("suite-one-thread", "suite-cpu", lambda found: _suite(found, 1)),
+    ("suite-two-threads", "suite-cpu", lambda found: _suite(found, 2)),
+    ("suite-bfloat16", "suite-bfloat16-cpu", lambda found: _reference(found["rows"])),
+    ("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", lambda found: _reference(found["rows"])),
+    ("real-tuned", "real-cpu", lambda found: _with_notes(_tuned(found), TUNED_COLUMNS)),
+    ("real-default", "real-default-cpu", lambda found: _with_notes(found["rows"], DEFAULT_COLUMNS)),
+    ("layers", "primitives-cpu", lambda found: _lines_as_list(layer_table.markdown(found))),
+):
+    part(name, document, place=False)(write)

@@ -7,9 +7,10 @@ python scripts/docs/plots.py      # needs matplotlib: pip install 'widepack[docs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean as mean
 from typing import Any
 
-from results import ROOT, mean, read, rows_of
+from results import ROOT, read, rows_of
 from widepack_bench.text import plural
 
 SPEED, FLEETS = (ROOT / "docs" / "images" / f"{name}.svg" for name in ("speed", "fleets"))

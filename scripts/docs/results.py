@@ -9,7 +9,6 @@ A part is a function of a document, under the name that its page has:
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -85,9 +84,3 @@ def ratio(value: Mapping[str, Any], quiet: bool = True) -> str:
     """Returns a ratio with its interval, and whether its race was noisy."""
     high = "" if value["high"] is None else f"{value['high']:.2f}"
     return f"{value['value']:.2f} [{value['low']:.2f}, {high}]{'' if quiet else ', noisy'}"
-
-
-def mean(values: Iterable[float]) -> float:
-    """Returns the geometric mean."""
-    found = list(values)
-    return math.exp(sum(map(math.log, found)) / len(found))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from statistics import geometric_mean as mean
 from typing import Any
 
-from results import mean, part, ratio, rows_of, table
+from results import part, ratio, rows_of, table
 from widepack_bench.text import duration
 
 

@@ -24,6 +24,7 @@ PAGES = {
     "bench/results/zoo-exceptions.md": "results/zoo-exceptions.md",
     "CONTRIBUTING.md": "contributing/index.md",
     "CHANGELOG.md": "contributing/changelog.md",
+    "SECURITY.md": "contributing/security.md",
     "widepack/README.md": "contributing/rooms.md",
 }
 """Maps a file outside docs/ to the page of the site that shows it."""

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures the cost of a call beyond its graph: binding, checks, the choice of the program, and building the
 answer.
 
@@ -36,8 +35,8 @@ from torch import Tensor, nn
 import widepack
 from widepack.system.timing import once, without_gc
 from widepack_bench.measure.answers import difference, leaves
+from widepack_bench.measure.loading import entry_of
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.programs import entry_of
 from widepack_bench.measure.race import median_interval, order
 
 MEMBERS, GOAL_US, BLOCK_S = 4, 20, 1e-3

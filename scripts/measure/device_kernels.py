@@ -27,6 +27,7 @@ from widepack.ir import ops
 from widepack.planning.cuda_costs import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta
 from widepack.system.devices import DEVICES, Device
+from widepack.system.timing import once
 
 RUNS, SAMPLES = 20, 7
 CACHE_BYTES = 2**27
@@ -84,12 +85,7 @@ def device_seconds(run: Callable[..., Any], sets: list[list[Any]], device: str) 
 
     calls()
     if not device.startswith("cuda"):
-        found = []
-        for _ in range(3):
-            began = time.perf_counter()
-            calls()
-            found.append((time.perf_counter() - began) / RUNS)
-        return found
+        return [once(calls) / RUNS for _ in range(3)]
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

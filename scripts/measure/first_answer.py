@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures the time of a process to its first answer, without `import torch`. Compiled programs are in the
 cache, and the machine has no compiler.
 

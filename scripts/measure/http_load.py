@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Sends requests to a server on this machine over some connections, each a new one when its answer came.
 
     python scripts/measure/http_load.py DOCUMENT

@@ -33,12 +33,6 @@ FORMS = ("auto", "compile")
 MEMORY_LIMIT_S = 120.0
 
 
-def forms(device: str) -> list[str]:
-    """Returns the backends of a device, as `widepack bench --backend` takes them."""
-    graphs = [f"{form}+graph" for form in FORMS] if device.startswith("cuda") else []
-    return [*FORMS, *graphs]
-
-
 def measured(
     name: str,
     size: str,
@@ -74,7 +68,7 @@ def measured(
         f"{folder}/e.wide",
         device=device,
         batches=(row.batch,),
-        backends=forms(device),
+        backends=[*FORMS, *(f"{f}+graph" for f in FORMS if device.startswith("cuda"))],
         baselines=list(baselines) or list(BASELINES),
         budget_s=seconds,
         compile_limit_s=limit_s,

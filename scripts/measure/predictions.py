@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compares predicted with measured times: the wide program and the loop over the members, on the suite and on
 networks of other sizes.
 
@@ -35,8 +34,8 @@ from widepack_bench.estimate.calibration import rates_here
 from widepack_bench.estimate.call_time import loop_seconds, wide_seconds
 from widepack_bench.estimate.rates import Rates
 from widepack_bench.measure.inputs import make
+from widepack_bench.measure.loading import entry_of
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.programs import entry_of
 from widepack_bench.measure.race import AGAIN, OURS, race
 from widepack_bench.models.factory import MODELS, factory_of
 from widepack_bench.suite.rows import ROWS

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures `widepack.reduction` beside torch expressions over the whole tensor, and the errors of both.
 
     taskset -c 1 python scripts/measure/reduce.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures `ens.route` beside what a service would write itself, for rows of several members.
 
     taskset -c 1 python scripts/measure/route.py [--seconds 2]

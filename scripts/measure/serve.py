@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures `widepack serve` beside a dict of modules behind the same protocol code.
 
     python scripts/measure/serve.py [--seconds 4] [--rounds 3] [--only TEXT]
@@ -38,7 +37,7 @@ from runner import built, in_turns, parser, run
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("serve", "dict", "again")
-REQUESTS, START_S = 512, 60.0
+REQUESTS, START_S = 512, 300.0
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Serves N modules in a dict, one call of a module for each request: what a service writes without widepack.
 
     python scripts/measure/serve_dict.py FOLDER NETWORK SOCKET

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Calls a model from several threads while its members are swapped: whether all answers are consistent, and
 how long calls wait.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs a small set of the tests with other versions of Python and torch, and counts what passes.
 
     python scripts/measure/versions.py python3.10:2.13.0 python3.12:2.13.0 python3.11:2.14.1

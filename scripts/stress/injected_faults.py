@@ -90,11 +90,8 @@ def main() -> int:
         for network in NETWORKS:
             if time.monotonic() - start < 60 * args.minutes:
                 add(counts, network, seed, args.faults)
-    text = json.dumps(counts.record(args.seed, args.seeds, time.monotonic() - start), indent=1) + "\n"
-    if args.print:
-        print(text)
-    else:
-        OUT.write_text(text)
+    text = json.dumps(counts.record(args.seed, args.seeds, time.monotonic() - start), indent=1)
+    print(text) if args.print else OUT.write_text(text + "\n")
     return 1 if counts.refused_right or counts.accepted_faults else 0
 
 

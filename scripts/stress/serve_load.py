@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures what hostile clients cost an honest one: `widepack serve` on one core, all clients on another.
 
 An honest client sends small requests one after the other, first alone, then beside each kind of hostile

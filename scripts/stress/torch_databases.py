@@ -28,6 +28,7 @@ from typing import Any
 
 from widepack_bench.processes.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.report.environment import environment
+from widepack_bench.report.json_file import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "helpers"))
@@ -127,13 +128,6 @@ def table(found: Mapping[str, list[str]]) -> dict[str, Any]:
     }
 
 
-def _text(record: Mapping[str, Any]) -> str:
-    """Returns the document, with the samples of each entry on one line."""
-    rows = [f"  {json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in record["samples"].items()]
-    samples = '"samples": {\n' + ",\n".join(rows) + "\n }"
-    return json.dumps({**record, "samples": {}}, indent=1).replace('"samples": {}', samples) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=OUT)
@@ -163,7 +157,7 @@ def main() -> None:
     print(json.dumps(document["counts"], indent=1))
     if not given.print:
         what = {"what": __doc__, "environment": environment("cpu", 1)}
-        given.out.write_text(_text({**what, **document}), encoding="utf-8")
+        write_whole(given.out, {**what, **document})
 
 
 if __name__ == "__main__":

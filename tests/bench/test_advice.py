@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_arguments_are_checked(artifacts: Artifacts, tmp_path: Path) -> None:
 def test_recommended_moves_come_first_by_gain() -> None:
     def row(number: int, gain: float, outcome: Any) -> MeasuredMove:
         found = MeasuredMove(number=number, name=f"m{number}", how=f"how {number}", predicted=1.0)
-        return found.with_gain(Interval(gain, gain, gain), 1.0).with_outcome(outcome, "")
+        return replace(found, gain=Interval(gain, gain, gain), ms=1.0, outcome=outcome)
 
     moves = (row(1, 1.2, "recommended"), row(2, 3.0, "rejected"), row(3, 1.5, "recommended"))
     advice = Advice(
@@ -288,7 +289,7 @@ def test_an_artifact_is_not_written_for_a_move_that_is_not_recommended(
 ) -> None:
     def rejected(subject: AdvisedArtifact, tried_move: Move, number: int, budget_s: float) -> MeasuredMove:
         row = MeasuredMove(number=number, name=tried_move.name, how=tried_move.how, predicted=1.0)
-        return row.with_outcome("rejected", "less than 1.05 times as fast")
+        return replace(row, outcome="rejected", reason="less than 1.05 times as fast")
 
     monkeypatch.setattr(run, "tried", rejected)
     result = command(artifacts("mlp"), "--threads", "1", "--apply", "plan", "-o", tmp_path / "x.wide")

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from widepack.errors import UsageError
 from widepack_bench.models.factory import factory_of
+from widepack_bench.processes import row_runner
 from widepack_bench.processes.fresh import ProcessEnded
-from widepack_bench.suite import real_run
 from widepack_bench.suite.real_networks import NETWORKS, chosen_networks
-from widepack_bench.suite.real_rows import run_network
-from widepack_bench.suite.real_run import run_real
-from widepack_bench.suite.real_table import notes, real_table, summary
+from widepack_bench.suite.row import run_real as measured_rows
+from widepack_bench.suite.run import run_real
+from widepack_bench.suite.table import notes, summary, table
 from widepack_cli.main import cli
 
 PUBLISHED = {
@@ -75,14 +75,16 @@ def test_an_unknown_network_is_refused() -> None:
 @pytest.mark.extended
 def test_a_row_is_measured() -> None:
     options = {"baselines": ["loop"], "budget_s": 0.01}
-    (measured,) = run_network("tabular-mlp", 2, [(1, "each")], **options)
+    rows = [{"members": 2, "batch": 1, "pattern": "each"}]
+    (measured,) = measured_rows("tabular-mlp", rows, **options)
     assert measured["parameters"] == 562_177
     assert set(measured["result"]["baselines"]) == {"loop"}
     assert json.loads(json.dumps(measured)) == measured
 
 
 def test_a_slow_batch_is_named() -> None:
-    (measured,) = run_network("tabular-mlp", 2, [(4, "shared")], call_limit_s=1e-9)
+    rows = [{"members": 2, "batch": 4, "pattern": "shared"}]
+    (measured,) = measured_rows("tabular-mlp", rows, call_limit_s=1e-9)
     assert measured["skipped"].startswith("a call of the loop takes ")
 
 
@@ -90,13 +92,14 @@ def test_a_later_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     requested: list[list[tuple[int, str]]] = []
 
     def lines(function: str, arguments: dict[str, Any], **options: Any) -> Iterator[dict[str, Any]]:
-        requested.append(arguments["calls"].copy())
-        for batch, pattern in arguments["calls"].copy():
+        calls = [(r["batch"], r["pattern"]) for r in arguments["rows"]]
+        requested.append(calls)
+        for batch, pattern in calls:
             yield {**row(1.5, 2.0, "noisy" if batch == 4 else "holds"), "batch": batch, "pattern": pattern}
             if batch == 16:
                 raise ProcessEnded("killed")
 
-    monkeypatch.setattr(real_run, "lines_of_fresh_process", lines)
+    monkeypatch.setattr(row_runner, "lines_of_fresh_process", lines)
     out = tmp_path / "real.json"
     for _ in range(2):
         run_real(out, names=["vit-s"], members=[8], report=None)
@@ -111,7 +114,7 @@ def test_an_ended_process_is_an_error_of_its_row(monkeypatch: pytest.MonkeyPatch
         yield {**row(1.5, 2.0), "batch": 1}
         raise ProcessEnded("killed")
 
-    monkeypatch.setattr(real_run, "lines_of_fresh_process", lines)
+    monkeypatch.setattr(row_runner, "lines_of_fresh_process", lines)
     document = run_real(tmp_path / "real.json", names=["vit-s"], members=[8], report=None)
     assert document["rows"]["vit-s, N=8, batch 4, shared, 1 thread"]["error"] == "killed"
     assert document["summary"]["not_measured"] == ["vit-s, N=8, batch 4, shared, 1 thread"]
@@ -162,7 +165,7 @@ def test_the_table_states_the_sizes() -> None:
             threads=1,
         )
     }
-    line = real_table(rows).splitlines()[-1]
+    line = table(rows).splitlines()[-1]
     assert "ResNet-18 (width 64, 18 layers, 3x64x64, 11.7 M parameters) | 8 | 1 | shared | 1" in line
     assert "2.00 ms | 2.00 [1.99, 2.01] | 1.00 ms | vmap, 4.00 ms | 2.00 [1.99, 2.01] | 2.50" in line
     text = list(notes(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from click.testing import CliRunner
 
 from widepack.errors import UsageError
 from widepack_bench.errors import BenchError
-from widepack_bench.training import contestants, run
+from widepack_bench.processes import row_runner
+from widepack_bench.processes.fresh import ProcessEnded
+from widepack_bench.training import contestants
 from widepack_bench.training import row as rows_of_suite
 from widepack_bench.training.networks import BASELINES, NETWORKS, chosen_networks
-from widepack_bench.training.row import TrainingOptions, measured, run_row
+from widepack_bench.training.row import TrainingOptions, measured, run_rows
 from widepack_bench.training.run import run_training
 from widepack_bench.training.table import summary, training_table
 from widepack_bench.training.task import TrainingTask, task_of
@@ -69,7 +72,8 @@ def test_the_networks_take_their_inputs(network: Any) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
 def test_a_row_is_measured() -> None:
     options = {"baselines": ["loop", "vmap"], "budget_s": 0.01}
-    result = run_row("mlp", 2, "shared", **options)
+    rows = [{"network": "mlp", "members": 2, "pattern": "shared"}]
+    (result,) = run_rows(rows, **options)
     assert set(result["result"]["baselines"]) == {"loop", "vmap"}
     assert set(result["result"]["others"]) == {"widepack[compile]"}
     assert set(result["cpu_ms"]) == {"widepack", result["result"]["fastest"]}
@@ -117,12 +121,14 @@ def result(fastest: float, loop: float, verdict: str = "holds") -> dict[str, Any
 def test_a_later_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requested: list[tuple[str, int, str]] = []
 
-    def in_process(function: str, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
-        key = arguments["name"], arguments["members"], arguments["pattern"]
-        requested.append(key)
-        return {"error": "killed"} if key[1] == 32 and len(requested) < 3 else result(1.5, 2.0)
+    def lines(function: str, arguments: dict[str, Any], **options: Any) -> Iterator[dict[str, Any]]:
+        (row,) = arguments["rows"]
+        requested.append((row["network"], row["members"], row["pattern"]))
+        if row["members"] == 32 and len(requested) < 3:
+            raise ProcessEnded("killed")
+        yield result(1.5, 2.0)
 
-    monkeypatch.setattr(run, "in_fresh_process", in_process)
+    monkeypatch.setattr(row_runner, "lines_of_fresh_process", lines)
     for _ in range(2):
         document = run_training(tmp_path / "t.json", names=["mlp"], report=None)
     assert requested == [("mlp", 8, "shared"), ("mlp", 32, "shared"), ("mlp", 32, "shared")]
@@ -138,7 +144,7 @@ def test_the_summary_and_the_table() -> None:
         "c": {**common, "error": "killed"},
     }
     totals = summary(rows)
-    assert totals["below_1"] == ["b"]
+    assert totals["over_fastest"]["below"] == ["b"]
     assert totals["not_measured"] == ["c"]
     assert totals["over_loop"]["least"] == 1.2
     lines = training_table(rows).splitlines()

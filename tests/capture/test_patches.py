@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_builds
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import widepack
 from networks.patterns.case import Case, N, case, linear, net, of, param
 from networks.patterns.check import build_case, check_case, member
 from networks.patterns.shapes import ROWS
@@ -255,18 +255,11 @@ class Grows(nn.Module):
 
 
 def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
-    one = case(Grows, ROWS)
-    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
-    for i, path in enumerate(paths):
-        torch.save(member(one, i).state_dict(), path)
-    widepack.build(
-        paths, tmp_path / "e.wide", model=Grows, inputs=[ROWS], state=["total"], pt2=False, targets=("cpu",)
-    )
-    ens, x = widepack.load(tmp_path / "e.wide"), torch.randn(3, 6)
+    ens, x = small_builds.loaded(Grows, tmp_path, ROWS, state=["total"]), torch.randn(3, 6)
     state = ens.state()
     _, state = ens(x, state=state)
     answer, state = ens(x, state=state)
-    alone = member(one, 1)
+    alone = small_builds.member(Grows, 1)
     with torch.no_grad():
         alone(x)
         torch.testing.assert_close(answer.scale[1], alone(x).scale, rtol=1e-5, atol=1e-5)
@@ -296,20 +289,26 @@ def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Pa
     assert "mat1 and mat2 must have the same dtype, but got Long and Float" in message
 
 
+def returning(code: str, folder: Path) -> Any:
+    """Returns a `forward` with this code in line 6 of a file of its own, which messages name."""
+    path = folder / "net.py"
+    path.write_text(
+        "import math\nimport torch\n\ndef forward(self, x):\n    y, n = self.fc(x), x.shape[0]\n"
+        f"    return {code}\n"
+    )
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), space)
+    return space["forward"]
+
+
 @pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "code",
     ["int(x[0, 0].item())", "round(x[0, 0].item())", "math.floor(x.sum().item())", "int(n * x[0, 0].item())"],
 )
 def test_a_number_of_a_tensor_is_no_size(code: str, tmp_path: Path) -> None:
-    path = tmp_path / "net.py"
-    path.write_text(
-        f"import math\n\ndef forward(self, x):\n    n = x.shape[0]\n    return self.fc(x) * {code}\n"
-    )
-    space: dict[str, Any] = {}
-    exec(compile(path.read_text(), path, "exec"), space)
-    message = refused(net(space["forward"], fc=linear(6, 5)), tmp_path, ROWS)
-    assert "reads the value of a tensor as a Python number at net.py:5 in forward" in message
+    message = refused(net(returning(f"y * {code}", tmp_path), fc=linear(6, 5)), tmp_path, ROWS)
+    assert "reads the value of a tensor as a Python number at net.py:6 in forward" in message
     assert "size" not in message
 
 
@@ -329,15 +328,7 @@ NUMBERS = [
 def test_numbers_of_sizes_that_cannot_be_followed_name_line_and_solution(
     code: str, words: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "net.py"
-    path.write_text(
-        "import math\nimport torch\n\ndef forward(self, x):\n    y, n = self.fc(x), x.shape[0]\n"
-        f"    return {code}\n"
-    )
-    space: dict[str, Any] = {}
-    # a separate file, because the test looks for the line
-    exec(compile(path.read_text(), path, "exec"), space)
-    message = refused(net(space["forward"], fc=linear(6, 5)), tmp_path, ROWS)
+    message = refused(net(returning(code, tmp_path), fc=linear(6, 5)), tmp_path, ROWS)
     assert f"net.py:6 in forward: return {code}" in message
     assert words in message
 

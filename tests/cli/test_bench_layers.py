@@ -113,6 +113,7 @@ def test_invalid_files_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "format": "widepack.primitives/1",
         "preset": "ci",
         "pattern": "each",
+        "tuned": False,
         "environment": {"device": "a wristwatch", "threads": 1},
     }
     damaged: list[Any] = [None, [], {"linear, N=2": 3}, {"linear, N=2": {}}]
@@ -419,7 +420,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("widepack.tune", lambda *_, **__: pytest.fail("tuned again"))
     out.unlink()
     assert widepack(*words).exit_code == 0
-    assert "has rows measured with --tune" in refused(
+    assert "has rows of the tuned True, but this run is for False" in refused(
         2, "bench-layers", "linear", "-p", "ci", "-n", "3", "--resume", out
     )
     assert "--artifacts: this option works only with --tune" in refused(

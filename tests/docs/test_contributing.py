@@ -1,4 +1,4 @@
-"""Tests that the code in CONTRIBUTING.md gives the members' answers, and that the paths on the page exist."""
+"""Tests that the code of the page about new ops gives the members' answers, and that paths on pages exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from widepack.runtime.op_costs import cost
 from widepack_artifacts.opset import EXTRA, OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/contributing/add-an-op.md").read_text(encoding="utf-8")
 PRIMITIVE, STRATEGY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 OP, CONV = "aten.trapezoid.dx", "aten.conv2d.default"
 
@@ -38,7 +38,7 @@ def run(code: str, **known: Any) -> dict[str, Any]:
     }
     exec(
         compile(
-            f"from __future__ import annotations\nfrom typing import Any\n{code}", "CONTRIBUTING.md", "exec"
+            f"from __future__ import annotations\nfrom typing import Any\n{code}", "add-an-op.md", "exec"
         ),
         space,
     )
@@ -78,7 +78,7 @@ def over_dim(dim: int) -> Program:
 def test_the_op_answers_as_the_members(new_op: None) -> None:
     assert [p.family for p in find("trapezoid.dx")] == ["dim"]
     assert list(REGISTRY[OP].strategies) == ["shifted"]
-    assert SAMPLES[OP].__code__.co_filename == "CONTRIBUTING.md"
+    assert SAMPLES[OP].__code__.co_filename == "add-an-op.md"
     assert count_compared(OP, "shifted") > 4
 
 
@@ -102,8 +102,9 @@ def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.Monkey
     assert count_compared(CONV, "matmul_1x1") > 1
 
 
-def test_the_paths_on_the_page_exist() -> None:
-    places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts|docs)/[\w./*]*)`", PAGE))
+def test_the_paths_on_the_pages_exist() -> None:
+    pages = PAGE + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts|docs)/[\w./*]*)`", pages))
     assert {
         "tests/helpers/option_spaces.py",
         "bench/widepack_bench/layers/sweeps.py",

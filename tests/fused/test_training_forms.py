@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -131,3 +132,38 @@ def test_accumulated_gradients_are_those_of_each_member_alone(model: Any) -> Non
             value, torch.stack([m.state_dict()[name] for m in alone]), rtol=1e-8, atol=1e-8
         )
     assert not torch.equal(vector(alone), vector(modules))
+
+
+class Image(nn.Module):
+    """A norm that is a part under two names, and weights of 2, 3 and 4 dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv1d(4, 2, 2)
+        self.trunk = nn.Sequential(self.conv, self.norm, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.trunk(x).flatten(2))
+        return y
+
+
+def test_a_norm_under_two_names_and_a_memory_format_train() -> None:
+    members = [Image() for _ in range(2)]
+    alone, x = copy.deepcopy(members), torch.randn(4, 3, 6, 6)
+    whole = widepack.fuse(members, x)
+    fused = nn.Sequential(whole)
+    fused.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(fused.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum(y.square().mean() for y in fused(x)).backward()
+        optimizer.step()
+    for member, again in zip(alone, whole.unfuse(), strict=True):
+        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = torch.optim.SGD(member.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            member(x).square().mean().backward()
+            optimizer.step()
+        for name, value in again.state_dict().items():
+            torch.testing.assert_close(value, member.state_dict()[name], rtol=1e-4, atol=1e-6)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import small
 from small import node, program
 
 from widepack.lowering.lower import lower
-from widepack.simplify.pipeline import simplify
+from widepack.simplify.pipeline import simplify_all
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 NORM = ("gamma", "beta", "mean", "var")
@@ -58,6 +59,10 @@ def all_stacked(member_program: Program) -> dict[str, Kind]:
     """Returns kinds where all weights differ between members."""
     names = (s.name for s in member_program.weights)
     return small.all_kinds(member_program, **dict.fromkeys(names, "stacked"))  # type: ignore[arg-type]
+
+
+def simplify(member_program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
+    return simplify_all([member_program], slots, sizes)[0]
 
 
 def simplified(member_program: Program, slots: dict[str, Kind]) -> Program:

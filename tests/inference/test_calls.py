@@ -428,6 +428,13 @@ def test_wrong_options_of_load(options: dict[str, Any], words: str, artifacts: A
     assert "\n" not in str(caught.value)
 
 
+def test_the_first_cpu_is_the_cpu(artifacts: Artifacts) -> None:
+    """Launchers name a device by its kind and a number."""
+    model = load(artifacts("mlp"), device="cpu:0", warmup=False)
+    x = torch.randn(4, 64)
+    assert model(x).device == x.to("cpu:0").device
+
+
 def test_a_folder_without_an_artifact_is_refused(artifacts: Artifacts, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="it does not exist"):
         load(tmp_path / "none.wide")

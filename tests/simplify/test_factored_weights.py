@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import small
 import torch
-from simplify_programs import conv_norm, layer_norm
+from simplify_programs import conv_norm, layer_norm, simplify
 from small import all_kinds, node, program
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from widepack.planning.split_plans import split_layers
 from widepack.runtime.executable import Executable
 from widepack.runtime.graph_module import graph_module
 from widepack.simplify.factored_weights import FactorNames, with_factors
-from widepack.simplify.pipeline import simplify
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 SIZES, RANK = small.SIZES, 2

@@ -6,12 +6,20 @@ import itertools
 
 import pytest
 import small
-from simplify_programs import NORM, all_stacked, conv_norm, layer_norm, ops_of, simple_members, simplified
+from simplify_programs import (
+    NORM,
+    all_stacked,
+    conv_norm,
+    layer_norm,
+    ops_of,
+    simple_members,
+    simplified,
+    simplify,
+)
 from small import all_kinds, node, program
 
 from widepack.ir.kinds import kinds
 from widepack.simplify.norm_folding import fold_batch_norms
-from widepack.simplify.pipeline import simplify
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 

@@ -7,14 +7,23 @@ from typing import Any
 
 import pytest
 import small
-from simplify_programs import all_stacked, conv_norm, layer_norm, ops_of, simple_members, simplified, wide_of
+from simplify_programs import (
+    all_stacked,
+    conv_norm,
+    layer_norm,
+    ops_of,
+    simple_members,
+    simplified,
+    simplify,
+    wide_of,
+)
 from small import all_kinds, node, program
 
 from widepack.ir.edit import sweep
 from widepack.ir.kinds import kinds
 from widepack.simplify.common_subexpressions import drop_duplicates
 from widepack.simplify.horizontal_fusion import NARROW, join_siblings
-from widepack.simplify.pipeline import drop_copies, simplify
+from widepack.simplify.pipeline import drop_copies
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 
@@ -240,6 +249,10 @@ TRANSPOSED: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any
         {"padding": [1, 3], "dilation": [2, 3], "groups": 4},
     ),
     "3d, no bias": ("3d.input", (1, 6, 2, 1, 2), (1, 3, 4, 5), {"padding": [1, 0, 1]}),
+    "1d, no bias, apart": ("1d.default", (2, 3, 3), (2, 7), {"stride": [3]}),
+    "2d, apart": ("2d.input", (4, 3, 2, 2), (4, 5, 6), {"stride": [2, 2]}),
+    "2d, groups, apart": ("2d.input", (4, 3, 3, 2), (4, 5, 6), {"stride": [3, 2], "groups": 2}),
+    "3d, apart": ("3d.input", (2, 3, 2, 1, 2), (2, 3, 4, 5), {"stride": [2, 1, 2]}),
 }
 
 
@@ -265,41 +278,20 @@ def transposed(kind: str, dtype: str = "float32", **more: Any) -> Program:
     return program(weights, {"x": f"{dtype}[B,{','.join(map(str, x))}]"}, [net], ["c"])
 
 
+@pytest.mark.extended(keep=18)
 @pytest.mark.parametrize("w", ["shared", "stacked"])
-@pytest.mark.parametrize("kind", TRANSPOSED)
-def test_a_transposed_convolution_of_stride_1_becomes_a_convolution(kind: str, w: Kind) -> None:
-    net = transposed(kind)
-    slots = all_kinds(net, w=w, b="stacked", x="stacked")
-    simple = simplified(net, slots)
-    assert ops_of(simple)[-1].startswith("conv") and not any(
-        "transpose" in o and "conv" in o for o in ops_of(simple)
-    )
-
-
-SEPARATE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "1d, no bias": ("1d.default", (2, 3, 3), (2, 7), {"stride": [3]}),
-    "2d": ("2d.input", (4, 3, 2, 2), (4, 5, 6), {"stride": [2, 2]}),
-    "2d, groups": ("2d.input", (4, 3, 3, 2), (4, 5, 6), {"stride": [3, 2], "groups": 2}),
-    "3d": ("3d.input", (2, 3, 2, 1, 2), (2, 3, 4, 5), {"stride": [2, 1, 2]}),
-}
-
-
-@pytest.mark.extended(keep=10)
-@pytest.mark.parametrize("w", ["shared", "stacked"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", SEPARATE)
-def test_a_transposed_convolution_of_separate_windows_becomes_a_convolution(
-    kind: str, dtype: str, w: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TRANSPOSED, kind, SEPARATE[kind])
-    _, (_, outputs, *window), (_, *image), more = SEPARATE[kind]
-    sizes = [outputs * more.get("groups", 1), *(n * k for n, k in zip(image, window))]
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(kind, dtype) for kind in TRANSPOSED for dtype in ("float32", *["bfloat16"] * kind.endswith("apart"))],
+)
+def test_a_transposed_convolution_becomes_a_convolution(kind: str, dtype: str, w: Kind) -> None:
+    """Of stride 1, or of windows that do not overlap (`apart`)."""
     net = transposed(kind, dtype)
-    last = replace(net.nodes[-1], out=f"{dtype}[B,{','.join(map(str, sizes))}]")
-    net = replace(net, nodes=(*net.nodes[:-1], last))
-    slots = all_kinds(net, w=w, b="stacked", x="stacked")
-    simple = simplified(net, slots)
-    names = ops_of(simple)
+    _, (_, outputs, *window), (_, *image), more = TRANSPOSED[kind]
+    if "stride" in more:
+        sizes = [outputs * more.get("groups", 1), *(n * k for n, k in zip(image, window))]
+        net = replace(net, nodes=(replace(net.nodes[0], out=f"{dtype}[B,{','.join(map(str, sizes))}]"),))
+    names = ops_of(simplified(net, all_kinds(net, w=w, b="stacked", x="stacked")))
     assert any(o.startswith("conv") for o in names) and not any("conv_transpose" in o for o in names)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import small
+from simplify_programs import simplify
 from small import all_kinds, node, program
 
 from widepack.ir import ops
@@ -15,7 +16,6 @@ from widepack.ir.fake_values import Shapes
 from widepack.ir.kinds import kinds
 from widepack.lowering.lower import lower
 from widepack.simplify.linear_rows import rows_in_order
-from widepack.simplify.pipeline import simplify
 from widepack.simplify.select_pushdown import narrow
 from widepack.simplify.view_chains import merge_views
 from widepack_artifacts.program import Node, Program, Ref, Tag

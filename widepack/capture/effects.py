@@ -17,7 +17,7 @@ from torch.export.graph_signature import OutputKind
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import CaptureError
-from ..ir.torch_internals import memory_id, op_base_name, schema_of
+from ..ir.torch_internals import buffers_of, memory_id, op_base_name, schema_of
 from ..spec.entries import method_of
 from .call import MemberCall
 from .derivatives import weights_fixed
@@ -37,12 +37,22 @@ _SHAPED = ("new_", "zeros_like", "ones_like", "full_like", "empty_like")
 def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
     """Refuses a state whose memory the member also reaches by another name.
 
-    In the program, a write under one name is not visible under the other. Raises: CaptureError.
+    In the program, a write under one name is not visible under the other. A module that is a part under two
+    names has one buffer: a write is visible under both. Raises: CaptureError.
     """
     tensors = {**state_tensors(module), **dict(tensors_of(module))}
+    slots = {
+        f"{path}.{name}".lstrip("."): (id(part), name)
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name in buffers_of(part)
+    }
     for name in buffers:
         storage = memory_id(tensors[name])
-        others = sorted(n for n, t in tensors.items() if n != name and memory_id(t) == storage)
+        others = sorted(
+            n
+            for n, t in tensors.items()
+            if memory_id(t) == storage and n != name and slots.get(n) != slots[name]
+        )
         if others:
             raise CaptureError(
                 f"state {name} of {type(module).__name__} shares its memory with {', '.join(others)}; "

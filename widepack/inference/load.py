@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from widepack_artifacts.manifest import Manifest
-from widepack_artifacts.program_limit import ProgramLimit
-from widepack_artifacts.reader import Reader, opened
+from widepack_artifacts.reader import ProgramLimit, Reader, opened
 from widepack_artifacts.weights import Weights
 
 from .. import backends
@@ -243,7 +242,7 @@ def on_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     if found.index:
         raise UsageError(f"device {str(device)!r}: there is one CPU, 'cpu'")
-    return found
+    return torch.device("cpu")  # torch says that its tensors are on `cpu`, also if they were sent to `cpu:0`
 
 
 def chosen_members(manifest: Manifest, members: Sequence[int | str] | None) -> list[int]:

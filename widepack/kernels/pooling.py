@@ -31,7 +31,7 @@ def max_pool2d(
 ) -> Tensor:
     """Computes `aten.max_pool2d`, for inference on a CPU by maxima of slices.
 
-    Programs that are traced, and those with gradients, call the op itself (`ir/direct.py`).
+    Programs that are traced, and those with gradients, call the op itself (`ir/ops.py`).
     """
     if torch.is_inference_mode_enabled() and type(x) is Tensor and not ceil_mode:
         window, margin = _pair(kernel_size), _pair(padding)

@@ -86,11 +86,6 @@ def fold_all(programs: Sequence[Program], slots: Mapping[str, Kind]) -> list[Pro
     return plainly if _alike(plainly) else folded
 
 
-def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
-    """Simplifies one program."""
-    return simplify_all([program], slots, sizes)[0]
-
-
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Runs the passes that depend on kinds: masked selections, norms and joined layers."""
     folded = fold_layer_norms(fold_batch_norms(select_by_masks(program, slots), slots), slots)

@@ -20,7 +20,7 @@ from widepack.rows.axes import row_axis_of
 from ..estimate.call_time import weight_bytes, wide_seconds
 from ..measure.answers import leaves
 from ..measure.inputs import arranged
-from ..measure.programs import entry_of
+from ..measure.loading import entry_of
 from .move import Move, NotPossible, Opened
 from .subject import AdvisedArtifact
 

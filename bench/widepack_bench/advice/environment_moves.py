@@ -15,9 +15,8 @@ from ..errors import BenchError
 from ..estimate.calibration import seconds
 from ..estimate.call_time import large_results
 from ..measure.inputs import make
-from ..measure.loading import load_on
+from ..measure.loading import entry_of, load_on
 from ..measure.processors import quiet
-from ..measure.programs import entry_of
 from ..processes.fresh import STEADY, in_fresh_process
 from .move import Move
 from .subject import AdvisedArtifact, Workload

@@ -14,7 +14,7 @@ from widepack.spec.dtypes import find_dtype
 
 from ..estimate.calibration import rates_here
 from ..estimate.call_time import compiled_seconds
-from ..measure.programs import entry_of
+from ..measure.loading import entry_of
 from .move import Move, Opened, opened
 from .plan_moves import is_tuned
 from .subject import AdvisedArtifact

@@ -21,8 +21,7 @@ from widepack.system.machine import CHOOSABLE, backends_here, name_of
 from widepack_artifacts.program import Program
 
 from ..estimate.call_time import compiled_seconds, wide_seconds
-from ..measure.loading import load_on
-from ..measure.programs import entry_of
+from ..measure.loading import entry_of, load_on
 from .move import Move, NotPossible, Opened, opened
 from .subject import AdvisedArtifact
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..measure.race import Interval
@@ -40,30 +40,9 @@ class MeasuredMove:
     outcome: Outcome = "not tried"
     reason: str = ""
 
-    def with_outcome(self, outcome: Outcome, reason: str) -> MeasuredMove:
-        """Returns the move with its outcome."""
-        return replace(self, outcome=outcome, reason=reason)
-
-    def with_gain(self, gain: Interval, ms: float) -> MeasuredMove:
-        """Returns the move with what was measured."""
-        return replace(self, gain=gain, ms=ms)
-
-    def with_prediction(self, predicted: float | None) -> MeasuredMove:
-        """Returns the move with a predicted gain."""
-        return replace(self, predicted=predicted)
-
     def to_json(self) -> dict[str, Any]:
         """Returns the move as JSON values."""
-        return {
-            "number": self.number,
-            "name": self.name,
-            "how": self.how,
-            "predicted": self.predicted,
-            "gain": None if self.gain is None else self.gain.to_json(),
-            "ms": self.ms,
-            "outcome": self.outcome,
-            "reason": self.reason,
-        }
+        return {**asdict(self), "gain": None if self.gain is None else self.gain.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)

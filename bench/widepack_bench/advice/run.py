@@ -9,6 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from widepack_artifacts.reader import Reader
 from ..baselines.compiled import compiler_settings
 from ..estimate.calibration import rates_here
 from ..measure.levels import LEVELS, load_levels
+from ..measure.loading import entry_of
 from ..measure.processors import quiet
-from ..measure.programs import entry_of
 from ..report.environment import environment
 from .call_moves import member_moves, row_moves
 from .environment_moves import allocator_moves
@@ -125,7 +126,7 @@ def advise(
             say(move.name, done, len(moves))
             if limit.over:
                 row = MeasuredMove(number=number, name=move.name, how=move.how, predicted=None)
-                found.append(row.with_outcome("out of time", "the time limit was reached"))
+                found.append(replace(row, outcome="out of time", reason="the time limit was reached"))
             else:
                 found.append(tried(subject, move, number, RUN_S))
         say("moves", len(moves), len(moves))

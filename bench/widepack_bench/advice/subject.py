@@ -23,8 +23,7 @@ from ..estimate.call_time import loop_seconds, wide_seconds
 from ..estimate.rates import Rates
 from ..measure.answers import difference, leaves
 from ..measure.inputs import batch_dim, make
-from ..measure.loading import load_on
-from ..measure.programs import entry_of
+from ..measure.loading import entry_of, load_on
 
 
 @dataclass(frozen=True, kw_only=True)

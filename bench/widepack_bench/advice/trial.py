@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,16 +50,16 @@ def tried(subject: AdvisedArtifact, move: Move, number: int, budget_s: float) ->
     predicted = _predicted_gain(subject, move)
     row = MeasuredMove(number=number, name=move.name, how=move.how, predicted=predicted)
     if predicted is not None and predicted < HOPELESS:
-        return row.with_outcome("not tried", f"predicted {predicted:.2f} times as fast")
+        return replace(row, outcome="not tried", reason=f"predicted {predicted:.2f} times as fast")
     try:
         if move.open is None:
             return _apart(subject, move, row)
         opened = move.open(subject)
         if row.predicted is None:
-            row = row.with_prediction(_gain(subject, opened.seconds))
+            row = replace(row, predicted=_gain(subject, opened.seconds))
         return _timed_twice(subject, opened, row, budget_s)
     except Exception as e:  # noqa: BLE001  # compilers and runtimes raise errors of any class
-        return row.with_outcome("not possible", reason(e))
+        return replace(row, outcome="not possible", reason=reason(e))
 
 
 def _predicted_gain(subject: AdvisedArtifact, move: Move) -> float | None:
@@ -79,18 +79,18 @@ def _timed_twice(
 ) -> MeasuredMove:
     with opened.within(), padding_kept():
         if wrong := subject.wrong(opened.answers(), other_dtype=opened.other_dtype):
-            return row.with_outcome("wrong", wrong)
+            return replace(row, outcome="wrong", reason=wrong)
     first = _timed(subject, opened, budget_s)
-    row = row.with_gain(first.gain, first.ms)
+    row = replace(row, gain=first.gain, ms=first.ms)
     if first.gain.value < GAIN:
-        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast")
+        return replace(row, outcome="rejected", reason=f"less than {GAIN:g} times as fast")
     second = _timed(subject, opened, budget_s)
-    row = row.with_gain(second.gain, second.ms)
+    row = replace(row, gain=second.gain, ms=second.ms)
     if not second.quiet:
-        return row.with_outcome("noisy", "other programs disturbed the measurement")
+        return replace(row, outcome="noisy", reason="other programs disturbed the measurement")
     if second.gain.low <= 1.0 or second.gain.value < GAIN:
-        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast in a second run")
-    return row.with_outcome("recommended", "")
+        return replace(row, outcome="rejected", reason=f"less than {GAIN:g} times as fast in a second run")
+    return replace(row, outcome="recommended", reason="")
 
 
 def _timed(subject: AdvisedArtifact, opened: Opened, budget_s: float) -> Timed:
@@ -116,7 +116,7 @@ def _with_threads(call: Call, threads: int) -> Call:
 def _apart(subject: AdvisedArtifact, move: Move, row: MeasuredMove) -> MeasuredMove:
     """Times a move that only sets variables, in pairs of processes."""
     if row.predicted is not None and row.predicted < 1.02:
-        return row.with_outcome("not tried", "no result is large enough for it")
+        return replace(row, outcome="not tried", reason="no result is large enough for it")
     ratios, times = [], []
     try:
         for _ in range(PAIRS):
@@ -124,9 +124,9 @@ def _apart(subject: AdvisedArtifact, move: Move, row: MeasuredMove) -> MeasuredM
             times.append(seconds_apart(subject.work, dict(move.environment), CHILD_LIMIT_S))
             ratios.append(now / times[-1])
     except BenchError as e:
-        return row.with_outcome("not possible", str(e))
+        return replace(row, outcome="not possible", reason=str(e))
     gain = median_interval(ratios)
-    row = row.with_gain(gain, 1e3 * statistics.median(times))
+    row = replace(row, gain=gain, ms=1e3 * statistics.median(times))
     if gain.low <= 1.0 or gain.value < GAIN:
-        return row.with_outcome("rejected", f"less than {GAIN:g} times as fast")
-    return row.with_outcome("recommended", "")
+        return replace(row, outcome="rejected", reason=f"less than {GAIN:g} times as fast")
+    return replace(row, outcome="recommended", reason="")

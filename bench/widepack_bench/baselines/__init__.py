@@ -9,9 +9,8 @@
 | `compiled.py` | Makes baselines with `torch.compile`, each specialized to the shapes of its calls |
 | `cuda_graph.py` | Records the eager loop as one CUDA graph |
 | `derivatives.py` | Runs modules whose forward takes derivatives inside of inference mode |
-| `loop.py` | Runs the members one after another: the eager loop |
 | `member_programs.py` | Runs the artifact's member programs as modules |
-| `members.py` | Makes the user's own modules, loads a member's weights into them, and calls them |
+| `members.py` | Makes the user's own modules, loads a member's weights into them; the eager loop |
 | `onnxruntime_sessions.py` | Runs N sessions of ONNX Runtime: one exported member |
 | `table.py` | Lists the baselines: the members without widepack |
 | `vmap.py` | Makes one member a function of its weights, and runs `torch.func.vmap` of it |

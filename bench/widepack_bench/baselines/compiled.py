@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..measure.answers import Run, members_of, stack
-from .loop import loop
+from .members import loop
 from .vmap import function_of, tables, vmap
 
 # Compiled forms of one function. A run over several networks and batches makes more than torch's default

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import Unavailable
 from ..measure.answers import Run
-from .loop import loop
+from .members import loop
 
 WARM_UP = 3  # Calls before the recording: libraries initialize in the first ones.
 

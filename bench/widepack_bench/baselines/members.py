@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from widepack.spec.entries import FORWARD, method_of
 from widepack_artifacts.entry import Entry
 
 from ..errors import BenchError
+from ..measure.answers import Run, members_of, stack
 from ..measure.inputs import Inputs, make
 from .derivatives import WithDerivatives
 
@@ -96,3 +97,12 @@ def reason(error: Exception) -> str:
     if isinstance(error, WidepackError) and message:
         return message
     return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__
+
+
+def loop(modules: Sequence[nn.Module], each: bool) -> Run:
+    """Returns a call that runs the modules one after another and stacks their outputs."""
+    if each:
+        return lambda *args, **kwargs: stack(
+            [m(*members_of(args, i), **members_of(kwargs, i)) for i, m in enumerate(modules)]
+        )
+    return lambda *args, **kwargs: stack([m(*args, **kwargs) for m in modules])

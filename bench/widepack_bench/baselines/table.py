@@ -31,7 +31,7 @@ from ..measure.answers import padding_kept as padding_kept
 from ..measure.answers import stack as stack
 from .compiled import compiled_loop, compiled_member, vmap_compiled
 from .cuda_graph import cuda_graph_loop
-from .loop import loop as loop
+from .members import loop as loop
 from .onnxruntime_sessions import onnxruntime
 from .vmap import vmap
 

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -22,7 +22,7 @@ from widepack.costs.amounts import kernels_at
 from widepack.ir import ops
 from widepack.system.timing import without_gc
 
-from ..measure.programs import entry_of
+from ..measure.loading import entry_of
 from ..models.factory import MODELS
 from ..models.mlp import mlp
 from ..models.weights import write_checkpoints
@@ -41,6 +41,7 @@ CHANNELS = (4, 16, 64, 128)
 PLACES = ((1, 4), (1, 8), (1, 16), (4, 16), (4, 32))
 """Samples and the side of an image, for convolutions."""
 MEMBERS = 8
+STEPS = 8
 MODULES = (32, 256, 2048)
 GROUPS = 4
 
@@ -162,6 +163,7 @@ def _cold(make: Make) -> Curve:
 
 
 Sized = tuple[Callable[[tuple[float, float]], float], dict[tuple[float, float], Run]]
+Sizes = Callable[[Make], Sized]
 
 
 def _one(_: tuple[float, float]) -> float:
@@ -172,37 +174,22 @@ def _members(_: tuple[float, float]) -> float:
     return float(MEMBERS)
 
 
-def _product(make: Make) -> Sized:
-    runs: dict[tuple[float, float], Run] = {}
-    for rows, width in itertools.product(ROWS, WIDTHS):
-        x, w, b = make(rows, width), make(width, width), make(width)
-        runs[rows, width * width] = partial(aten.addmm.default, b, x, w.t())
-    return _one, runs
+def _matrices(run: Callable[[Tensor, Tensor, Tensor], Run], members: bool, rows: Sequence[int]) -> Sizes:
+    """Returns products of rows with square matrices, of one or all members. run: takes x, w and b."""
+
+    def sized(make: Make) -> Sized:
+        lead = (MEMBERS,) if members else ()
+        runs = {
+            (float(n), float(d * d)): run(make(*lead, n, d), make(*lead, d, d), make(*lead, d))
+            for n, d in itertools.product(rows, WIDTHS[:-1] if members else WIDTHS)
+        }
+        return (_members if members else _one), runs
+
+    return sized
 
 
-def _batched(make: Make) -> Sized:
-    runs: dict[tuple[float, float], Run] = {}
-    for rows, width in itertools.product(ROWS, WIDTHS[:-1]):
-        x, w, b = make(MEMBERS, rows, width), make(MEMBERS, width, width), make(MEMBERS, 1, width)
-        runs[rows, width * width] = partial(aten.baddbmm.default, b, x, w.transpose(1, 2))
-    return _members, runs
-
-
-def _streamed(make: Make) -> Sized:
-    runs: dict[tuple[float, float], Run] = {}
-    for width in WIDTHS[:-1]:
-        x, w, b = make(MEMBERS, 1, width), make(MEMBERS, width, width), make(MEMBERS, width)
-        runs[1, width * width] = partial(own.streamed_linear.default, x, w, b)
-    return _members, runs
-
-
-def _packed(make: Make) -> Sized:
-    runs: dict[tuple[float, float], Run] = {}
-    for rows, width in itertools.product(ROWS, WIDTHS[:-1]):
-        x, w, b = make(MEMBERS, rows, width), make(MEMBERS, width, width), make(MEMBERS, width)
-        packed = own.pack_linear.default(w, rows)
-        runs[rows, width * width] = partial(own.linear.default, x, packed, b)
-    return _members, runs
+def _packed(x: Tensor, w: Tensor, b: Tensor) -> Run:
+    return partial(own.linear.default, x, own.pack_linear.default(w, x.shape[1]), b)
 
 
 def _convolution(make: Make, groups: int = 1, packed: bool = False) -> Sized:
@@ -241,74 +228,74 @@ def _attention(make: Make) -> Sized:
     return lambda _: 4.0 * MEMBERS, runs
 
 
-def _recurrent(name: str, gates: int, make: Make) -> Sized:
-    """All steps of a layer of torch. A step multiplies rows by [gates * H, I + H]."""
-    runs: dict[tuple[float, float], Run] = {}
-    steps = 8
-    for rows, width in itertools.product((1, 8, 64), (32, 128, 256)):
-        x, h = make(steps, rows, width), make(1, rows, width)
+def _sequences(run: Callable[[Make, int, int], Run], gates: int, members: int = 1) -> Sizes:
+    """Returns all steps of a recurrent layer. A step multiplies rows by [gates * H, I + H]. run: takes the
+    number of rows and H.
+    """
+
+    def sized(make: Make) -> Sized:
+        runs: dict[tuple[float, float], Run] = {}
+        for rows, width in itertools.product((1, 8, 64), (32, 128, 256)):
+            runs[rows, 2 * gates * width * width] = run(make, rows, width)
+        return lambda _: float(STEPS * members), runs
+
+    return sized
+
+
+def _layer(name: str, gates: int) -> Sizes:
+    """Returns the steps of a layer of torch."""
+
+    def run(make: Make, rows: int, width: int) -> Run:
+        x, h = make(STEPS, rows, width), make(1, rows, width)
         weights = [make(gates * width, width), make(gates * width, width), make(gates * width)]
-        weights.append(make(gates * width))
         state = [h, h] if name == "lstm" else h
-        op = getattr(aten, name).input
-        runs[rows, 2 * gates * width * width] = partial(
-            op, x, state, weights, True, 1, 0.0, False, False, False
-        )
-    return lambda _: float(steps), runs
+        given = (x, state, [*weights, make(gates * width)], True, 1, 0.0, False, False, False)
+        return partial(getattr(aten, name).input, *given)
+
+    return _sequences(run, gates)
 
 
-def _steps(name: str, gates: int, make: Make) -> Sized:
-    """All steps of a layer of widepack, for all members."""
-    runs: dict[tuple[float, float], Run] = {}
-    steps = 8
-    for rows, width in itertools.product((1, 8, 64), (32, 128, 256)):
-        x, h = make(MEMBERS, steps, rows, width), make(MEMBERS, rows, width)
-        w, b = make(MEMBERS, width, gates * width), make(MEMBERS, gates * width)
-        runs[rows, 2 * gates * width * width] = partial(_STEPS[name], x, h, w, b)
-    return lambda _: float(steps * MEMBERS), runs
+def _steps(op: Callable[[Tensor, Tensor, Tensor, Tensor], Run], gates: int) -> Sizes:
+    """Returns the steps of a layer of widepack, for all members."""
+
+    def run(make: Make, rows: int, width: int) -> Run:
+        x, h = make(MEMBERS, STEPS, rows, width), make(MEMBERS, rows, width)
+        return op(x, h, make(MEMBERS, width, gates * width), make(MEMBERS, gates * width))
+
+    return _sequences(run, gates, MEMBERS)
 
 
-def _packed_lstm(x: Tensor, h: Tensor, w: Tensor, b: Tensor) -> Callable[[], object]:
+def _packed_lstm(x: Tensor, h: Tensor, w: Tensor, b: Tensor) -> Run:
     packed = own.pack_lstm.default(w, w, False, list(x.shape[1:]))
     return partial(own.packed_lstm.default, x, h, h, packed, b, b, False)
 
 
-_STEPS: dict[str, Callable[..., object]] = {
-    "rnn_steps": lambda x, h, w, b: own.rnn_steps.default(x, h, w, w, b, b, False, "tanh"),
-    "gru_steps": lambda x, h, w, b: own.gru_steps.default(x, h, w, w, b, b, False),
-    "lstm_steps": lambda x, h, w, b: own.lstm_steps.default(x, h, h, w, w, b, b, None, False),
-}
-
-
-def _packed_lstm_steps(make: Make) -> Sized:
-    runs: dict[tuple[float, float], Run] = {}
-    steps = 8
-    for rows, width in itertools.product((1, 8, 64), (32, 128, 256)):
-        x, h = make(MEMBERS, steps, rows, width), make(MEMBERS, rows, width)
-        w, b = make(MEMBERS, width, 4 * width), make(MEMBERS, 4 * width)
-        runs[rows, 8 * width * width] = _packed_lstm(x, h, w, b)
-    return lambda _: float(steps * MEMBERS), runs
-
-
-_PRODUCTS: Mapping[str, Callable[[Make], Sized]] = {
-    "product": _product,
-    "batched product": _batched,
-    "packed product": _packed,
-    "streamed product": _streamed,
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_steps", "gru_steps", "rnn_steps", "packed_lstm")
+_PRODUCTS: Mapping[str, Sizes] = {
+    "product": _matrices(lambda x, w, b: partial(aten.addmm.default, b, x, w.t()), False, ROWS),
+    "batched product": _matrices(
+        lambda x, w, b: partial(aten.baddbmm.default, b[:, None], x, w.transpose(1, 2)), True, ROWS
+    ),
+    "packed product": _matrices(_packed, True, ROWS),
+    "streamed product": _matrices(partial(partial, own.streamed_linear.default), True, ROWS[:1]),
     "convolution": _convolution,
     "grouped convolution": partial(_convolution, groups=GROUPS),
     "packed convolution": partial(_convolution, packed=True),
     "packed grouped convolution": partial(_convolution, groups=GROUPS, packed=True),
     "depthwise convolution": _depthwise,
     "attention": _attention,
-    "lstm": partial(_recurrent, "lstm", 4),
-    "gru": partial(_recurrent, "gru", 3),
-    "rnn_tanh": partial(_recurrent, "rnn_tanh", 1),
-    "rnn_relu": partial(_recurrent, "rnn_relu", 1),
-    "lstm_steps": partial(_steps, "lstm_steps", 4),
-    "gru_steps": partial(_steps, "gru_steps", 3),
-    "rnn_steps": partial(_steps, "rnn_steps", 1),
-    "packed_lstm": _packed_lstm_steps,
+    "lstm": _layer("lstm", 4),
+    "gru": _layer("gru", 3),
+    "rnn_tanh": _layer("rnn_tanh", 1),
+    "rnn_relu": _layer("rnn_relu", 1),
+    "lstm_steps": _steps(
+        lambda x, h, w, b: partial(own.lstm_steps.default, x, h, h, w, w, b, b, None, False), 4
+    ),
+    "gru_steps": _steps(lambda x, h, w, b: partial(own.gru_steps.default, x, h, w, w, b, b, False), 3),
+    "rnn_steps": _steps(
+        lambda x, h, w, b: partial(own.rnn_steps.default, x, h, w, w, b, b, False, "tanh"), 1
+    ),
+    "packed_lstm": _steps(_packed_lstm, 4),
 }
 
 
@@ -343,18 +330,6 @@ def _batch_norms(make: Make) -> dict[float, Run]:
 
 def _gathered(x: Tensor) -> object:
     return aten.index_select.default(x, 0, torch.zeros(x.shape[0], dtype=torch.int64))
-
-
-RECURRENT = (
-    "lstm",
-    "gru",
-    "rnn_tanh",
-    "rnn_relu",
-    "lstm_steps",
-    "gru_steps",
-    "rnn_steps",
-    "packed_lstm",
-)
 
 
 _OTHERS: Mapping[str, Callable[[Make], dict[float, Run]]] = {

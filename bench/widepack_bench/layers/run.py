@@ -23,7 +23,7 @@ from ..report.environment import environment
 from ..report.json_file import write_whole
 from ..text import plural
 from .block_sweeps import sweeps
-from .document import check_artifacts_folder, check_environment, new_document, read_document
+from .document import check_artifacts_folder, check_environment, document_of
 from .row import Effort, RowOptions
 from .rows import Clock, Progress, Task, rows
 from .table import settled, summary
@@ -108,12 +108,7 @@ def _prepared(
     resume: Path | None, preset: str, tune: bool, options: RowOptions, isolate: bool
 ) -> dict[str, Any]:
     """Returns the document to resume, or a new one, with the environment of this run. Raises: UsageError."""
-    pattern = options.pattern
-    document = (
-        read_document(resume, preset, pattern, tune)
-        if resume is not None
-        else new_document(preset, pattern, tune)
-    )
+    document = document_of(resume, preset, options.pattern, tune)
     now = {**environment(options.device, options.threads or 1), "memory": STEADY if isolate else {}}
     if document["rows"]:
         check_environment(resume, document["environment"], now)

@@ -89,6 +89,23 @@ class DotProduct(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value)
 
 
+def _sweep(
+    name: str,
+    layer: Callable[..., nn.Module],
+    family: str,
+    large: tuple[Any, ...],
+    inputs: Sequence[str],
+    small: tuple[Any, ...],
+    less: Sequence[str],
+    *aliases: str,
+    batch: int = 16,
+    **options: Any,
+) -> Sweep:
+    """Makes a sweep. large, small: what the constructor takes. inputs, less: the specs of both shapes."""
+    shape = Shape(large, batch, tuple(inputs), options)
+    return Sweep(name, layer, shape, Shape(small, 16, tuple(less), options), family, aliases)
+
+
 def _image(
     name: str,
     layer: Callable[..., nn.Module],
@@ -102,48 +119,58 @@ def _image(
     channels.
     """
     batch, channels, space = {1: (8, 64, "256"), 2: (8, 64, "32,32"), 3: (4, 32, "16,16,16")}[rank]
-    less = {1: "6", 2: "6,5", 3: "4,5,6"}[rank]
-    large = Shape(args(channels), batch, (f"input=float32[B,{channels},{space}]",), options)
-    return Sweep(
-        name, layer, large, Shape(args(4), 16, (f"input=float32[B,4,{less}]",), options), family, aliases
+    inputs = [f"input=float32[B,{channels},{space}]"]
+    less = [f"input=float32[B,4,{ {1: '6', 2: '6,5', 3: '4,5,6'}[rank] }]"]
+    return _sweep(
+        name, layer, family, args(channels), inputs, args(4), less, *aliases, batch=batch, **options
     )
+
+
+def _rows(width: int) -> list[str]:
+    return [f"input=float32[B,{width}]"]
+
+
+def _pair(first: int, second: int) -> list[str]:
+    return [f"input1=float32[B,{first}]", f"input2=float32[B,{second}]"]
+
+
+def _heads(*sizes: int) -> list[str]:
+    return [f"{n}=float32[B,{','.join(map(str, sizes))}]" for n in ("query", "key", "value")]
+
+
+def _tokens(
+    name: str, layer: Callable[..., nn.Module], family: str, args: Any, less: Any, *aliases: str
+) -> Sweep:
+    """Makes a sweep of a layer over `[B, T, d]`."""
+    first = "x" if layer is nn.RMSNorm else "input"
+    inputs, small = [f"{first}=float32[B,128,256]"], [f"{first}=float32[B,5,8]"]
+    return _sweep(name, layer, family, args, inputs, less, small, *aliases, batch=8)
+
+
+def _ids(name: str, layer: Callable[..., nn.Module], *aliases: str) -> Sweep:
+    inputs, less = ["input=int64[B,128]:0..999"], ["input=int64[B,5]:0..9"]
+    return _sweep(name, layer, "embedding", (1000, 256), inputs, (10, 4), less, *aliases, batch=8)
 
 
 def _steps(name: str, layer: Callable[..., nn.Module]) -> Sweep:
-    return Sweep(
-        name,
-        layer,
-        Shape((64, 128), 8, ("input=float32[B,32,64]",), {"batch_first": True}),
-        Shape((4, 6), 16, ("input=float32[B,5,4]",), {"batch_first": True}),
-        "recurrent",
-    )
+    inputs, less = ["input=float32[B,32,64]"], ["input=float32[B,5,4]"]
+    return _sweep(name, layer, "recurrent", (64, 128), inputs, (4, 6), less, batch=8, batch_first=True)
 
 
 def _cell(name: str, layer: Callable[..., nn.Module], *states: str) -> Sweep:
     """Makes a sweep of a cell with its state as input. LSTMCell has two states in one tuple: they stay at
     zero here.
     """
-    large = (f"{s}=float32[B,128]" for s in states)
-    less = (f"{s}=float32[B,6]" for s in states)
-    return Sweep(
-        name,
-        layer,
-        Shape((64, 128), 8, ("input=float32[B,64]", *large)),
-        Shape((4, 6), 16, ("input=float32[B,4]", *less)),
-        "recurrent",
-    )
+    inputs = ["input=float32[B,64]", *(f"{s}=float32[B,128]" for s in states)]
+    less = ["input=float32[B,4]", *(f"{s}=float32[B,6]" for s in states)]
+    return _sweep(name, layer, "recurrent", (64, 128), inputs, (4, 6), less, batch=8)
 
 
 def _attention(name: str, layer: Callable[..., nn.Module], names: Sequence[str], *aliases: str) -> Sweep:
-    kept = {"batch_first": True}
-    large = Shape((256, 8), 8, tuple(f"{n}=float32[B,128,256]" for n in names), kept)
-    return Sweep(
-        name,
-        layer,
-        large,
-        Shape((8, 2), 16, tuple(f"{n}=float32[B,5,8]" for n in names), kept),
-        "attention",
-        aliases,
+    inputs = [f"{n}=float32[B,128,256]" for n in names]
+    less = [f"{n}=float32[B,5,8]" for n in names]
+    return _sweep(
+        name, layer, "attention", (256, 8), inputs, (8, 2), less, *aliases, batch=8, batch_first=True
     )
 
 
@@ -170,36 +197,10 @@ def _whole(channels: int) -> tuple[int]:
 
 
 SWEEPS: tuple[Sweep, ...] = (
-    Sweep(
-        "linear",
-        nn.Linear,
-        Shape((256, 256), 16, ("input=float32[B,256]",)),
-        Shape((8, 6), 16, ("input=float32[B,8]",)),
-        "linear",
-        ("dense",),
-    ),
-    Sweep(
-        "bilinear",
-        nn.Bilinear,
-        Shape((64, 64, 64), 16, ("input1=float32[B,64]", "input2=float32[B,64]")),
-        Shape((5, 4, 6), 16, ("input1=float32[B,5]", "input2=float32[B,4]")),
-        "linear",
-    ),
-    Sweep(
-        "embedding",
-        nn.Embedding,
-        Shape((1000, 256), 8, ("input=int64[B,128]:0..999",)),
-        Shape((10, 4), 16, ("input=int64[B,5]:0..9",)),
-        "embedding",
-    ),
-    Sweep(
-        "embeddingbag",
-        nn.EmbeddingBag,
-        Shape((1000, 256), 8, ("input=int64[B,128]:0..999",)),
-        Shape((10, 4), 16, ("input=int64[B,5]:0..9",)),
-        "embedding",
-        ("bag",),
-    ),
+    _sweep("linear", nn.Linear, "linear", (256, 256), _rows(256), (8, 6), _rows(8), "dense"),
+    _sweep("bilinear", nn.Bilinear, "linear", (64, 64, 64), _pair(64, 64), (5, 4, 6), _pair(5, 4)),
+    _ids("embedding", nn.Embedding),
+    _ids("embeddingbag", nn.EmbeddingBag, "bag"),
     _image("conv1d", nn.Conv1d, 1, _same, "conv", padding=1),
     _image("conv2d", nn.Conv2d, 2, _same, "conv", padding=1),
     _image("conv3d", nn.Conv3d, 3, _same, "conv", padding=1),
@@ -209,34 +210,24 @@ SWEEPS: tuple[Sweep, ...] = (
     _image("batchnorm1d", nn.BatchNorm1d, 1, _one, "norm", "bn1d"),
     _image("batchnorm2d", nn.BatchNorm2d, 2, _one, "norm", "bn2d"),
     _image("batchnorm3d", nn.BatchNorm3d, 3, _one, "norm", "bn3d"),
-    Sweep(
-        "layernorm",
-        nn.LayerNorm,
-        Shape((256,), 8, ("input=float32[B,128,256]",)),
-        Shape((8,), 16, ("input=float32[B,5,8]",)),
-        "norm",
-        ("ln",),
-    ),
-    Sweep(
-        "rmsnorm",
-        nn.RMSNorm,
-        Shape((256,), 8, ("x=float32[B,128,256]",)),
-        Shape((8,), 16, ("x=float32[B,5,8]",)),
-        "norm",
-    ),
+    _tokens("layernorm", nn.LayerNorm, "norm", (256,), (8,), "ln"),
+    _tokens("rmsnorm", nn.RMSNorm, "norm", (256,), (8,)),
     _image("groupnorm", nn.GroupNorm, 2, lambda channels: (channels // 2, channels), "norm", "gn"),
     _image("instancenorm1d", nn.InstanceNorm1d, 1, _one, "norm", "in1d", affine=True),
     _image("instancenorm2d", nn.InstanceNorm2d, 2, _one, "norm", "in2d", affine=True),
     _image("instancenorm3d", nn.InstanceNorm3d, 3, _one, "norm", "in3d", affine=True),
     _attention("multiheadattention", SelfAttention, ("x",), "attention", "mha", "selfattention"),
     _attention("multiheadcrossattention", CrossAttention, ("x", "context"), "crossattention"),
-    Sweep(
+    _sweep(
         "scaleddotproductattention",
         DotProduct,
-        Shape((), 8, tuple(f"{n}=float32[B,8,128,32]" for n in ("query", "key", "value"))),
-        Shape((), 16, tuple(f"{n}=float32[B,2,5,4]" for n in ("query", "key", "value"))),
         "attention",
-        ("sdpa",),
+        (),
+        _heads(8, 128, 32),
+        (),
+        _heads(2, 5, 4),
+        "sdpa",
+        batch=8,
     ),
     _steps("lstm", nn.LSTM),
     _steps("gru", nn.GRU),
@@ -244,23 +235,11 @@ SWEEPS: tuple[Sweep, ...] = (
     _cell("lstmcell", nn.LSTMCell),
     _cell("grucell", nn.GRUCell, "hx"),
     _cell("rnncell", nn.RNNCell, "hx"),
-    Sweep(
-        "dropout",
-        nn.Dropout,
-        Shape((), 8, ("input=float32[B,128,256]",)),
-        Shape((), 16, ("input=float32[B,5,8]",)),
-        "dropout",
-    ),
+    _tokens("dropout", nn.Dropout, "dropout", (), ()),
     _image("dropout1d", nn.Dropout1d, 1, _none, "dropout"),
     _image("dropout2d", nn.Dropout2d, 2, _none, "dropout"),
     _image("dropout3d", nn.Dropout3d, 3, _none, "dropout"),
-    Sweep(
-        "alphadropout",
-        nn.AlphaDropout,
-        Shape((), 8, ("input=float32[B,128,256]",)),
-        Shape((), 16, ("input=float32[B,5,8]",)),
-        "dropout",
-    ),
+    _tokens("alphadropout", nn.AlphaDropout, "dropout", (), ()),
     _image("featurealphadropout", nn.FeatureAlphaDropout, 2, _none, "dropout"),
     _image("prelu", nn.PReLU, 2, _one, "pointwise"),
     _image("avgpool1d", nn.AvgPool1d, 1, _halved, "pool"),

@@ -149,18 +149,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
     totals = document["summary"]
     text = [f"{env['date']}, {env['device']}, {plural(env['threads'], 'thread')}, {versions}."]
-    if totals["measured"]:
-        text.append(
-            f"{totals['holds']} of {totals['measured']} measured rows hold "
-            f"({totals['share_holds']:.0%}); geometric mean over the fastest baseline "
-            f"{totals['geometric_mean']:.2f}"
-            + (
-                f", over one compiled member {mean:.2f}"
-                if (mean := totals["geometric_mean_compiled_member"])
-                else ""
-            )
-            + f"; below {BELOW}: {', '.join(totals['below']) or 'none'}."
-        )
+    text += [f"{_holding(totals)}."] if totals["measured"] else []
     text += [f"Not measured, too noisy: {', '.join(totals['noisy'])}."] if totals["noisy"] else []
     text += [f"Failed: {', '.join(totals['failed'])}."] if totals["failed"] else []
     return "\n".join([*lines, "", *text])
@@ -197,6 +186,17 @@ def _runs(row: Mapping[str, Any]) -> str:
     return f"{' + '.join(used) or 'nothing'} on {row['tuned']['backend']}"
 
 
+def _holding(totals: Mapping[str, Any]) -> str:
+    """Returns how many rows hold, and the geometric means, as text."""
+    mean = totals["geometric_mean_compiled_member"]
+    compiled = f", over one compiled member {mean:.2f}" if mean else ""
+    return (
+        f"{totals['holds']} of {plural(totals['measured'], 'measured row')} hold "
+        f"({totals['share_holds']:.0%}); geometric mean over the fastest baseline "
+        f"{totals['geometric_mean']:.2f}{compiled}; below {BELOW}: {', '.join(totals['below']) or 'none'}"
+    )
+
+
 def summary_text(document: Mapping[str, Any]) -> str:
     """Returns the summary as text."""
     totals = document["summary"]
@@ -204,18 +204,7 @@ def summary_text(document: Mapping[str, Any]) -> str:
         f"{totals['checked']} of {plural(totals['rows'], 'row')} answer as each member "
         "alone does in float64, in every strategy"
     ]
-    if totals["measured"]:
-        lines.append(
-            f"{totals['holds']} of {plural(totals['measured'], 'measured row')} hold "
-            f"({totals['share_holds']:.0%}); geometric mean against the fastest baseline "
-            f"{totals['geometric_mean']:.2f}"
-            + (
-                f", against one compiled member called N times {mean:.2f}"
-                if (mean := totals["geometric_mean_compiled_member"])
-                else ""
-            )
-            + f"; below {BELOW}: {', '.join(totals['below']) or 'none'}"
-        )
+    lines += [_holding(totals)] if totals["measured"] else []
     for name, strategies in totals["wins_from"].items():
         ways = [f"{s} {'no N here' if n is None else f'N={n}'}" for s, n in strategies.items()]
         lines.append(f"{name} is as fast as the fastest baseline from: {', '.join(ways)}")

@@ -1,4 +1,4 @@
-"""Loads an artifact on one backend, for the race and for the processes of `--full`."""
+"""Loads an artifact on one backend, and returns the wide program that a call runs, with its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import widepack
+from widepack.inference.entry import WideEntry
+from widepack.spec.entries import FORWARD
+from widepack_artifacts.program import Program
 
 if TYPE_CHECKING:
     from widepack import WideModel
@@ -25,3 +28,16 @@ def load_on(path: str | os.PathLike[str], device: str, backend: str, dtype: str 
     takes = "compile" in signature(widepack.load).parameters and name not in ("auto", "eager")
     more: dict[str, Any] = {"compile": "now"} if takes else {}
     return widepack.load(path, device=device, dtype=dtype, backend=name, graph=graph, **more)
+
+
+def entry_of(ens: Any, entry: str = "") -> WideEntry:
+    """Returns one entry of a loaded model; an entry is returned as it is."""
+    if isinstance(ens, WideEntry):
+        return ens
+    wide_entry: WideEntry = ens.entry(entry or ens.manifest.entry or FORWARD)
+    return wide_entry
+
+
+def weights_of(entry: WideEntry, program: Program) -> list[Any]:
+    """Returns a value for each weight of a wide program, on the model's device."""
+    return [entry.programs.artifact.weights.get(s.source) for s in program.weights]

@@ -31,7 +31,7 @@ from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..text import columns, duration, plural
 from .inputs import make
-from .programs import entry_of, weights_of
+from .loading import entry_of, weights_of
 
 FORMAT = "widepack.profile/1"
 SECONDS = 1.0  # Seconds of running each side.

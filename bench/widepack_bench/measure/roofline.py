@@ -37,7 +37,7 @@ from widepack.runtime.prologue import split
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from .figures import Ceilings, Roof, Work
-from .programs import entry_of
+from .loading import entry_of
 
 SECONDS = 0.15  # Seconds of measuring each limit.
 

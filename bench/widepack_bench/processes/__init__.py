@@ -9,4 +9,5 @@
 | `child.py` | Runs one contestant in its own process |
 | `contestant.py` | Measures peak memory and start-up: each contestant runs in its own process |
 | `fresh.py` | Runs a function of this package in its own process |
+| `row_runner.py` | Runs the rows of a suite into one JSON document, which a later run continues |
 """

@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..measure.figures import Memory, Start
 from ..measure.race import OURS
+from .fresh import environment_of
 
 if TYPE_CHECKING:
     from ..report.document import Report
@@ -86,16 +87,11 @@ def measured_alone(
                     progress("memory, each contestant in a process of its own", done, steps)
                 done += 1
                 how = _how(name, report.backend)
-                if how is None:
-                    continue
-                if "baseline" in how and unnamed:
-                    memory[name] = (
-                        "the modules are objects; give the name of their factory instead, file.py:factory"
-                    )
-                    continue
-                memory[name] = _memory(
-                    {**common, **how, "inputs": f"{folder}/inputs-{row.batch}.pt", "mode": "memory"}
-                )
+                if how is not None and "baseline" in how and unnamed:
+                    memory[name] = "the modules are objects; give the name of their factory, file.py:factory"
+                elif how is not None:
+                    inputs_file = f"{folder}/inputs-{row.batch}.pt"
+                    memory[name] = _memory({**common, **how, "inputs": inputs_file, "mode": "memory"})
             rows.append(replace(row, memory=memory))
         start: dict[str, Start | str] = {}
         spec = {**common, "inputs": f"{folder}/inputs-{report.rows[0].batch}.pt", "mode": "start"}
@@ -137,20 +133,15 @@ def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[
 
     The child gets its start time, by the clock that processes share.
     """
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(spec["threads"]),
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "widepack_bench.processes.child",
-        json.dumps(spec),
-        str(time.monotonic_ns()),
-    ]
+    command = [sys.executable, "-m", "widepack_bench.processes.child", json.dumps(spec)]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        child = subprocess.Popen(
+            [*command, str(time.monotonic_ns())],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment_of(spec["threads"]),
+        )
         limit = threading.Timer(LIMIT_S, child.kill)
         limit.start()
         try:

@@ -41,7 +41,7 @@ def in_fresh_process(
             text=True,
             check=False,
             timeout=limit_s,
-            env={**_environment(threads), **environment},
+            env={**environment_of(threads), **environment},
         )
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit_s:.0f} s"}
@@ -84,7 +84,7 @@ def lines_of_fresh_process(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**_environment(threads), **(STEADY if steady else {})},
+            env={**environment_of(threads), **(STEADY if steady else {})},
         )
         assert child.stdout is not None
         assert child.stdin is not None
@@ -150,12 +150,10 @@ def _command(function: str, arguments: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-m", "widepack_bench.processes.fresh", function, json.dumps(arguments)]
 
 
-def _environment(threads: int | None) -> dict[str, str]:
-    own = {
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-    }
-    return {**os.environ, **own}
+def environment_of(threads: int | None) -> dict[str, str]:
+    """Returns the environment of a process: with the path of this one, and OpenMP's threads."""
+    own = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return {**os.environ, **own, **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
 
 
 def _end_with_parent() -> None:

@@ -35,3 +35,26 @@ def read_document(path: Path, form: str, what: str) -> dict[str, Any] | None:
     if not isinstance(document, dict) or document.get("format") != form:
         raise UsageError(f"{path} is no document of {what} ({form}); give another path")
     return document
+
+
+def resumed(path: Path, form: str, what: str, head: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a document of rows that a run goes on with, or makes a new one.
+
+    head: fields that all runs of a document have in common. Raises: UsageError for another document.
+    """
+    document = read_document(path, form, what)
+    if document is None:
+        return {"format": form, **head, "rows": {}, "summary": {}}
+    rows = document.get("rows")
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) and row for row in rows.values()):
+        raise UsageError(
+            f"{path} is damaged: its format is {form}, but its rows are not those of this format; "
+            "give another path, or remove it"
+        )
+    for name, value in head.items():
+        if document.get(name) != value:
+            raise UsageError(
+                f"{path} has rows of the {name} {document.get(name)!r}, but this run is for {value!r}; "
+                "give each its own file"
+            )
+    return document

@@ -70,17 +70,8 @@ class Row:
         """Makes the row of a race."""
         fastest = race.fastest
         timings = tuple(Timing(n, race.median_ms(n), race.ratio(n), race.latency(n)) for n in race.baselines)
-        others = tuple(
-            Other(
-                n,
-                race.median_ms(n),
-                race.ratio(fastest, n),
-                race.ratio(n),
-                race.verdict_of(n),
-                race.latency(n),
-            )
-            for n in race.others
-        )
+        ratios = {n: (race.ratio(fastest, n), race.ratio(n), race.verdict_of(n)) for n in race.others}
+        others = tuple(Other(n, race.median_ms(n), *r, race.latency(n)) for n, r in ratios.items())
         return cls(
             batch,
             sizes,
@@ -112,26 +103,13 @@ class Row:
             **self.speed(self.median_ms),
             "others": {
                 o.name: {
-                    "median_ms": o.median_ms,
-                    "ratio": o.ratio.to_json(),
+                    **self._timed(o),
                     "over_ours": o.over_ours.to_json(),
                     "verdict": o.verdict,
-                    "latency": o.latency.to_json(),
-                    "share": self.share(o.median_ms),
-                    **self.speed(o.median_ms),
                 }
                 for o in self.others
             },
-            "baselines": {
-                t.name: {
-                    "median_ms": t.median_ms,
-                    "ratio": t.ratio.to_json(),
-                    "latency": t.latency.to_json(),
-                    "share": self.share(t.median_ms),
-                    **self.speed(t.median_ms),
-                }
-                for t in self.timings
-            },
+            "baselines": {t.name: self._timed(t) for t in self.timings},
             "skipped": self.skipped,
             "fastest": self.fastest,
             "ratio": self.ratio.to_json(),
@@ -141,6 +119,15 @@ class Row:
             "why": self.why,
             "memory": {name: m if isinstance(m, str) else m.to_json() for name, m in self.memory.items()},
             "roofline": self.roof.to_json() if self.roof else None,
+        }
+
+    def _timed(self, one: Timing | Other) -> dict[str, Any]:
+        return {
+            "median_ms": one.median_ms,
+            "ratio": one.ratio.to_json(),
+            "latency": one.latency.to_json(),
+            "share": self.share(one.median_ms),
+            **self.speed(one.median_ms),
         }
 
     def share(self, median_ms: float) -> float | None:

@@ -1,48 +1,57 @@
-"""Runs one row of the suite: writes random checkpoints, builds the artifact, tunes it, and compares it."""
+"""Measures rows of the suites: writes random checkpoints, builds the artifact, tunes it, and compares it.
+
+A row of the suite `real` has the artifact as `widepack build` leaves it (default), and after `widepack tune`
+(tuned). Both take part in one race with the baselines. A reference network is tuned in place.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import widepack
 from widepack.spec.dtypes import DTYPES
+from widepack.system.timing import once
 
+from ..baselines.members import call_inputs
 from ..baselines.table import BASELINES
 from ..measure.processors import quiet
 from ..models.factory import factory_of
 from ..models.weights import write_checkpoints
-from ..processes.fresh import in_fresh_process
-from ..report.document import Report
 from .bench import bench
-from .rows import SuiteRow
-from .table import BY_HAND
+from .compare import compare
+from .real_networks import chosen_networks
+from .rows import Form, chosen
+from .table import TUNED
 
-REGRET_LIMIT_S = 1800.0  # Seconds that the second measurement of a plan may take.
+BY_HAND = "trunk shared by hand"
+LEAST_ROUNDS = 14  # half of them measure the ratio; an interval needs six
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkOptions:
+class SuiteOptions:
     """Options of a row. All are JSON values, because a row runs in its own process.
 
-    tune: measure the artifact's plan for the row's batch first, and write it into the artifact. The result
-    then has the measured times, and how much slower the plan is than the best candidate (`regret.py`). The
-    others are as in `bench`; empty baselines mean all. dtype: of the weights and the inputs; empty for
-    float32.
+    baselines: empty for all. tune: also measure a tuned artifact. budget_s: seconds of measuring.
+    call_limit_s: a batch of the suite `real` for which the loop takes longer is not measured.
+    compile_limit_s: seconds that one baseline may take to compile. dtype: of the weights and the inputs;
+    empty for float32. The others are as in `bench`.
     """
 
     baselines: Sequence[str] = ()
     backends: Sequence[str] = ("auto",)
-    budget_s: float = 20.0
+    budget_s: float = 10.0
+    call_limit_s: float = 3.0
     compile_limit_s: float = 120.0
     threads: int = 1
     pin: bool = False
@@ -52,106 +61,110 @@ class NetworkOptions:
     dtype: str = ""
 
 
-def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> dict[str, Any]:
-    """Runs one row in a temporary folder, and returns its results as JSON values. size: `cpu` or `full`."""
-    options = options or NetworkOptions()
-    tuned: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder:
-        make, form = factory_of(row.model), row.form(size)
-        paths = write_checkpoints(partial(make, **form.options), row.members, folder, row.shared)
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A network that was built. facts: what was measured of the build, as JSON values."""
+
+    paths: Sequence[str]
+    artifact: str
+    facts: Mapping[str, Any]
+    make: Callable[[], nn.Module]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        form: Form,
+        members: int,
+        folder: str,
+        options: SuiteOptions,
+        shared: Callable[[str], bool] = lambda name: False,
+    ) -> Built:
+        """Writes random checkpoints into a folder, and builds them."""
+        make = partial(factory_of(model), **form.options)
+        paths = write_checkpoints(make, members, folder, shared)
         begin = time.perf_counter()
-        artifact = f"{folder}/{row.name}.wide"
+        artifact = f"{folder}/built.wide"
         # On a GPU no contestant computes on the CPU: the build may use all of it.
         torch.set_num_threads(options.threads if options.device == "cpu" else os.cpu_count() or 1)
-        widepack.build(
+        report = widepack.build(
             paths,
             artifact,
-            model=row.model,
+            model=model,
             model_args=dict(form.options),
-            inputs=in_dtype(form.inputs, options.dtype),
+            inputs=[s.replace("=float32[", f"={options.dtype or 'float32'}[") for s in form.inputs],
             dtype=options.dtype or None,
             targets=(torch.device(options.device).type,),
             pt2=False,
         )
-        build_s = time.perf_counter() - begin
-        if options.tune:
-            tuned["tune"], backends = _tune(artifact, row.batch, options, folder)
-        report = _compare(row, size, artifact, paths, options)
-        if options.tune:
-            tuned["again"] = _regret(artifact, row.batch, backends, options)
-        weights_bytes = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
-    document = {**report.to_json(), "name": row.name}
-    return {"build_s": build_s, "weights_bytes": weights_bytes, **tuned, "report": document}
+        raced = report.raced.get("rows", ()) if report.raced else ()
+        facts = {
+            "build_s": time.perf_counter() - begin,
+            "weights_bytes": sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*")),
+            "raced": {f"{r['pattern']}, batch {r['batch']}": r["chosen"] for r in raced},
+        }
+        return cls(paths, artifact, facts, make, DTYPES[options.dtype or "float32"])
+
+    def modules(self) -> list[nn.Module]:
+        """Returns the members; weights are mapped from the checkpoints."""
+        found = []
+        for path in self.paths:
+            with torch.device("meta"):
+                member = self.make()
+            member.load_state_dict(torch.load(path, mmap=True, weights_only=True), assign=True)
+            found.append(member.to(self.dtype).eval())
+        return found
 
 
-def in_dtype(inputs: Sequence[str], dtype: str) -> list[str]:
-    """Returns input specs with another floating dtype. dtype: empty for the same specs."""
-    return [spec.replace("=float32[", f"={dtype}[") if dtype else spec for spec in inputs]
-
-
-def _tune(
-    artifact: str, batch: int, options: NetworkOptions, folder: str
-) -> tuple[dict[str, Any], Sequence[str]]:
-    """Tunes the artifact. Returns the measured times, and the backends that were tried."""
+def tuned(artifact: str, batch: int, pattern: str, options: SuiteOptions) -> dict[str, Any]:
+    """Tunes an artifact in place. Returns the seconds, and the plan."""
     begin = time.perf_counter()
-    with quiet(options.threads, options.pin):
-        report = widepack.tune(
-            artifact,
-            batches=(batch,),
-            patterns=("shared",),
-            budget_s=options.budget_s,
-            device=options.device,
-            write=True,
-        )
-    # The reason why a candidate was dropped may name a file of the temporary folder.
-    rows = json.loads(json.dumps(report.to_json()["rows"]).replace(f"{folder}/", ""))
-    return {"seconds": time.perf_counter() - begin, "rows": rows}, report.backends
-
-
-def _compare(
-    row: SuiteRow, size: str, artifact: str, paths: Sequence[str], options: NetworkOptions
-) -> Report:
-    """Times the artifact against the baselines."""
-    make, arguments = factory_of(row.model), row.form(size).options
-    beside = {}
-    if row.by_hand:
-        filled = [_filled(make(**arguments), p).to(DTYPES[options.dtype or "float32"]) for p in paths]
-        beside[BY_HAND] = by_hand(filled, options.device)
-    return bench(
+    report = widepack.tune(
         artifact,
-        device=options.device,
-        batches=(row.batch,),
-        backends=options.backends,
-        baselines=options.baselines or tuple(BASELINES),
-        beside=beside,
+        batches=(batch,),
+        patterns=(pattern,),
         budget_s=options.budget_s,
-        compile_limit_s=options.compile_limit_s,
-        threads=options.threads,
-        factory=row.model,
-        factory_args=arguments,
-        pin=options.pin,
-        roofline=True,
-        alone=options.alone,
+        device=options.device,
+        write=True,
     )
+    (row,) = report.to_json()["rows"]
+    plan = {key: row[key] for key in ("chosen", "backend", "strategies")}
+    return {"tune_s": time.perf_counter() - begin, "tuned_plan": plan}
 
 
-def _regret(artifact: str, batch: int, backends: Sequence[str], options: NetworkOptions) -> dict[str, Any]:
-    """Measures all candidates again, in another process."""
-    arguments = {
-        "artifact": artifact,
-        "batch": batch,
-        "backends": backends,
-        "budget_s": options.budget_s,
-        "threads": options.threads,
-        "pin": options.pin,
-        "device": options.device,
-    }
-    return in_fresh_process("widepack_bench.suite.regret:regret", arguments, limit_s=REGRET_LIMIT_S)
+def run_reference(name: str, size: str, rows: Sequence[Any], **options: Any) -> Iterator[dict[str, Any]]:
+    """Yields the result of a row of the suite as JSON values.
 
-
-def _filled(module: Any, path: str) -> Any:
-    module.load_state_dict(torch.load(path, mmap=True, weights_only=True))
-    return module.eval()
+    size: `cpu` or `full`. rows: one. options: fields of `SuiteOptions`.
+    """
+    given = SuiteOptions(**options)
+    (network,) = chosen([name])
+    (row,) = rows
+    form = network.form(size)
+    with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder:
+        built = Built.of(network.model, form, row["members"], folder, given, network.shared)
+        facts = dict(built.facts)
+        if given.tune:
+            with quiet(given.threads, given.pin):
+                facts |= tuned(built.artifact, network.batch, "shared", given)
+        report = bench(
+            built.artifact,
+            device=given.device,
+            batches=(network.batch,),
+            backends=given.backends,
+            baselines=given.baselines or tuple(BASELINES),
+            beside={BY_HAND: by_hand(built.modules(), given.device)} if network.by_hand else {},
+            budget_s=given.budget_s,
+            compile_limit_s=given.compile_limit_s,
+            threads=given.threads,
+            factory=network.model,
+            factory_args=form.options,
+            pin=given.pin,
+            roofline=True,
+            alone=given.alone,
+        )
+    yield {**facts, "report": {**report.to_json(), "name": name}}
 
 
 def by_hand(modules: Sequence[Any], device: str) -> Callable[..., Any]:
@@ -166,3 +179,70 @@ def by_hand(modules: Sequence[Any], device: str) -> Callable[..., Any]:
         return torch.stack([head(h) for head in heads])
 
     return run
+
+
+def run_real(name: str, rows: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
+    """Yields the results of a network of the suite `real` as JSON values.
+
+    rows: with their number of members, which is equal, batch and pattern. options: fields of `SuiteOptions`.
+    """
+    given = SuiteOptions(**options)
+    (network,) = chosen_networks([name])
+    form = Form(network.options, network.inputs)
+    with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder, quiet(given.threads, given.pin):
+        built = Built.of(network.model, form, rows[0]["members"], folder, given)
+        modules, ens = built.modules(), widepack.load(built.artifact)
+        facts = {**built.facts, "parameters": sum(p.numel() for p in modules[0].parameters())}
+        for row in rows:
+            seconds = _loop_seconds(ens, modules, row["batch"])
+            if seconds > given.call_limit_s:
+                yield {**facts, "skipped": f"a call of the loop takes {seconds:.1f} s"}
+            else:
+                yield {**facts, **_beside_tuned(ens, modules, row, seconds, given, built.artifact)}
+
+
+def _loop_seconds(ens: widepack.WideModel, modules: Sequence[nn.Module], batch: int) -> float:
+    """Returns the seconds of a call of the first member times the number of members."""
+    args, kwargs, _ = call_inputs(ens.entry("forward").entry, None, batch, 0, "cpu")
+    with torch.inference_mode():
+        modules[0](*args, **kwargs)
+        return len(modules) * once(lambda: modules[0](*args, **kwargs))
+
+
+def _beside_tuned(
+    ens: widepack.WideModel,
+    modules: Sequence[nn.Module],
+    row: Mapping[str, Any],
+    loop_s: float,
+    options: SuiteOptions,
+    artifact: str,
+) -> dict[str, Any]:
+    """Times the artifact, and its tuned copy if requested, against the baselines.
+
+    loop_s: about how many seconds a call of the loop takes.
+    """
+    others: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    if options.tune:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(artifact)) as place:
+            copy = f"{place}/tuned.wide"
+            shutil.copytree(artifact, copy, copy_function=os.link)
+            extra = tuned(copy, row["batch"], row["pattern"], options)
+            others[TUNED] = widepack.load(copy)  # mapped files stay readable without their names
+    baselines = options.baselines or tuple(BASELINES)
+    contestants = 2 + len(others) + len(baselines)
+    report = compare(
+        ens,
+        modules,
+        (row["batch"],),
+        baselines=baselines,
+        others=others,
+        budget_s=max(options.budget_s, LEAST_ROUNDS * contestants * loop_s / 3),
+        compile_limit_s=options.compile_limit_s,
+        pattern=row["pattern"],
+        roofline=options.tune,
+    )
+    document = report.to_json()
+    if not document["rows"]:
+        return {"error": "; ".join(report.refused.values()), **extra}
+    return {**extra, "environment": document["environment"], "result": document["rows"][0]}

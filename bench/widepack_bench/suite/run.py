@@ -1,25 +1,30 @@
-"""Runs the suite of reference networks: each row builds, loads and compares random networks in its own
-process.
+"""Runs the suites of networks: each network is built, loaded and compared in its own process.
 
-The results are one JSON document, written after every row. A later run goes on with it: finished rows are not
-run again, unless they were refused as noisy. Nothing is trained.
+`run_suite` runs small networks of many kinds, `run_real` published networks at sizes that a CPU serves.
+Nothing is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from widepack.errors import UsageError
+from ..processes.row_runner import Part, Suite, key_of
+from .real_networks import BATCHES, MEMBERS, chosen_networks
+from .rows import chosen
+from .table import notes, one_line, reference_table, summary, table
 
-from ..processes.fresh import in_fresh_process
-from ..report.json_file import read_document, write_whole
-from .rows import SuiteRow, chosen
-from .table import must_run, one_line, summary, table
 
-FORMAT = "widepack.suite/1"
-Progress = Callable[[str, int, int], None]
+def _table(rows: Any) -> str:
+    return "\n".join([table(rows), "", *notes(rows)])
+
+
+SUITE = Suite(
+    "widepack.suite/1", "", "widepack_bench.suite.row:run_reference", summary, reference_table, one_line
+)
+REAL = Suite("widepack.real/1", "real", "widepack_bench.suite.row:run_real", summary, _table, one_line)
 
 
 def run_suite(
@@ -27,68 +32,72 @@ def run_suite(
     out: Path,
     *,
     names: Sequence[str] = (),
-    progress: Progress | None = None,
-    report: Callable[[str], object] | None = print,
+    progress: Any = None,
+    report: Any = print,
     **options: Any,
 ) -> dict[str, Any]:
-    """Runs the rows that the document `out` does not have yet, reports the table, and returns the document.
+    """Runs the rows of the suite that the document `out` does not have yet, and returns the document.
 
-    size: `cpu` or `full`. names: of rows; empty for all. report: called with a line for each row, then with
-    the table. options: fields of `NetworkOptions`. Raises: UsageError.
+    size: `cpu` or `full`. names: of rows; empty for all. The others are as in `Suite.run`; options: fields of
+    `SuiteOptions`. Raises: UsageError.
     """
-    rows = chosen(names)
-    document = _read(out, size)
-    for number, row in enumerate(rows):
-        key = key_of(row, options.get("threads", 1), options.get("dtype", ""))
-        if not must_run(document["rows"].get(key)):
-            continue
-        if progress:
-            progress(f"{row.title}, N={row.members}, batch {row.batch}", number, len(rows))
-        result = in_fresh_process(
-            f"{__name__}:run_named",
-            {"name": row.name, "size": size, **options},
-            threads=options.get("threads", 1),
+    threads, dtype = options.setdefault("threads", 1), options.get("dtype", "")
+    parts = [
+        Part(
+            f"{row.title}, N={row.members}, batch {row.batch}",
+            {"name": row.name, "size": size},
+            {
+                key_of(row.name, threads=threads, dtype=dtype): {
+                    "title": row.title,
+                    "members": row.members,
+                    "batch": row.batch,
+                    **({"dtype": dtype} if dtype else {}),
+                }
+            },
         )
-        document["rows"][key] = {
-            "title": row.title,
-            "members": row.members,
-            "batch": row.batch,
-            **({"dtype": options["dtype"]} if options.get("dtype") else {}),
-            **result,
-        }
-        document["summary"] = summary(document["rows"])
-        write_whole(out, document)
-        if report:
-            report(f"{key}: {one_line(document['rows'][key])}")
-    if progress:
-        progress("suite", len(rows), len(rows))
-    document["summary"] = summary(document["rows"])
-    if report:
-        report("\n" + table(document))
-    return document
+        for row in chosen(names)
+    ]
+    suite = replace(SUITE, head={"size": size})
+    return suite.run(out, parts, options, progress=progress, report=report)
 
 
-def key_of(row: SuiteRow, threads: int, dtype: str = "") -> str:
-    """Returns the key of a row in the document: `mlp-b1, 1 thread`, `mlp-b1, 1 thread, bfloat16`."""
-    return f"{row.name}, {threads} thread{'' if threads == 1 else 's'}" + (f", {dtype}" if dtype else "")
+def run_real(
+    out: Path,
+    *,
+    names: Sequence[str] = (),
+    members: Sequence[int] = MEMBERS,
+    batches: Sequence[int] = BATCHES,
+    patterns: Sequence[str] = ("shared",),
+    progress: Any = None,
+    report: Any = print,
+    **options: Any,
+) -> dict[str, Any]:
+    """Runs the rows of the suite `real` that the document `out` does not have yet, and returns the document.
 
-
-def run_named(name: str, size: str, **options: Any) -> dict[str, Any]:
-    """Runs the row of this name, in the process that `run_suite` starts."""
-    from .row import NetworkOptions, run_row  # Imports torch, which the process of `run_suite` does not need.
-
-    (row,) = chosen([name])
-    return run_row(row, size, NetworkOptions(**options))
-
-
-def _read(out: Path, size: str) -> dict[str, Any]:
-    """Reads the document. Raises: UsageError for another kind of file, or one of another size."""
-    document = read_document(out, FORMAT, "the suite")
-    if document is None:
-        return {"format": FORMAT, "size": size, "rows": {}, "summary": {}}
-    if document["size"] != size:
-        raise UsageError(
-            f"{out} has rows in size {document['size']!r}, but this run is for {size!r}; give "
-            "each its own file"
-        )
-    return document
+    names: of networks; empty for all. The others are as in `Suite.run`; options: fields of `SuiteOptions`.
+    Raises: UsageError.
+    """
+    threads, dtype = options.setdefault("threads", 1), options.get("dtype", "")
+    parts = []
+    for network in chosen_networks(names):
+        for count in members:
+            common = {
+                "network": network.name,
+                "title": network.title,
+                "size": network.size,
+                "inputs": list(network.inputs),
+                "members": count,
+                "threads": threads,
+                **({"dtype": dtype} if dtype else {}),
+            }
+            calls = [(batch, pattern) for pattern in patterns for batch in batches]
+            rows = {
+                key_of(network.name, f"N={count}", f"batch {batch}", pattern, threads=threads, dtype=dtype): {
+                    **common,
+                    "batch": batch,
+                    "pattern": pattern,
+                }
+                for batch, pattern in calls
+            }
+            parts.append(Part(f"{network.title}, N={count}", {"name": network.name}, rows))
+    return REAL.run(out, parts, options, progress=progress, report=report)

@@ -1,170 +1,163 @@
-"""Writes the results of the suite as text: the summary of its rows, and the table of the README."""
+"""Writes the results of the suites of networks as text: a summary, the table, and notes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..report.result_rows import (
+    Cell,
+    Row,
+    Rows,
+    environment_of,
+    fastest,
+    figures,
+    line_of,
+    markdown,
+    measured,
+    over_loop,
+    places,
+    quiet,
+    result_of,
+    verdict,
+)
 from ..text import duration, interval
 from .rows import ROWS
 
-BY_HAND = "trunk shared by hand"
-BELOW = 0.9  # Rows with a ratio below it are named in the summary.
+TUNED = "widepack[tuned]"
+BELOW_LOOP = 0.95  # Default plans below it over the eager loop are named in the summary.
+BELOW_FASTEST = 0.9  # Plans below it over the fastest baseline are named in the summary.
 
 
-def must_run(row: Mapping[str, Any] | None) -> bool:
-    """Whether a row must be run: it is missing, ended with an error, or was refused as noisy."""
-    return row is None or "error" in row or any(r["verdict"] == "noisy" for r in row["report"]["rows"])
+def summary(rows: Rows) -> dict[str, Any]:
+    """Summarizes the rows that were measured and quiet enough.
 
-
-def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarizes the measured rows.
-
-    The summary has the number of rows that hold, the geometric mean of the ratios to the fastest baseline,
-    and the rows below 0.9.
+    default_over_loop: the default plans against the eager loop. default and tuned: the plans against the
+    fastest baseline, where one besides the loop took part.
     """
-    ratios = {key: r["ratio"]["value"] for key, r in _measured(rows)}
-    holding = [key for key, r in _measured(rows) if r["verdict"] == "holds"]
+    results = {key: r for key, r in quiet(rows).items() if r["ratio"]["value"] is not None}
+    looped = {key: r for key, r in results.items() if "loop" in r["baselines"]}
+    compiled = {key: r for key, r in results.items() if len(r["baselines"]) > 1}
+    tuned = {key: r["others"][TUNED] for key, r in compiled.items() if TUNED in r["others"]}
     return {
         "rows": len(rows),
-        "measured": len(ratios),
-        "holds": len(holding),
-        "share_holds": len(holding) / len(ratios) if ratios else None,
-        "geometric_mean": math.exp(sum(map(math.log, ratios.values())) / len(ratios)) if ratios else None,
-        **_regret(rows),
-        "below": sorted(key for key, ratio in ratios.items() if ratio < BELOW),
-        "not_measured": sorted(set(rows) - set(ratios)),
+        "default_over_loop": figures(looped, lambda r: r["baselines"]["loop"]["ratio"]["value"], BELOW_LOOP),
+        "default": figures(compiled, lambda r: r["ratio"]["value"], BELOW_FASTEST),
+        "tuned": figures(tuned, lambda r: r["ratio"]["value"], BELOW_FASTEST),
+        "not_measured": sorted(set(rows) - set(results)),
     }
 
 
-def _regret(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns how much longer the chosen plan takes than the best candidate, over the rows measured again."""
-    regrets = {key: row["again"]["regret"] for key, row in rows.items() if "regret" in row.get("again", {})}
-    if not regrets:
-        return {}
-    worst = max(regrets, key=lambda key: regrets[key])
-    return {
-        "regret": {
-            "rows": len(regrets),
-            "geometric_mean": math.exp(sum(map(math.log, regrets.values())) / len(regrets)),
-            "worst": [worst, regrets[worst]],
-        }
-    }
+def table(rows: Rows, columns: Sequence[str] = ()) -> str:
+    """Returns the rows as a table in Markdown. columns: names of `COLUMNS`; empty for all."""
+    return markdown(rows, COLUMNS, columns)
 
 
-def _measured(rows: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    measured = [
-        (key, row["report"]["rows"][0])
-        for key, row in rows.items()
-        if not must_run(row) and row["report"]["rows"]
-    ]
-    return [(key, row) for key, row in measured if row["ratio"]["value"] is not None]
+def reference_table(rows: Rows) -> str:
+    """Returns rows of the reference networks with their notes, in the order of the suite."""
+    order = [row.name for row in ROWS]
+    found = dict(sorted(rows.items(), key=lambda item: order.index(item[0].partition(",")[0])))
+    return "\n".join([markdown(found, REFERENCE), "", *notes(found, "Plans")])
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """Returns the document as a table in Markdown, with the machine and the versions."""
-    rows = {key: document["rows"][key] for key in sorted(document["rows"], key=_place)}
-    reports = [row["report"] for row in rows.values() if "error" not in row]
-    head = [
-        "network",
-        "N",
-        "batch",
-        "threads",
-        "widepack",
-        "fastest baseline",
-        "ratio",
-        "over the eager loop",
-        "roofline",
-        "verdict",
-    ]
-    body = [_cells(row) for row in rows.values()]
-    lines = [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(cells) + " |" for cells in body),
-    ]
-    totals = document["summary"]
-    notes = []
-    if reports:
-        env = reports[0]["environment"]
-        versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
-        notes.append(
-            f"{', '.join(sorted({r['environment']['date'] for r in reports}))}, "
-            f"{env['device']}, {versions}; sizes: {document['size']}."
-        )
-    if totals.get("measured"):
-        notes.append(
-            f"{totals['holds']} of {totals['measured']} measured rows hold "
-            f"({totals['share_holds']:.0%}); geometric mean of the ratios to the fastest baseline "
-            f"{totals['geometric_mean']:.2f}; below {BELOW}: {', '.join(totals['below']) or 'none'}."
-        )
-    if regret := totals.get("regret"):
-        worst, times = regret["worst"]
-        notes.append(
-            f"The chosen plans take {regret['geometric_mean']:.3f} times as long as the best "
-            f"candidate (geometric mean of {regret['rows']} rows, measured again in "
-            f"other processes); the worst {times:.2f}, {worst}."
-        )
-    notes += [f"Not measured: {', '.join(totals['not_measured'])}."] if totals.get("not_measured") else []
-    for key, row in rows.items():
-        notes += _notes(key, row)
-    return "\n".join([*lines, "", *notes])
-
-
-def _place(key: str) -> tuple[int, str]:
-    """Returns the sort key of a row: networks in the order of the suite, then threads."""
-    name, _, threads = key.partition(", ")
-    return next((i for i, row in enumerate(ROWS) if row.name == name), len(ROWS)), threads
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    title = f"{row['title']}, {row['dtype']}" if "dtype" in row else row["title"]
-    start = [title, str(row["members"]), str(row["batch"])]
-    if "error" in row:
-        return [*start, "", "", "", "", "", "", f"error: {row['error'][:120]}"]
-    report = row["report"]
-    if not report["rows"]:
-        return [*start, str(report["environment"]["threads"]), "", "", "", "", "", "not measured"]
-    (result,) = report["rows"]
-    fastest, looped = result["baselines"][result["fastest"]], result["baselines"].get("loop")
-    return [
-        *start,
-        str(report["environment"]["threads"]),
-        duration(result["median_ms"]),
-        f"{result['fastest']}, {duration(fastest['median_ms'])}",
-        interval(result["ratio"]),
-        f"{looped['ratio']['value']:.2f}" if looped and looped["ratio"]["value"] is not None else "",
-        f"{result['roofline']['share']:.0%}" if result["roofline"] else "",
-        result["verdict"],
-    ]
-
-
-def _notes(key: str, row: Mapping[str, Any]) -> list[str]:
-    """Returns notes about a row: the memory floor of the MLP at batch 1, the time of the trunk shared by
-    hand.
-    """
-    if "error" in row or not row["report"]["rows"]:
-        return []
-    (result,) = row["report"]["rows"]
-    notes = []
-    if key.startswith("mlp-b1,") and result["roofline"]:
-        roof = result["roofline"]
-        notes.append(
-            f"{key}: the streaming floor is {duration(roof['stream_ms'])} "
-            f"({roof['least_bytes'] / 1e6:.2f} MB at {roof['stream_bytes_per_s'] / 1e9:.1f} GB/s)."
-        )
-    other = result["others"].get(BY_HAND)
-    if other:
-        times = (
-            ""
-            if other["over_ours"]["value"] is None
-            else f", {interval(other['over_ours'])} times as long as widepack"
-        )
-        notes.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}{times}.")
-    return notes
-
-
-def one_line(row: Mapping[str, Any]) -> str:
+def one_line(row: Row) -> str:
     """Returns the line that is printed when a row is done."""
-    return " | ".join(cell for cell in _cells(row)[4:] if cell)
+    columns = [name for name in COLUMNS if name not in ("network", "N", "batch", "pattern", "threads")]
+    return line_of(row, COLUMNS, columns)
+
+
+def notes(rows: Rows, plans: str = "Default plans") -> Iterator[str]:
+    """Yields the lines below the table: the machine, the versions, the summary, and other contestants.
+
+    plans: the measured plans in words.
+    """
+    yield from places(rows)
+    totals = summary(rows)
+    other = "tuned" if totals["tuned"]["rows"] else "default"
+    for name, words, below in (
+        ("default_over_loop", f"{plans} over the eager loop", BELOW_LOOP),
+        (other, f"{'Tuned plans' if other == 'tuned' else plans} over the fastest baseline", BELOW_FASTEST),
+    ):
+        if (found := totals[name])["rows"]:
+            yield (
+                f"{words}: {found['rows']} rows{_verdicts(found) if name == other else ''}, geometric mean "
+                f"{found['geometric_mean']:.2f}, least {found['least']:.2f}; below {below}: "
+                f"{'; '.join(found['below']) or 'none'}."
+            )
+    if totals["not_measured"]:
+        yield f"Not measured, or refused as noisy: {'; '.join(totals['not_measured'])}."
+    for key, row in rows.items():
+        for name, other in (result_of(row) or {"others": {}})["others"].items():
+            if not name.startswith("widepack["):
+                times = f"{interval(other['over_ours'])} times as long as widepack"
+                yield f"{key}: the {name} takes {duration(other['median_ms'])}, {times}."
+
+
+def _verdicts(found: Row) -> str:
+    return f" ({', '.join(f'{count} {verdict}' for verdict, count in found['verdicts'].items())})"
+
+
+def _network(row: Row) -> str:
+    dtype = [row["dtype"]] if "dtype" in row else []
+    if "inputs" not in row:
+        return ", ".join([row["title"], *dtype])
+    sample = row["inputs"][0].partition("[")[2].partition("]")[0].split(",")[1:]
+    count = row.get("parameters")
+    parameters = [f"{count / 1e6:.3g} M parameters"] if count else []
+    return f"{row['title']} ({', '.join([row['size'], 'x'.join(sample), *parameters, *dtype])})"
+
+
+def _threads(row: Row) -> str:
+    return str(row["threads"] if "threads" in row else environment_of(row)["threads"])
+
+
+def _time(result: Row) -> str:
+    return duration(result["median_ms"])
+
+
+def _ratio(result: Row) -> str:
+    return interval(result["ratio"]) if len(result["baselines"]) > 1 else ""
+
+
+def _tuned(cell: Cell) -> Cell:
+    return measured(lambda r: cell(r["others"][TUNED]) if TUNED in r["others"] else "")
+
+
+def _share(result: Row) -> str:
+    if TUNED in result["others"]:
+        share = result["others"][TUNED]["share"]
+    else:
+        share = (result.get("roofline") or {}).get("share")
+    return f"{share:.0%}" if share else ""
+
+
+def _verdict(row: Row) -> str:
+    result = result_of(row)
+    return str(result["others"][TUNED]["verdict"]) if result and TUNED in result["others"] else verdict(row)
+
+
+COLUMNS: Mapping[str, Cell] = {
+    "network": _network,
+    "N": lambda row: str(row["members"]),
+    "batch": lambda row: str(row["batch"]),
+    "pattern": lambda row: str(row.get("pattern", "shared")),
+    "threads": _threads,
+    "default": measured(_time),
+    "over the loop": measured(over_loop),
+    "tuned": _tuned(_time),
+    "fastest baseline": measured(lambda r: fastest(r) if len(r["baselines"]) > 1 else ""),
+    "default ratio": measured(_ratio),
+    "tuned ratio": _tuned(lambda r: interval(r["ratio"])),
+    "roofline": measured(_share),
+    "verdict": _verdict,
+}
+"""The columns of the table, from a row of the document."""
+
+REFERENCE: Mapping[str, Cell] = {
+    **{name: COLUMNS[name] for name in ("network", "N", "batch", "threads")},
+    "widepack": measured(_time),
+    "fastest baseline": COLUMNS["fastest baseline"],
+    "ratio": measured(_ratio),
+    **{name: COLUMNS[name] for name in ("over the loop", "roofline", "verdict")},
+}
+"""The columns of the reference networks, which are tuned in place."""

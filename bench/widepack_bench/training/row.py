@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +44,18 @@ class TrainingOptions:
     pin: bool = False
 
 
-def run_row(name: str, members: int, pattern: str, **options: Any) -> dict[str, Any]:
-    """Returns the results of a network with `members` members as JSON values.
+def run_rows(rows: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
+    """Yields the result of each row as JSON values.
 
-    pattern: `shared`, one batch for all members, or `each`, a batch for each. options: fields of
-    `TrainingOptions`.
+    rows: with the name of the network, the number of members and the pattern: `shared`, one batch for all
+    members, or `each`, a batch for each. options: fields of `TrainingOptions`.
     """
-    given = TrainingOptions(**options)
+    for row in rows:
+        yield run_row(row["network"], row["members"], row["pattern"], TrainingOptions(**options))
+
+
+def run_row(name: str, members: int, pattern: str, given: TrainingOptions) -> dict[str, Any]:
+    """Returns the result of one row."""
     (network,) = chosen_networks([name])
     with quiet(given.threads, given.pin), compiler_settings():
         task = task_of(network, members, pattern == "each")

@@ -1,25 +1,28 @@
 """Runs the suite `training`: each network and number of members in its own process.
 
-The results are one JSON document, written after every row. A later run goes on with it: rows that are
-measured are not run again, unless they were refused as noisy. Freed memory stays in each process (`STEADY`):
-a step frees and requests megabytes, and each page that the system gives again takes time, in some steps and
-not in others.
+Freed memory stays in each process: a step frees and requests megabytes, and each page that the system gives
+again takes time, in some steps and not in others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..processes.fresh import STEADY, in_fresh_process
-from ..report.json_file import read_document, write_whole
+from ..processes.row_runner import Part, Suite, key_of
 from .networks import TrainingNetwork, chosen_networks
 from .table import one_line, summary, training_table
 
-FORMAT = "widepack.training/1"
-LIMIT_S = 3600.0  # seconds of one row, with the compilation of all baselines
-Progress = Callable[[str, int, int], None]
+SUITE = Suite(
+    "widepack.training/1",
+    "training",
+    "widepack_bench.training.row:run_rows",
+    summary,
+    training_table,
+    one_line,
+    steady=True,
+)
 
 
 def run_training(
@@ -28,65 +31,34 @@ def run_training(
     names: Sequence[str] = (),
     members: Sequence[int] = (),
     patterns: Sequence[str] = ("shared",),
-    threads: int = 1,
-    progress: Progress | None = None,
-    report: Callable[[str], object] | None = print,
+    progress: Any = None,
+    report: Any = print,
     **options: Any,
 ) -> dict[str, Any]:
     """Measures the rows that the document `out` does not have yet, and returns the document.
 
-    names: of networks; empty for all. members: numbers of members; empty for those of each network. report:
-    called with a line for each row, then with the table. options: fields of `TrainingOptions`. Raises:
-    UsageError.
+    names: of networks; empty for all. members: numbers of members; empty for those of each network. The
+    others are as in `Suite.run`; options: fields of `TrainingOptions`. Raises: UsageError.
     """
-    document = read_document(out, FORMAT, "the suite training")
-    if document is None:
-        document = {"format": FORMAT, "rows": {}, "summary": {}}
+    threads = options.setdefault("threads", 1)
     parts = [
-        (network, count, pattern)
+        _part(network, count, pattern, threads)
         for network in chosen_networks(names)
         for count in members or network.members
         for pattern in patterns
     ]
-    for number, (network, count, pattern) in enumerate(parts):
-        key = key_of(network, count, pattern, threads)
-        if not must_run(document["rows"].get(key)):
-            continue
-        if progress:
-            progress(f"{network.title}, N={count}, {pattern}", number, len(parts))
-        row = in_fresh_process(
-            "widepack_bench.training.row:run_row",
-            {"name": network.name, "members": count, "pattern": pattern, "threads": threads, **options},
-            threads=threads,
-            limit_s=LIMIT_S,
-            environment=STEADY,
-        )
-        document["rows"][key] = {
-            "network": network.name,
-            "title": network.title,
-            "size": network.size,
-            "members": count,
-            "batch": network.batch,
-            "pattern": pattern,
-            "threads": threads,
-            **row,
-        }
-        document["summary"] = summary(document["rows"])
-        write_whole(out, document)
-        if report:
-            report(f"{key}: {one_line(document['rows'][key])}")
-    if progress:
-        progress("suite", len(parts), len(parts))
-    if report:
-        report("\n" + training_table(document["rows"]))
-    return document
+    return SUITE.run(out, parts, options, progress=progress, report=report)
 
 
-def key_of(network: TrainingNetwork, members: int, pattern: str, threads: int) -> str:
-    """Returns the key of a row: `mlp, N=8, shared, 1 thread`."""
-    return f"{network.name}, N={members}, {pattern}, {threads} thread{'' if threads == 1 else 's'}"
-
-
-def must_run(row: dict[str, Any] | None) -> bool:
-    """Whether a row must be run: it is missing, ended with an error, or was refused as noisy."""
-    return row is None or "error" in row or row["result"]["verdict"] == "noisy"
+def _part(network: TrainingNetwork, count: int, pattern: str, threads: int) -> Part:
+    row = {
+        "network": network.name,
+        "title": network.title,
+        "size": network.size,
+        "members": count,
+        "batch": network.batch,
+        "pattern": pattern,
+        "threads": threads,
+    }
+    title = f"{network.name}, N={count}, {pattern}"
+    return Part(title, {}, {key_of(network.name, f"N={count}", pattern, threads=threads): row})

@@ -134,7 +134,7 @@ def _reference(size: str, out: Path, common: dict[str, Any], options: dict[str, 
 def _real(size: str, out: Path, common: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Runs the suite `real`. Raises: click.UsageError."""
     from widepack_bench.suite.real_networks import BATCHES, MEMBERS
-    from widepack_bench.suite.real_run import run_real
+    from widepack_bench.suite.run import run_real
 
     _refuse(size, {"--backend": "backends", "--full": "full"}, options)
     if options["device"] != "cpu":

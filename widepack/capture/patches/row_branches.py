@@ -5,7 +5,7 @@
 
 The number of rows is data, so torch.export does not follow such a branch. If an export fails at one, it is
 repeated as if each selection had rows. Code under such a branch usually does nothing where there are none.
-`row_runs.py` checks this. If it does not hold, the member is refused as before.
+`same_without_rows` in `trial.py` checks this. If it does not hold, the member is refused as before.
 """
 
 from __future__ import annotations
