@@ -15,6 +15,10 @@ from torch import Tensor, nn
 def terms_of(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, float]]:
     """Collects the sums of the absolute terms of the gradients of biases, while the module runs.
 
+    The gradient of a bias is the sum of the gradients that come into its layer. In front of a BatchNorm, or
+    of a softmax over the same dim, these cancel: the sum is as small as its rounding error, and says nothing
+    of its size. The terms do.
+
     Args:
         module: The member.
         names: The weights whose gradients are computed.

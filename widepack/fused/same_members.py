@@ -31,7 +31,11 @@ _OWN = {"__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__f
 
 
 def same_class(one: type, other: type) -> bool:
-    """Returns whether two classes have one name, the same bases and the same code."""
+    """Returns whether two classes have one name, the same bases and the same code.
+
+    A factory that defines its class makes a new class at every call. `torch.fx` makes one for each
+    GraphModule, and torch's parametrizations for each module. Such classes of one code are one class.
+    """
     return one is other or not other_code(one, other)
 
 
@@ -73,7 +77,8 @@ def _code(code: types.CodeType) -> tuple[Any, ...]:
 def class_differences(one: nn.Module, other: nn.Module) -> tuple[Difference, ...]:
     """Returns what the classes of two modules' parts have in their bodies, closures and graphs, and differs.
 
-    Only parts whose classes are two objects are compared.
+    Only parts whose classes are two objects are compared. Two classes of one code may have other values in
+    their bodies and closures.
     """
     parts = dict(other.named_modules(remove_duplicate=False))
     found: list[Difference] = []
