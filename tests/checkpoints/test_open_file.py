@@ -139,8 +139,8 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(tmp_path: Path) -> None:
     assert "'ema' is a dict ('deep.er' is dict), not a dict of tensors" in refusal(path, "ema")
     torch.save({"model": model.state_dict(), "epoch": 3}, path)
     assert "'epoch' is an int, not a dict of tensors" in refusal(path, "epoch")
-    torch.save({"model": {**model.state_dict(), "extra": 3}}, path)
-    assert "'model' is a dict ('extra' is int)" in refusal(path, "model")
+    torch.save({"model": {**model.state_dict(), "extra": [3]}}, path)
+    assert "'model' is a dict ('extra' is list)" in refusal(path, "model")
 
 
 def test_an_unknown_key_of_safetensors_is_refused(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ class ArrowTable(ABC):
     ) -> Iterator[ArrowBlock]:
         start = 0
         with readable(self.path):
-            for batch in of_one_size(self.batches(names, dtypes, rows), rows):
+            for batch in _of_one_size(self.batches(names, dtypes, rows), rows):
                 yield ArrowBlock(self.path, start, batch)
                 start += batch.num_rows
             if not start:
@@ -354,7 +354,7 @@ def _index_of_pandas(schema: Any) -> frozenset[str]:
         return frozenset()  # metadata of another writer say nothing
 
 
-def of_one_size(batches: Iterator[Any], rows: int) -> Iterator[Any]:
+def _of_one_size(batches: Iterator[Any], rows: int) -> Iterator[Any]:
     """Splits and joins record batches, so that all but the last have one number of rows."""
     pa = arrow()
     parts: list[Any] = []

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UsageError
-from .arrow_files import ArrowSink, ArrowTable, BadRow, arrow, column_type, of_one_size, readable, tensor_of
+from .arrow_files import ArrowSink, ArrowTable, BadRow, arrow, column_type, readable, tensor_of
 from .input_columns import kind_of
 from .table import TEXT, ColumnType, place
 
@@ -29,13 +28,11 @@ _OTHERS = (";", "\t", "|")
 _NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][+-]?[0-9]+)?")
 _VALUES = ("", "nan", "na", "n/a", "null", "none", "inf", "-inf", "true", "false")
 _HEAD = 2**16  # bytes that are looked at
-_BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1  # bytes that pyarrow reads at a time, at least a row
+_BLOCK = 2**24  # bytes that pyarrow reads at a time; no row may be longer
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _NULLS = ("", "NA", "N/A", "#N/A", "NULL", "null", "None")  # nan is not among them: it is a number
 _WRONG = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
 """What pyarrow says of a wrong value or row. A header is row 1."""
-_LONG = re.compile("straddling object|Empty CSV file or block")
-"""What pyarrow says of a row, or of the line of names, that is longer than a block."""
 _COMMAS = re.compile(r"invalid value '[^',]*,[^']*'")
 _INFINITE = ("inf", "infinity")
 _TYPES = {"float": "float64", "integer": "int64", "bool": "bool_"}
@@ -161,21 +158,16 @@ class CsvTable(ArrowTable):
 
     def __init__(self, path: Path, form: CsvForm | None = None) -> None:
         self._file: Any = None
-        self._block = _BLOCK
         self._form = form or CsvForm()
         self._form.check_head(path)
         self.path = path
         pa = arrow()
         with readable(path), pa.OSFile(str(path)) as file:
             self._size = int(file.size())
-            while True:
-                try:
-                    schema = self._reader(file, None).schema
-                    break
-                except pa.lib.ArrowInvalid as e:
-                    if not self._enlarged(str(e)):
-                        raise self._located(str(e), ()) from e
-                    file.seek(0)
+            try:
+                schema = self._reader(file, None).schema
+            except pa.lib.ArrowInvalid as e:
+                raise self._located(str(e), ()) from e
             try:
                 self._stored = list(schema.names)
             except UnicodeDecodeError:
@@ -204,16 +196,16 @@ class CsvTable(ArrowTable):
     def batches(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Any]:
         types = {n: self._read_as(n, dtypes.get(n)) for n in names}
         floats = [n for n in names if types[n] == arrow().float64()]
-        texts: Iterator[Any] | None = None
-        start = 0
-        for k, batch in enumerate(of_one_size(self._parsed(types), rows)):
-            if texts is None and any(_infinite(batch.column(n)) for n in floats):
-                again = self._parsed(dict.fromkeys(floats, arrow().string()))
-                texts = islice(of_one_size(again, rows), k, None)
-            if texts is not None:
-                self._check_infinities(batch, next(texts), floats, start)
-            start += batch.num_rows
-            yield batch
+        with arrow().OSFile(str(self.path)) as self._file:
+            texts: Iterator[Any] | None = None
+            start = 0
+            for k, batch in enumerate(self._parsed(self._file, types)):
+                if texts is None and any(_infinite(batch.column(n)) for n in floats):
+                    texts = self._texts(floats, k)
+                if texts is not None:
+                    self._check_infinities(batch, next(texts), floats, start)
+                start += batch.num_rows
+                yield batch
 
     def _read_as(self, name: str, dtype: torch.dtype | None) -> Any:
         """Returns the type of Arrow that a column is read as. dtype: that it is needed in; None for texts."""
@@ -224,37 +216,22 @@ class CsvTable(ArrowTable):
             return pa.bool_()
         return getattr(pa, _TYPES[kind_of(dtype)])()
 
-    def _parsed(self, types: Mapping[str, Any]) -> Iterator[Any]:
-        """Reads record batches with columns of these types, in their order.
-
-        For a row that is longer than a block, the file is read again from its start in larger blocks.
-        """
+    def _parsed(self, file: Any, types: Mapping[str, Any]) -> Iterator[Any]:
+        """Reads record batches with columns of these types, in their order."""
         by_name = dict(zip(self.columns, self._stored))
-        done = 0
-        while True:
-            start = 0
-            try:
-                with arrow().OSFile(str(self.path)) as self._file:
-                    for batch in self._reader(self._file, {by_name[n]: t for n, t in types.items()}):
-                        new = batch.slice(min(max(done - start, 0), batch.num_rows))
-                        start += batch.num_rows
-                        done += new.num_rows
-                        yield new.rename_columns(list(types))
-                return
-            except arrow().lib.ArrowInvalid as e:
-                if not self._enlarged(str(e)):
-                    raise self._located(str(e), list(self.columns)) from e
+        try:
+            for batch in self._reader(file, {by_name[n]: t for n, t in types.items()}):
+                yield batch.rename_columns(list(types))
+        except arrow().lib.ArrowInvalid as e:
+            raise self._located(str(e), list(self.columns)) from e
 
-    def _enlarged(self, message: str) -> bool:
-        """Returns whether an error of pyarrow is that of a row that is longer than a block, and enlarges the
-        blocks for it. A quote without an end makes one row of all that follows: this stays an error.
-        """
-        if not _LONG.search(message) or self._block >= min(self._size, _LARGEST_BLOCK):
-            return False
-        with open(self.path, "rb") as file:
-            quotes = sum(piece.count(b'"') for piece in iter(partial(file.read, _BLOCK), b""))
-        self._block = min(16 * self._block, _LARGEST_BLOCK)
-        return quotes % 2 == 0
+    def _texts(self, names: Sequence[str], skip: int) -> Iterator[Any]:
+        """Reads the batches after the first ones again, as texts."""
+        pa = arrow()
+        with pa.OSFile(str(self.path)) as file:
+            for k, batch in enumerate(self._parsed(file, dict.fromkeys(names, pa.string()))):
+                if k >= skip:
+                    yield batch
 
     def _check_infinities(self, batch: Any, texts: Any, names: Sequence[str], start: int) -> None:
         """Raises: InputError for a number that is too large for float64, which pyarrow reads as infinite."""
@@ -270,10 +247,10 @@ class CsvTable(ArrowTable):
     def _located(self, message: str, columns: Sequence[str]) -> InputError:
         """Returns an error of pyarrow with the row and the column of the file."""
         match = _WRONG.match(message)
-        if "straddling" in message:
+        if "straddling object" in message:
             return InputError(
-                f"{self.path}: a quote has no end, or a row is longer than 2 GB; close the quote, or give a "
-                ".parquet file"
+                f"{self.path}: a row is longer than {_BLOCK >> 20} MB, or a quote has no end; give a "
+                ".parquet file, or close the quote"
             )
         if "Empty CSV" in message:
             return InputError(f"{self.path}: the file has no rows, and no line of names with an end")
@@ -296,7 +273,7 @@ class CsvTable(ArrowTable):
         return csv.open_csv(
             file,
             read_options=csv.ReadOptions(
-                use_threads=False, block_size=self._block, autogenerate_column_names=form.header is False
+                use_threads=False, block_size=_BLOCK, autogenerate_column_names=form.header is False
             ),
             # values in quotes may have several lines; an empty line of a single column is an empty value
             parse_options=csv.ParseOptions(
