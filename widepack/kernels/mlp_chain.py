@@ -22,7 +22,7 @@ from widepack_artifacts.program import Node
 from .checks.require import OperandError, dense, for_members, of_shape, require
 from .library import NodeList, in_aten, own_op
 from .triton_kernels import launches
-from .triton_kernels.launches import ACTIVATIONS as ACTIVATIONS
+from .triton_kernels.available import ACTIVATIONS as ACTIVATIONS
 
 OP = "widepack.mlp_chain.default"
 

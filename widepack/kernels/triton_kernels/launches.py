@@ -19,10 +19,9 @@ from torch import Tensor
 
 from ..projections import projected_parts
 from . import available
+from .available import ACTIVATIONS
 from .predictions import MOST_ROWS, ROWS, chain_times, step_times
 
-ACTIVATIONS = ("", "relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh")
-"""The activations of a chain by name. "" is none, `gelu_tanh` is `gelu` with `approximate="tanh"`."""
 PROJECTED_BYTES = 64 << 20
 """The bytes of products with x that are computed before the steps that read them, on a CUDA device."""
 WIDEST = 256
