@@ -96,29 +96,6 @@ def _member_convs(
     groups: int,
     output_padding: Sequence[int] | None = None,
 ) -> Tensor:
-    options = (stride, padding, dilation, groups, output_padding)
-    members = _checked_members(x, weight, bias, *options)
-    rows = x.expand(members, *x.shape[1:])
-    if weight.device.type == "cuda":
-        y = _fake(x, weight, bias, *options)
-        run_members(
-            lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
-        )
-        return y
-    return torch.stack([member_conv(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
-
-
-def _checked_members(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None,
-) -> int:
-    """Returns N. Raises OperandError for operands that do not fit."""
     members, packed, of_group, *window = dense("weight", weight, 4, 5, 6).shape
     dense("x", x, weight.dim())
     geometry(len(window), stride, padding, dilation, groups)
@@ -133,7 +110,17 @@ def _checked_members(
         extents(x.shape[3:], window, padding, dilation)
     else:
         transposed_extents(x.shape[3:], window, stride, padding, dilation, output_padding)
-    return members
+    options = (stride, padding, dilation, groups, output_padding)
+    rows = x.expand(members, *x.shape[1:])
+    if weight.device.type == "cuda":
+        y = _fake(x, weight, bias, *options)
+
+        def run(i: int) -> None:
+            y[i].copy_(member_conv(rows[i], weight[i], _part(bias, i), *options))
+
+        run_members(run, members, y.device)
+        return y
+    return torch.stack([member_conv(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
 
 
 def run_members(run: Any, members: int, device: torch.device) -> None:
@@ -165,25 +152,13 @@ def run_members(run: Any, members: int, device: torch.device) -> None:
             current.wait_stream(stream)
 
 
-def _run_into(y: Tensor, *given: Any) -> None:
-    y.copy_(member_conv(*given))
-
-
 def _part(bias: Tensor | None, i: int) -> Tensor | None:
     return None if bias is None else bias[i]
 
 
-def member_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None,
-) -> Tensor:
-    """Runs a member's convolution."""
+def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    """Runs a member's convolution. options: stride, padding, dilation, groups, output_padding."""
+    stride, padding, dilation, groups, output_padding = options
     spatial = weight.dim() - 2
     if output_padding is None:
         return _CONVOLUTIONS[spatial](x, weight, bias, stride, padding, dilation, groups)
@@ -192,31 +167,24 @@ def member_conv(
 
 @in_aten(OP)
 def _in_aten(
-    new: NodeList,
-    members: int,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
-    output_padding: Any = None,
+    new: NodeList, members: int, x: Any, weight: Any, bias: Any, *options: Any, output_padding: Any = None
 ) -> None:
     """Writes the op as one convolution of N * groups groups."""
+    stride, padding, dilation, groups, *last = options
+    output_padding = last[0] if last else output_padding
     spatial = len(stride)
     if output_padding is None:
-        op, options = f"aten.conv{spatial}d.default", [stride, padding, dilation, members * groups]
+        op, given = f"aten.conv{spatial}d.default", [stride, padding, dilation, members * groups]
     else:
         overload = "default" if spatial == 1 else "input"
         op = f"aten.conv_transpose{spatial}d.{overload}"
-        options = [stride, padding, output_padding, members * groups, dilation]
+        given = [stride, padding, output_padding, members * groups, dilation]
     rows = new.add("aten.expand.default", x, [members, *(-1 for _ in range(2 + spatial))], suffix="rows")
     image = new.add("aten.transpose.int", rows, 0, 1, suffix="image")  # [B, N, C, *s]
     image = new.add("aten.flatten.using_ints", image, 1, 2, suffix="packed")
     matrix = new.add("aten.flatten.using_ints", weight, 0, 1, suffix="weight")
     if bias is not None:
         bias = new.add("aten.flatten.using_ints", bias, 0, 1, suffix="bias")
-    y = new.add(op, image, matrix, bias, *options, suffix="conv")
+    y = new.add(op, image, matrix, bias, *given, suffix="conv")
     y = new.add("aten.unflatten.int", y, 1, [members, -1], suffix="members")
     new.add("aten.transpose.int", y, 0, 1, suffix="stacked")

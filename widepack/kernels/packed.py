@@ -61,10 +61,6 @@ def _activate(y: Tensor, act: str) -> Tensor:
     return y if activation is None else activation(y)
 
 
-def _channels_last(spatial: int) -> torch.memory_format:
-    return torch.channels_last if spatial == 2 else torch.channels_last_3d
-
-
 def _pack(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
@@ -129,47 +125,11 @@ def _output_sizes(
     ]
 
 
-def _fake_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    *_: Any,
-) -> Tensor:
-    n, c, *spatial = _output_sizes(x, weight, stride, padding, dilation)
+def _fake_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    n, c, *spatial = _output_sizes(x, weight, *options[:3])
     order = [0, *range(2, 2 + len(spatial)), 1]
     y = x.new_empty([n, *spatial, c])
     return y.permute([order.index(d) for d in range(len(order))])
-
-
-def _check_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> None:
-    """Checks operands. A packed weight remembers the shape of the image that passed, which passes again."""
-    spatial = dense("x", x, 4, 5).dim() - 2
-    found = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
-    if found is not None:
-        _require_dtype(found, x)
-        if x.shape == found.image and _is_plain_bias(bias, weight.shape[0], x.dtype):
-            return
-    else:  # a packed weight was packed for these numbers, which were checked then
-        geometry(spatial, stride, padding, dilation, groups)
-    require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
-    inputs = weight.shape[1] * groups
-    require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
-    require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
-    of_shape("bias", bias, [weight.shape[0]], x)
-    extents(x.shape[2:], weight.shape[2:], padding, dilation)
-    if type(x) is Tensor and found is not None:
-        found.image = x.shape
 
 
 def _require_dtype(found: Mark, x: Tensor) -> None:
@@ -199,8 +159,23 @@ def _convolution(
     groups: int,
     act: str = "",
 ) -> Tensor:
-    _check_convolution(x, weight, bias, stride, padding, dilation, groups)
-    memory_format = _channels_last(len(stride))
+    spatial = dense("x", x, 4, 5).dim() - 2
+    found = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
+    if found is None:  # a packed weight was packed for these numbers, which were checked then
+        geometry(spatial, stride, padding, dilation, groups)
+    else:
+        _require_dtype(found, x)
+    # a packed weight remembers the shape of the image that passed, which passes again
+    if not (found and x.shape == found.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
+        require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
+        inputs = weight.shape[1] * groups
+        require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
+        require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
+        of_shape("bias", bias, [weight.shape[0]], x)
+        extents(x.shape[2:], weight.shape[2:], padding, dilation)
+        if type(x) is Tensor and found:
+            found.image = x.shape
+    memory_format = torch.channels_last if spatial == 2 else torch.channels_last_3d
     if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN refuses an empty batch
         sizes = _output_sizes(x, weight, stride, padding, dilation)
         return torch.empty(sizes, dtype=x.dtype).contiguous(memory_format=memory_format)

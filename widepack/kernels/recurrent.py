@@ -265,7 +265,12 @@ def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list
     return [onednn.mark(w, w_x.dtype, "lstm", bool(reverse)) for w in packed]
 
 
-def _check_packed_lstm(
+@own_op(
+    "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse)"
+    " -> (Tensor, Tensor)",
+    _fake_lstm,
+)
+def _packed_lstm(
     x: Tensor,
     h: Tensor,
     c: Tensor,
@@ -273,8 +278,7 @@ def _check_packed_lstm(
     b_x: Tensor | None,
     b_h: Tensor | None,
     reverse: bool,
-) -> bool:
-    """Returns whether the weights are in oneDNN's order."""
+) -> tuple[Tensor, Tensor]:
     members, batch, units = dense("h", h, 3).shape
     for_members("x", x, members, [None, batch, None], h)
     of_shape("c", c, h.shape, h)
@@ -292,24 +296,6 @@ def _check_packed_lstm(
         require(h.dtype is torch.float32 and h.device.type == "cpu", "h is not float32 on the CPU")
     of_shape("b_x", b_x, [members, 4 * units], h)
     of_shape("b_h", b_h, [members, 4 * units], h)
-    return packed
-
-
-@own_op(
-    "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse)"
-    " -> (Tensor, Tensor)",
-    _fake_lstm,
-)
-def _packed_lstm(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: list[Tensor],
-    b_x: Tensor | None,
-    b_h: Tensor | None,
-    reverse: bool,
-) -> tuple[Tensor, Tensor]:
-    packed, members = _check_packed_lstm(x, h, c, weights, b_x, b_h, reverse), h.shape[0]
     w_x, w_h = weights[:members], weights[members:]
     if not packed:
         stacked_x, stacked_h = (torch.stack(w).transpose(1, 2) for w in (w_x, w_h))
