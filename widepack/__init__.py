@@ -5,7 +5,8 @@
     y = ens(x)        # all members get x; each output leaf is [N, *shape]
     y = ens.each(xs)  # member i gets xs[i]
 
-The package imports torch when one of its names is first used.
+The package imports torch when one of its names is first used. `README.md` describes its folders; `errors.py`
+has the classes of errors, `version.py` the version.
 """
 
 from __future__ import annotations

@@ -2,19 +2,20 @@
 
 | module | content |
 |---|---|
-| `manifest` | `manifest.json`, in `entry`, `wide_program`, `dims`, `rows`, `manifest_weights`, `file_list` |
+| `manifest` | `manifest.json`, in `entry`, `wide_program`, `manifest_weights`, `file_list` |
 | `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `state_dicts` | what the members' state dicts have beside tensors: versions, the file of extra state |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
+| `errors` | the errors of the format |
+| `literals` | values that the members' code reads from their weights |
+| `fields`, `strict_json`, `format_version` | JSON with limits, fields of documents, versions |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
-| `costs`, `costs_file` | what a call costs, as formulas: the document and its file |
+| `costs` | what a call costs, as formulas: the document and its file |
 | `formulas`, `polynomials` | formulas over sizes: evaluated without `eval`, added up |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
 | `correction` | restores weights that are stored as factors, bit for bit (imports torch) |
-| `program_limit` | how many bytes and nodes the programs of one load may have |
-| `file_sizes` | the bytes of a file that are on the disk: a sparse file has holes |
-| `file_identity` | what the system tells about a file, to notice changes without reading it |
+| `file_identity` | what the system tells about a file: that it changed, and which bytes are on the disk |
 
 Start reading with `manifest.py`, then `program.py` and `reader.py`. FORMAT.md, in the folder above, is the
 specification. Importing the package imports neither torch nor safetensors.

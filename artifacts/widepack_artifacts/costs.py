@@ -29,6 +29,38 @@ from . import polynomials
 from .errors import ArtifactError, WidepackError
 from .fields import read_choice, read_count, read_list, read_map, read_object, read_range, read_text
 from .formulas import Formula, Number, formula
+from .reader import Reader
+
+STEM = "costs"
+
+
+def costs_file(files: Iterable[str]) -> str:
+    """Returns the name of the file of costs in an artifact's list of files; empty if it has none.
+
+    Raises: ArtifactError for several.
+    """
+    found = [n for n in files if n.startswith(f"{STEM}-") and n.endswith(".json")]
+    if len(found) > 1:
+        raise ArtifactError(f"files: there are {len(found)} files of costs, at most one is allowed: {found}")
+    return found[0] if found else ""
+
+
+def stored_costs(reader: Reader) -> dict[str, Costs]:
+    """Returns the costs that an artifact has, by entry; empty if it has none.
+
+    Raises: ArtifactError if the file is damaged, or has costs of an entry that does not exist.
+    """
+    name = costs_file(reader.manifest.files)
+    if not name:
+        return {}
+    try:
+        found = read_documents(reader.json(name))
+    except ArtifactError as e:
+        raise ArtifactError(f"{reader.root / name}: {e}") from e
+    if unknown := sorted(set(found) - set(reader.manifest.entries)):
+        raise ArtifactError(f"{reader.root / name}: there is no entry {unknown[0][:80]!r}")
+    return found
+
 
 FORMAT, MASKED_FORMAT = "widepack.costs/1", "widepack.costs/2"
 """The formats of a file of costs. A file that has `masked_flops` is of the second."""

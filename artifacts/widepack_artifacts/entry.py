@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from . import guards as guard_forms
 from . import tree
-from .dims import Dim, Guard
 from .fields import (
     IDENTIFIER,
     MAX_NAME,
@@ -26,14 +25,104 @@ from .fields import (
     read_name,
     read_object,
     read_optional_integer,
+    read_range,
     read_text,
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
 from .literals import Literal, read_literal
 from .manifest_weights import ITEM_BYTES, KINDS
-from .rows import Rows
 from .wide_program import PATTERNS, WideProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whether the rows of a batch are independent: no row changes the answer to another one.
+
+    Attributes:
+        dim: The dim of the rows; "" if no dim is dynamic.
+        independent: Whether they are.
+        proved: Whether this holds for all values of inputs and weights. False: trials found no dependence, or
+            found one.
+        reason: The op that mixes the rows, or that is not proved to keep them apart, with the user's line;
+            "" if all ops are proved to.
+    """
+
+    dim: str
+    independent: bool
+    proved: bool
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dim": self.dim,
+            "independent": self.independent,
+            "proved": self.proved,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "rows") -> Rows:
+        d = read_object(data, where, ("dim", "independent", "proved", "reason"))
+        for key in ("independent", "proved"):
+            if type(d[key]) is not bool:
+                raise manifest_error(f"{where}: {key}: expected true or false, got {str(d[key])[:40]}")
+        return cls(
+            read_text(d["dim"], f"{where}: dim", MAX_NAME),
+            d["independent"],
+            d["proved"],
+            " ".join(read_text(d["reason"], f"{where}: reason").split()),  # one line in messages
+        )
+
+    def __str__(self) -> str:
+        if not self.independent:
+            return f"not independent: {self.reason}"
+        along = f"independent along {self.dim}"
+        return along if self.proved else f"{along} in trials; not proved: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """The inclusive bounds of a named dim.
+
+    `source` is the user's line that a bound comes from, or empty. `example` is a size at which all guards
+    hold.
+    """
+
+    min: int
+    max: int | None = None
+    source: str = ""
+    example: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        return {"min": self.min, "max": self.max, "source": self.source, "example": self.example}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "a dim") -> Dim:
+        d = read_object(data, where, ("min", "max", "source", "example"))
+        return cls(
+            *read_range([d["min"], d["max"]], where),
+            read_text(d["source"], f"{where}: source"),
+            read_count(d["example"], f"{where}: example"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition over named dims that every call must meet, and the user's line that it comes from."""
+
+    expr: guard_forms.Expr
+    source: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"expr": self.expr, "source": self.source}
+
+    @classmethod
+    def from_json(cls, data: Any, dims: Mapping[str, Dim], where: str = "a guard") -> Guard:
+        d = read_object(data, where, ("expr", "source"))
+        guard_forms.check(d["expr"], dims)
+        return cls(d["expr"], read_text(d["source"], f"{where}: source"))
+
 
 _KEYS = (
     "inputs",

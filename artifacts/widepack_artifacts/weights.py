@@ -31,8 +31,7 @@ from . import strict_json
 from .correction import StackedFactors, rounded, whole
 from .errors import ArtifactError
 from .factored import Factored, FactoredWeight
-from .file_identity import FileIdentity
-from .file_sizes import check_on_disk
+from .file_identity import FileIdentity, check_on_disk
 from .manifest_weights import ITEM_BYTES, Weight, member_of, member_tensor
 
 _PAIRS = "complex128"

@@ -13,6 +13,7 @@
 | `report` | the results as a table, a JSON document, an HTML page |
 | `models` | the reference networks and blocks |
 | `selftest` | `widepack selftest`: checks every strategy on this machine |
+| `errors` | the errors of the benchmarks |
 | `text` | columns, times and sizes as text |
 
 Start reading at `suite/bench.py`. The names below are imported at their first use, which keeps the command

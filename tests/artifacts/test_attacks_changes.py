@@ -14,7 +14,7 @@ from forged import Forged, golden, node, ref
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError
 from widepack.system import user_cache
-from widepack_artifacts import program_limit
+from widepack_artifacts import reader
 from widepack_artifacts.file_identity import FileIdentity
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
@@ -197,22 +197,22 @@ def aliases(count: int) -> list[dict[str, object]]:
 def test_many_nodes_that_compute_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = Forged().add(*aliases(program_limit.MOST_NODES), start="programs/cpu.forward.shared")
+    many = Forged().add(*aliases(reader.MOST_NODES), start="programs/cpu.forward.shared")
     refused(many.save(tmp_path / "many"), "100,0", "nodes", "limit=2")
 
-    monkeypatch.setattr(program_limit, "MOST_NODES", 200)
+    monkeypatch.setattr(reader, "MOST_NODES", 200)
     few = Forged().add(*aliases(150)).save(tmp_path / "few")
     refused(few, "nodes", "a load may take 200")  # two programs of pattern `shared`
     assert load(few, limit=2)(torch.ones(2, 6)).shape[0] == 3
     assert load(few, limit=None)(torch.ones(2, 6)).shape[0] == 3
     looped = {"nodes": [{"body": {"nodes": [1, {"body": 3}]}}, 4]}
-    assert program_limit.count_nodes(looped) == 4 and program_limit.count_nodes([looped]) == 0
+    assert reader.count_nodes(looped) == 4 and reader.count_nodes([looped]) == 0
 
 
 def test_bytes_of_programs_are_limited_before_they_are_read(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Forged().save(tmp_path)
-    monkeypatch.setattr(program_limit, "MOST_BYTES", 100)
+    monkeypatch.setattr(reader, "MOST_BYTES", 100)
     refused(path, "bytes of programs", "a load may take 100")
     load(path, limit=1000)

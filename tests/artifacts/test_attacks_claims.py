@@ -12,7 +12,7 @@ from forged import Forged, node, ref
 
 from widepack import ArtifactError, load
 from widepack.errors import MemberMismatch, UsageError
-from widepack_artifacts.rows import Rows
+from widepack_artifacts.entry import Rows
 from widepack_serve.catalog.layout import EntryLayout
 
 PROVED = {"dim": "B", "independent": True, "proved": True, "reason": ""}

@@ -24,7 +24,7 @@ from widepack import load
 from widepack.errors import ArtifactError, ProbeError, UsageError
 from widepack.lowering import relower as relower_
 from widepack.system.deadline import Deadline, over
-from widepack_artifacts.file_sizes import bytes_on_disk
+from widepack_artifacts.file_identity import bytes_on_disk
 from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.weights import Weights
 

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widepack_artifacts import strict_json
-from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter
+from widepack_artifacts.entry import Dim, Entry, Guard, Input, OutputLeaf, Parameter
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.file_list import File, file_name
 from widepack_artifacts.manifest import Manifest, Member

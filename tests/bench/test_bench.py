@@ -23,8 +23,7 @@ import cases
 import widepack
 from widepack.building.build import build
 from widepack.errors import UsageError
-from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, Parameter
+from widepack_artifacts.entry import Dim, Entry, Guard, Input, Parameter
 from widepack_bench import Report, bench, compare
 from widepack_bench.baselines.member_programs import Flat, flat_members
 from widepack_bench.baselines.table import BASELINES, difference, leaves, loop, stack

@@ -23,8 +23,7 @@ from widepack.costs.recorder import KernelRecorder, record
 from widepack.ir.fake_values import Fakes
 from widepack.ir.kinds import weights_only
 from widepack.planning.plan import Plan, for_size, scaled
-from widepack_artifacts.costs import Costs
-from widepack_artifacts.costs_file import stored_costs
+from widepack_artifacts.costs import Costs, stored_costs
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
 from widepack_bench.measure.roofline import work

@@ -18,6 +18,7 @@ ELSEWHERE = {
     # registers an op, so it needs its own process
     "docs/how-to/your-own-ops.md": "tests/registry/test_user_ops.py",
     "docs/how-to/migrate.md": "tests/docs/test_migration.py",
+    "docs/contributing/add-an-op.md": "tests/docs/test_contributing.py",  # files of the library
 }
 """Pages whose code another test runs."""
 

@@ -9,8 +9,7 @@ from torch import nn
 import widepack
 from widepack.errors import VerificationError
 from widepack.fused.gradient_differences import ExactGradients, compare_gradients
-from widepack.fused.gradient_terms import terms_of
-from widepack.fused.gradients import Gradients
+from widepack.fused.gradients import Gradients, terms_of
 
 
 def module(seed: int) -> nn.Sequential:

@@ -21,8 +21,8 @@ from widepack.runtime.graph_module import graph_module
 from widepack.simplify.canonical import plain
 from widepack.spec.draws import InputSource
 from widepack.verification.subject import fitting
+from widepack_artifacts.entry import Rows
 from widepack_artifacts.program import Program
-from widepack_artifacts.rows import Rows
 
 
 class Examined:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from widepack_artifacts import strict_json
-from widepack_artifacts.dims import Dim
-from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter
+from widepack_artifacts.entry import Dim, Entry, Input, OutputLeaf, Parameter
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot

@@ -78,15 +78,3 @@ class FilledTrunk(EvenFromFour):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(self.trunk(x).relu())
-
-
-class Cell(nn.Module):
-    """Takes its state as an input, and returns it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.back = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.fc(x) + self.back(h))
-        return h.sum(-1), h

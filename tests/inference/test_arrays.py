@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from loaded import saved
+from split_models import Cell
 from torch import Tensor, nn
 
 import widepack
-from inference.small_networks import Cell
 from widepack import InputError, UsageError
 from widepack.inference.model import WideModel
 

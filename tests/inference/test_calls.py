@@ -6,6 +6,7 @@ imports and the probe.
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import re
@@ -26,7 +27,9 @@ from torch import Tensor, nn
 import cases
 import widepack
 from widepack import load
+from widepack.distributed.device_load import LoadArguments
 from widepack.errors import ArtifactError, InputError, UsageError, VerificationError
+from widepack.inference.load import load as load_here
 from widepack.inference.model import WideModel
 from widepack.inference.output import Output
 from widepack.verification import probe
@@ -426,6 +429,16 @@ def test_wrong_options_of_load(options: dict[str, Any], words: str, artifacts: A
     with pytest.raises(UsageError, match=words) as caught:
         load(artifacts("mlp"), **options)
     assert "\n" not in str(caught.value)
+
+
+def test_the_options_of_a_load_have_one_default() -> None:
+    """Those of `widepack.load` are those of a load on one device."""
+    defaults = [
+        {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "gate"}
+        for function in (load, load_here)
+    ]
+    assert defaults[0] == defaults[1]
+    assert set(LoadArguments.__annotations__) == set(defaults[0]) - {"path", "device"}
 
 
 def test_the_first_cpu_is_the_cpu(artifacts: Artifacts) -> None:

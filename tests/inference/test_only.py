@@ -11,12 +11,12 @@ import pytest
 import torch
 from fusing import members
 from loaded import saved
+from split_models import Cell
 from support import Artifacts
 from torch import Tensor, nn
 
 import cases
 import widepack
-from inference.small_networks import Cell
 from widepack import InputError
 from widepack.inference.model import WideModel
 

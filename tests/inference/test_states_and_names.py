@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from loaded import saved
+from split_models import Cell
 from support import fresh, must
 
 import widepack
-from inference.small_networks import Cell
 from widepack import InputError
 
 

@@ -21,6 +21,7 @@ PACKAGES = {
     "widepack_cli": ROOT / "cli" / "widepack_cli",
     "widepack_serve": ROOT / "serve" / "widepack_serve",
 }
+MOST_FILES = 30
 MOST_COLUMNS = 110
 PRAGMA = re.compile(r"  # (type: ignore|noqa|fmt:).*$")  # a pragma must stay on its line
 MOST_LINES = 600
@@ -109,6 +110,18 @@ def test_the_import_contract_has_few_layers() -> None:
     assert 1 < len(rows) <= CONTRACT_ROWS
     rooms = {path.name for path in PACKAGES["widepack"].iterdir() if (path / "__init__.py").is_file()}
     assert {room.strip() for row in rows for room in row.split("|")} == rooms
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_is_described_whole(package: str) -> None:
+    """The page of a folder names each of its files, and no other. A folder has at most 30 files."""
+    for page in PACKAGES[package].rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(page.read_text(encoding="utf-8"))) or ""
+        files = {path.stem for path in page.parent.glob("*.py")} - {"__init__", "__main__"}
+        assert [name for name in sorted(files) if not re.search(rf"\b{name}\b", text)] == [], page
+        named = set(re.findall(r"^\| `(\w+)\.py` \|", text, re.MULTILINE))
+        assert named <= files, page
+        assert len(files) < MOST_FILES or page.parent.name == "primitives", page
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -15,6 +15,7 @@ from widepack.spec.draws import InputSource, draw, spread_of
 from widepack.verification.record import OutputBounds
 from widepack.verification.root_mean_square import RootMeanSquare, root_mean_square
 from widepack.verification.tolerance import ErrorStats
+from widepack_artifacts.reader import Reader
 
 
 @pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-30, 1.0, 1e30, 1e155, 1e300])
@@ -73,6 +74,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("size", [1e-318, 1e-200, 1e155, 1e306])
 def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
     members = [Scaled(size).double() for _ in range(2)]
     paths = [tmp_path / f"{i}.pt" for i in range(2)]
     for path, member in zip(paths, members):
@@ -80,6 +82,8 @@ def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path)
     options: dict[str, Any] = {"inputs": ["x=float64[B,4]"], "race": False, "pt2": False, "targets": ("cpu",)}
     out = tmp_path / "e.wide"
     widepack.build(paths, out, model=lambda: Scaled(size).double(), **options)
+    (record,) = Reader(out).manifest.verification["wide"]["shared.0"]
+    assert record["own_rms"] > 0 or size < 1e-300, "a wide answer that rounds otherwise is refused"
     x = torch.randn(3, 4, dtype=torch.float64)
     answers, fused = widepack.load(out)(x), widepack.fuse(members, x)(x)
     for i, member in enumerate(members):

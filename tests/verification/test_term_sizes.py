@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from loaded import save_members
 from torch import Tensor, nn
 
 import widepack
-from widepack.verification import term_sizes
+from widepack.verification import answers, term_sizes
+from widepack.verification.subject import AnsweredCalls
 from widepack.verification.tolerance import ErrorStats
 
 EPS = torch.finfo(torch.float32).eps
@@ -37,9 +39,9 @@ def test_an_artifact_whose_output_is_zero_but_for_rounding(tmp_path: Path) -> No
     ens.swap(1, paths[2])
     alone = Centered()
     alone.load_state_dict(torch.load(paths[2]))
-    answers = ens(x)
-    torch.testing.assert_close(answers[0][1], alone(x)[0])
-    assert 0 < float(answers[1].abs().max()) < 1e-6
+    found = ens(x)
+    torch.testing.assert_close(found[0][1], alone(x)[0])
+    assert 0 < float(found[1].abs().max()) < 1e-6
     assert widepack.load(tmp_path / "e.wide", dtype=torch.float64)(x.double())[1].abs().max() < 1e-15
     widepack.update(tmp_path / "e.wide", {1: paths[2]})
     widepack.load(tmp_path / "e.wide")
@@ -57,6 +59,69 @@ def test_the_bound_is_below_a_lost_term() -> None:
     assert output.wrong() == ""
     output.add_wide("1", "B=64", own + 0.05 / 10_000, own, torch.zeros(64, dtype=torch.float64))
     assert "member 1" in output.wrong()
+
+
+class NormWithOffset(nn.Module):
+    """Returns an answer behind a norm of numbers with an offset, and the mean that the norm makes 0."""
+
+    def __init__(self, norm: nn.Module, dims: tuple[int, ...], channels_last: bool = False) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Conv2d(3, 16, 3, padding=1), norm, nn.Conv2d(16, 4, 1)
+        self.dims, self.channels_last = dims, channels_last
+        nn.init.constant_(self.a.bias, 400.0)  # type: ignore[arg-type]  # it has one
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.a(x)
+        if self.channels_last:
+            h = h.to(memory_format=torch.channels_last)
+        h = self.norm(h)
+        return self.b(h), h.mean(self.dims)
+
+
+@pytest.mark.parametrize(
+    ("norm", "dims"),
+    [
+        (lambda: nn.GroupNorm(16, 16), (2, 3)),
+        (lambda: nn.GroupNorm(4, 16, affine=False), (1, 2, 3)),
+        (lambda: nn.InstanceNorm2d(16, affine=True), (2, 3)),
+        (lambda: nn.LayerNorm([16, 7, 7], bias=False), (1, 2, 3)),
+        (lambda: nn.LayerNorm(7), (3,)),
+    ],
+)
+def test_the_mean_behind_a_norm_of_numbers_with_an_offset(
+    norm: Callable[[], nn.Module], dims: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean has no size. The answer keeps float64 as its reference, and the members' error against it."""
+    noted: list[AnsweredCalls] = []
+    collect = answers.collect
+
+    def note(*given: Any) -> AnsweredCalls:
+        noted.append(collect(*given))
+        return noted[-1]
+
+    monkeypatch.setattr("widepack.verification.answers.collect", note)
+    torch.manual_seed(0)
+    members = [NormWithOffset(norm(), dims) for _ in range(2)]
+    widepack.fuse(members, torch.randn(4, 3, 7, 7))
+    assert noted
+    for answered in noted:
+        answer, mean = answered.stats
+        assert answered.float64 and answer.terms == 0
+        assert answer.own_rms > 1e-5 * answer.scale
+        assert mean.terms > 100 * mean.answers.value
+        assert mean.rms_bound() < 1e-3
+
+
+def test_the_message_says_that_float64_is_no_reference() -> None:
+    """torch's kernel for channels-last images loses all digits here."""
+    torch.manual_seed(0)
+    members = [NormWithOffset(nn.GroupNorm(16, 16), (2, 3), channels_last=True) for _ in range(2)]
+    with pytest.raises(widepack.VerificationError) as refused:
+        widepack.fuse(members, torch.randn(4, 3, 7, 7))
+    text = str(refused.value)
+    assert "may be wrong" in text and "Rounding alone changes the members' own answers by" in text
+    assert "from the members' own answers" in text and "1e-05 of their scale counts as their own" in text
+    assert "own largest error in their own dtype" not in text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from widepack_artifacts.costs import Costs
-from widepack_artifacts.costs_file import stored_costs
+from widepack_artifacts.costs import Costs, stored_costs
 from widepack_artifacts.program import Kind
 from widepack_artifacts.reader import Reader
 

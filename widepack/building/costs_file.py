@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from widepack_artifacts import strict_json
-from widepack_artifacts.costs import Costs, documents
-from widepack_artifacts.costs_file import STEM
+from widepack_artifacts.costs import STEM, Costs, documents
 from widepack_artifacts.writer import Writer
 
 from ..capture.capture import Captured

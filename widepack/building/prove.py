@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.entry import Rows
 from widepack_artifacts.program import Program
-from widepack_artifacts.rows import Rows
 
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not

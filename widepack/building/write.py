@@ -14,8 +14,7 @@ import torch
 from widepack_artifacts import manifest as form
 from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
+from widepack_artifacts.entry import Dim, Entry, Guard, Input, OutputLeaf, State
 from widepack_artifacts.factored import Factored, FactoredWeight
 from widepack_artifacts.manifest_weights import member_tensor
 from widepack_artifacts.wide_program import WideProgram

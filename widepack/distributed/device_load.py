@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 
 import torch
 
@@ -67,7 +66,30 @@ def load(
     device: list[str] | list[torch.device] | tuple[str | torch.device, ...],
     **options: Unpack[LoadArguments],
 ) -> DeviceModel: ...
-def load(path: str | PathLike[str], *, device: Any = None, **options: Any) -> WideModel | DeviceModel:
+def load(
+    path: str | PathLike[str],
+    *,
+    device: str | torch.device | Sequence[str | torch.device] | None = None,
+    dtype: str | torch.dtype | None = None,
+    members: Sequence[int | str] | None = None,
+    strategies: str | Sequence[str] | None = None,
+    simplify: bool = True,
+    backend: str = "auto",
+    verify: str = "sizes",
+    expect: str | None = None,
+    prologue: bool = True,
+    warmup: bool = True,
+    threads: int | None = None,
+    compile: str | None = None,
+    cache: str | PathLike[str] | None = None,
+    progress: Report | None = None,
+    limit: float | None = 1.0,
+    allow_ops: Sequence[Any] = (),
+    memory: str = "auto",
+    weights: str | None = None,
+    max_error: float | None = None,
+    graph: bool | str = False,
+) -> WideModel | DeviceModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
     The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
@@ -134,23 +156,11 @@ def load(path: str | PathLike[str], *, device: Any = None, **options: Any) -> Wi
         >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
         >>> halves = widepack.load("ens.wide", device=["cuda:0", "cuda:1"])
     """
+    given = dict(locals())
+    options = cast("LoadArguments", {name: given[name] for name in LoadArguments.__annotations__})
     if isinstance(device, (list, tuple)):
-        return load_parts(path, list(device), options)  # type: ignore[arg-type]  # checked by `load_here`
-    return load_here(path, device=device, **options)
-
-
-# What `help` and tools show: the options of a load on one device, with their defaults.
-_OPTIONS = signature(load_here)
-load.__signature__ = _OPTIONS.replace(  # type: ignore[attr-defined]
-    parameters=[
-        p.replace(annotation="str | torch.device | Sequence[str | torch.device] | None")
-        if p.name == "device"
-        else p
-        for p in _OPTIONS.parameters.values()
-        if p.name != "gate"
-    ],
-    return_annotation="WideModel | DeviceModel",
-)
+        return load_parts(path, list(device), options)
+    return load_here(path, device=device, **options)  # type: ignore[arg-type]  # it refuses what is no device
 
 
 def load_parts(

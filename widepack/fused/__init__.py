@@ -15,20 +15,15 @@ captured from one member, and that autograd can differentiate.
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
 | `check_draws.py` | Compares a member program that draws random numbers with the members' own modules |
 | `check_gradients.py` | Compares gradients of a wide program with the members' own |
-| `class_differences.py` | Compares the classes of modules by what they do: their names, bases and code |
-| `compiled_check.py` | Compares a compiled program with the same program without compilation |
-| `failed_run.py` | Explains a call of a fused module that failed at an index out of range |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
 | `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
-| `gradient_terms.py` | Measures how large the terms of a gradient are that cancel |
-| `gradients.py` | Computes gradients of a weighted sum of answers, and compares numbers up to rounding |
+| `gradients.py` | Computes gradients of a weighted sum of answers and the size of their terms |
 | `local_classes.py` | Copies the classes of a function whose methods hold parts of a module |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
-| `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
-| `members.py` | Defines the part of `Fused` about single members: modules, copies, frozen and removed ones |
+| `members.py` | Defines the part of `Fused` about single members: `unfuse`, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
 | `module_copy.py` | Copies a module with the functions that it holds |
 | `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
@@ -36,9 +31,7 @@ captured from one member, and that autograd can differentiate.
 | `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
 | `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
 | `recipe.py` | Keeps what a fused module was made of, apart from weights |
-| `removed_rows.py` | Removes members' rows from a parameter or buffer, which stays the same object |
 | `same_members.py` | Checks that live modules can be members of one fused module |
-| `sample_dtypes.py` | Converts the sample of a fused module to the CPU and to the dtypes |
 | `save.py` | Builds an artifact of live members: an ordinary build of their state dicts, verified |
 | `skeleton.py` | Keeps a live module without its weights, to capture it and to fill it |
 | `stacked_parameters.py` | Stacks the weights of N live modules into one module: `[N, *shape]` each |

@@ -27,7 +27,7 @@ class ExactGradients:
         i: The member; None for shared weights.
         own: Returns those of member i's module, or their sums over all members.
         wide: Returns those of the wide program, of all members.
-        terms: The sizes of the terms of biases' gradients, which `own` fills (`gradient_terms.py`).
+        terms: The sizes of the terms of biases' gradients, which `own` fills (`gradients.py`).
     """
 
     i: int | None

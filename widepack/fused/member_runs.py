@@ -17,8 +17,7 @@ from ..capture.export import calm, clone
 from ..capture.named_fields import known_forms
 from ..ir.cast import raise_program
 from ..verification.rest_mode import without_draws
-from .gradient_terms import terms_of
-from .gradients import Gradients, gradients_of, weighted_sum
+from .gradients import Gradients, gradients_of, terms_of, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry
 from .skeleton import weights_of
@@ -59,7 +58,7 @@ def run_module(
     """Returns what member i's own module answers, and the gradients of these weights.
 
     exact: whether it runs in float64. terms: gets the sizes of the terms of biases' gradients
-    (`gradient_terms.py`). member: the module, if it was made already.
+    (`gradients.py`). member: the module, if it was made already.
     """
     member = fused.member(i, CPU) if member is None else member
     if exact:

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, Parameter
+from widepack_artifacts.entry import Dim, Entry, Guard, Input, Parameter
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.tree import Tree
 

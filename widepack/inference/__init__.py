@@ -1,4 +1,4 @@
-"""Loads artifacts on one device: `widepack.load` returns a model that a service calls.
+"""Loads an artifact on one device and calls it. `widepack.load` is in `distributed/`, and calls `load.py`.
 
 A call binds the caller's inputs, checks the guards, chooses the plan of the batch class and runs the program.
 The first load on a machine runs the artifact's probe. `ens.swap` replaces a member while calls go on.
@@ -17,7 +17,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | file | what it does |
 |---|---|
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
-| `call_check.py` | Checks the tensors of a call before anything runs |
+| `call_check.py` | Checks shapes and dtypes of the tensors of a call before anything runs |
 | `cascade.py` | Runs few members on all rows, and more members only on rows of which these are not sure |
 | `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
 | `entry.py` | Defines an entry of a model on one device: calls, `each`, `route`, `reduce`, states |

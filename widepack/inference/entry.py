@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from widepack_artifacts import tree
-from widepack_artifacts.entry import Entry
-from widepack_artifacts.rows import Rows
+from widepack_artifacts.entry import Entry, Rows
 
 from ..errors import WidepackError
 from ..ir.torch_internals import in_forward_mode, in_transform

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from widepack_artifacts.rows import Rows
+from widepack_artifacts.entry import Rows
 
 from ..errors import ProbeError, WidepackError
 from ..planning.plan import NodeChoice, for_size, scaled

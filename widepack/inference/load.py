@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from widepack_artifacts.manifest import Manifest
-from widepack_artifacts.program_limit import ProgramLimit
-from widepack_artifacts.reader import Reader, opened
+from widepack_artifacts.reader import ProgramLimit, Reader, opened
 from widepack_artifacts.weights import Weights
 
 from .. import backends

@@ -1,4 +1,4 @@
-"""Defines what every loaded model can do, wherever its members are: entries, calls, single members"""
+"""Defines what every loaded model can do, wherever its members are: entries, calls, single members."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.entry import Entry
-from widepack_artifacts.file_sizes import bytes_on_disk
+from widepack_artifacts.file_identity import bytes_on_disk
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Kind, Program

@@ -6,24 +6,24 @@
 
 | file | what it does |
 |---|---|
-| `apply_choice.py` | Runs a node of the member program for all members, by the strategy that a plan |
+| `apply_choice.py` | Runs a node of the member program for all members, as a plan says |
 | `batch_growth.py` | Computes how figures of a program grow with its batch: bytes of activations |
 | `chain_plans.py` | Plans for chains of small linear layers on a GPU: the strategy `chain` |
-| `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
+| `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide, or a loop |
 | `cuda_costs.py` | Predicts how long the call of an op takes on a CUDA device, from sizes alone |
-| `cuda_plans.py` | Makes the plans of a CUDA device by predicted times: the fastest strategy of each |
-| `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts`, at |
-| `heuristics.py` | Makes plans without a device: the rules of thumb |
+| `cuda_plans.py` | Makes the plans of a CUDA device by predicted times |
+| `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts` |
+| `heuristics.py` | Makes plans by rules of thumb: it calls the files of each device and region |
 | `mask_plans.py` | Plans for attention with masks on a CPU: the strategy `blocks` |
 | `packed_convs.py` | Chooses the convolutions whose weights are worth packing |
 | `plan.py` | Defines the plan: the strategy of each region and node, with its reason |
 | `plan_cache.py` | Stores plans that were measured on this machine in the user's cache |
 | `regions.py` | Makes the wide plan and the loop plan of a member program |
 | `request.py` | Parses the strategies that a user requests |
-| `separate_layers.py` | Predicts the time of a chain's layers as separate nodes, by the strategies |
-| `split_plans.py` | Plans for weights that are a base of all members plus thin factors: the strategy |
+| `separate_layers.py` | Predicts the time of a chain's layers as separate nodes |
+| `split_plans.py` | Plans for weights that are a base plus thin factors |
 | `channels_last_plans.py` | Changes plans for members that train: convolutions in channels-last memory |
-| `strategy_times.py` | Predicts the time of every strategy of every node, by running the strategies on |
+| `strategy_times.py` | Predicts the time of every strategy of every node, on torch's meta device |
 | `training_plans.py` | Changes plans for members that train: large linear layers run through oneDNN |
-| `working_set.py` | Computes how many bytes of activations an op reads and writes, and up to |
+| `working_set.py` | Computes how many bytes of activations an op reads and writes |
 """

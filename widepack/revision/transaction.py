@@ -25,7 +25,7 @@ from torch import nn
 
 from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.costs_file import costs_file, stored_costs
+from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.manifest_weights import KINDS

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from widepack_artifacts.entry import Rows
 from widepack_artifacts.program import Node, Program
-from widepack_artifacts.rows import Rows
 
 from ..errors import LoweringError
 from ..ir.tensor_type import parse_slot, tensor_type

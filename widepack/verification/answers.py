@@ -24,7 +24,7 @@ from .float64_members import add_rounding
 from .own_module import OwnModules
 from .subject import AnsweredCalls, Subject, VerifiedCall
 from .term_sizes import scale_by_terms
-from .tolerance import floating, reference_of
+from .tolerance import WITHOUT_FLOAT64, floating, reference_of
 from .unsteady import why_unsteady
 
 
@@ -56,8 +56,8 @@ def collect(
             raise VerificationError(f"{unsteady}, and change from run to run: {why_unsteady(subject, 0)}")
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
         answered.float64 = False
-        for s, eps in zip(stats, coarse):
-            if s.unsteady(eps):
+        for s in stats:
+            if s.own_rms > max(WITHOUT_FLOAT64, s.eps) * s.scale:  # the bound is that of smaller errors
                 s.say_doubt(s.own_rms)
         _use_own_answers(answered)
     modules.check()

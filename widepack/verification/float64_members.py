@@ -27,7 +27,8 @@ from .root_mean_square import RootMeanSquare
 from .subject import AnsweredCalls, Subject
 from .tolerance import FLOAT64_EPS, floating
 
-_FINER = FLOAT64_EPS / torch.finfo(torch.float32).eps
+_SINGLE_EPS = torch.finfo(torch.float32).eps
+_FINER = FLOAT64_EPS / _SINGLE_EPS
 _MOST_RMS = 1e-3  # of the scale: a larger error is no rounding
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
@@ -37,7 +38,8 @@ def add_rounding(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
     """Adds to the statistics of outputs that are computed in float64 throughout what rounding costs.
 
     A way adds nothing if the program fails, or if it decides otherwise at a threshold. Moved numbers add at
-    most the error of float32. An output of which they change more than 0.1% is in doubt (`ErrorStats.doubt`).
+    most the error of float32; where all answers overflow in float32, at most its eps. An output of which they
+    change more than 0.1% is in doubt (`ErrorStats.doubt`).
 
     coarse: for each output the coarsest eps that it is computed through.
     """
@@ -51,6 +53,8 @@ def add_rounding(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
         most = _MOST_RMS * stats.scale
         if rms <= most:
             stats.raise_own(rms * _FINER, largest * _FINER)
+        if not single[k].count:
+            rms = largest = _SINGLE_EPS * stats.scale
         if moved[k].value <= most:
             stats.raise_own(min(moved[k].value, rms), min(moved[k].largest, largest))
         else:

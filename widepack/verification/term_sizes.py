@@ -12,7 +12,7 @@ The program runs node by node in float64, and each value gets a bound of its ter
 | a weight, an input, the result of an op that is not below | its absolute value |
 | a sum, mean or pool; a product; a view; an activation of at most its argument | the same op on the terms |
 | a sum or difference of values | the sum of both terms |
-| the answers of a batch norm | (the terms + their mean) x weight / deviation + shift |
+| the answers of a norm of a batch, a group or a row | (the terms + their mean) x weight / deviation + shift |
 | `running_mean` of a norm | (1 - momentum) x that of before + momentum x the mean of the input's terms |
 | `running_var` | the same with the mean of the squares |
 """
@@ -184,6 +184,8 @@ def _batch_norm_with_statistics(value: Any, args: Sequence[Any], sizes: Sequence
 
 def _instance_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
     """The answers of an instance norm. The op writes new running statistics into its arguments 3 and 4."""
+    if args[5]:  # the statistics are those of the image
+        value = _group_norm(value, (args[0], args[0].shape[1]), (sizes[0], 0, *sizes[1:3], args[7]))
     x, mean, variance, uses_input, momentum = (*sizes[:1], *sizes[3:5], *args[5:7])
     if mean is not None and uses_input:
         count = math.prod(x.shape[2:])
@@ -191,6 +193,28 @@ def _instance_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any
         for kept, new in ((mean, _channel_means(x)), (variance, squares)):
             kept.mul_(1 - momentum).add_(new, alpha=momentum)
     return _absolute(value)
+
+
+def _group_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    x, weight, bias, eps = sizes[0], *sizes[2:5]
+    each = (-1, *(1 for _ in x.shape[2:]))  # a number a channel
+    weight, bias = (None if t is None else t.reshape(each) for t in (weight, bias))
+    return _norm(args[0], x, (x.shape[0], args[1], -1), weight, bias, eps)
+
+
+def _layer_norm(value: Any, args: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    return _norm(args[0], sizes[0], (-1, math.prod(args[1])), *sizes[2:5])
+
+
+def _norm(
+    x: Tensor, terms: Tensor, rows: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The answers of a norm of rows. rows: the shape in which each row is the last axis."""
+    deviations = (x.reshape(rows).var(-1, correction=0, keepdim=True) + eps).sqrt()
+    of_rows = terms.reshape(rows)
+    answers = ((of_rows + of_rows.mean(-1, keepdim=True)) / deviations).reshape(x.shape)
+    answers = answers if weight is None else answers * weight
+    return answers if bias is None else answers + bias
 
 
 def _channel_means(x: Tensor) -> Tensor:
@@ -207,7 +231,9 @@ _RULES: dict[str, Rule] = {
     "div": _quotient,
     "lerp": _between,
     "copy": _copied,
+    "group_norm": _group_norm,
     "instance_norm": _instance_norm,
+    "layer_norm": _layer_norm,
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_functional": _batch_norm_with_statistics,
 }

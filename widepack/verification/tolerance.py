@@ -56,6 +56,7 @@ class ErrorStats:
         own_max: The largest of the members' own errors.
         answers: The float64 answers.
         terms: The rms of the terms of answers that are zero but for rounding; else 0.
+        assumed: Whether the members' own errors are a part of the scale, as no float64 reference exists.
         doubt: Why rounding alone may explain an answer out of bounds, as a sentence; else "".
         wide: The errors of the wide answers that were added.
     """
@@ -66,6 +67,7 @@ class ErrorStats:
     own_max: float = 0.0
     answers: RootMeanSquare = field(default_factory=RootMeanSquare)
     terms: float = 0.0
+    assumed: bool = False
     doubt: str = ""
     wide: list[MeasuredError] = field(default_factory=list)
 
@@ -153,6 +155,7 @@ class ErrorStats:
         """Sets the bound of an output without a float64 reference: the own error is at least 1e-5 of the
         scale.
         """
+        self.assumed = True
         self.raise_own(WITHOUT_FLOAT64 * self.scale, WITHOUT_FLOAT64 * self.scale)
 
     def accept_float64(self, ulps: int) -> None:
@@ -182,7 +185,7 @@ class ErrorStats:
     def take_own(self, other: ErrorStats) -> None:
         """Replaces the members' own errors and the scale by those of other statistics of the same output."""
         self.eps, self.own, self.own_max = other.eps, replace(other.own), other.own_max
-        self.answers, self.terms = replace(other.answers), other.terms
+        self.answers, self.terms, self.assumed = replace(other.answers), other.terms, other.assumed
 
     def unsteady(self, eps: float = 0.0) -> str:
         """Returns why the members' own answers are too far from float64 to compare anything with them, or "".
@@ -227,19 +230,27 @@ class ErrorStats:
             if w.words:
                 return w.member, f"output {self.name or '0'}, member {w.member}, {w.call}: {w.words}"
             if not w.largest <= self.max_bound:
+                own_text = f"the members' own largest error in their own dtype is {self.own_max:.2e}"
                 return w.member, (
-                    f"output {self.name or '0'}, member {w.member}, {w.call}: "
-                    f"largest error {w.largest:.2e} (bound {self.max_bound:.2e}); "
-                    f"the members' own largest error in their own dtype is {self.own_max:.2e}"
+                    f"output {self.name or '0'}, member {w.member}, {w.call}: largest error {w.largest:.2e} "
+                    f"(bound {self.max_bound:.2e}); {self._assumed_text or own_text}"
                 )
         for member, (rms, own) in self.pooled().items():
             if not rms <= self.rms_bound(own):
+                own_text = f"the member's own is {own:.2e}, all members' {self.own_rms:.2e}"
                 return member, (
-                    f"output {self.name or '0'}, member {member}: "
-                    f"rms error over all calls {rms:.2e} (bound {self.rms_bound(own):.2e}); "
-                    f"the member's own is {own:.2e}, all members' {self.own_rms:.2e}"
+                    f"output {self.name or '0'}, member {member}: rms error over all calls {rms:.2e} "
+                    f"(bound {self.rms_bound(own):.2e}); {self._assumed_text or own_text}"
                 )
         return "", ""
+
+    @property
+    def _assumed_text(self) -> str:
+        """What a message says of the members' own errors if they were not measured, else ""."""
+        reference = "errors are measured from the members' own answers, as float64 is no reference"
+        return (
+            f"{reference}, and {WITHOUT_FLOAT64:g} of their scale counts as their own" if self.assumed else ""
+        )
 
     def pooled(self) -> dict[str, tuple[float, float]]:
         """Returns each member's rms error over all its calls: of the wide answers, and of its own answers."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from widepack.system.devices import DEVICES, Device
-from widepack_artifacts.costs import Costs
-from widepack_artifacts.costs_file import stored_costs
+from widepack_artifacts.costs import Costs, stored_costs
 from widepack_artifacts.errors import plain
 from widepack_artifacts.formulas import Number
 from widepack_artifacts.reader import opened

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from widepack_artifacts.entry import Rows
 from widepack_artifacts.program import Program
-from widepack_artifacts.rows import Rows
 
 from ...backends.task import first_line
 from ...errors import ArtifactError, InputError, UsageError, WidepackError

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.entry import Rows
 from widepack_artifacts.program import Program
-from widepack_artifacts.rows import Rows
 
 from ...errors import ArtifactError, LoweringError
 from ...ir.cast import raise_value, raised
