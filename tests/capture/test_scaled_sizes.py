@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -59,9 +59,9 @@ class Scaled(nn.Module):
             F.interpolate(y, scale_factor=(1.7, 0.6), recompute_scale_factor=True),
             F.interpolate(y, scale_factor=1.5, mode="bilinear", recompute_scale_factor=True),
             F.interpolate(y, scale_factor=0.25, mode="area"),
+            F.interpolate(y, scale_factor=0.5, mode="bicubic"),
             y[:, :, : math.ceil(n * 0.3)],
             y[:, :, : math.floor(0.75 * n)],
-            y[:, :, : math.trunc(n / 3)],
         )
 
 
@@ -89,8 +89,9 @@ class Below(nn.Module):
         self.fc = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        sym_int: Callable[[Any], int] = torch.sym_int
         y: Tensor = self.fc(x)
-        return y + math.trunc((5 - x.shape[0]) * 0.5)
+        return y + sym_int((5 - x.shape[0]) * 0.5)
 
 
 def test_a_number_that_may_be_negative_is_no_quotient() -> None:

@@ -24,7 +24,8 @@ is made functional.
 | `triu_indices`, `tril_indices` | fix the size | rows repeated as often as they have columns |
 | `torch.tensor` of a list of tensors | reads their values | their stack |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
-| `math.trunc`, `floor`, `ceil` of a fraction of a size | a condition that is no arithmetic | n * a // b |
+| `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
+| `torch.sym_int` of a part of a size, in `interpolate` | a condition that is no arithmetic | n * a // b |
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._decomp import decompositions
 from torch.fx import graph as fx_graph
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -371,7 +374,7 @@ def sqrt(x: Any) -> Any:
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """Divides a dynamic size, and notes both sides in the result for `floor`, `ceil` and `trunc`."""
+    """Divides a dynamic size, and notes both sides in the result for `floor`, `ceil` and `sym_int`."""
     result = _ORIGINALS[torch.SymInt, "__truediv__"](a, b)
     if isinstance(result, torch.SymFloat) and isinstance(b, (int, torch.SymInt)):
         setattr(result, _SIDES, (a, b))
@@ -390,6 +393,11 @@ def product(a: Any, b: Any) -> Any:
 _SIDES = "_widepack_quotient"
 
 
+def sym_float(x: Any) -> Any:
+    """`torch.sym_float`; a dynamic size stays one, for `product`."""
+    return x if isinstance(x, torch.SymInt) else _ORIGINALS[decompositions, "sym_float"](x)
+
+
 def floor(x: Any) -> Any:
     """`math.floor`; of a quotient of sizes as `//`."""
     sides = getattr(x, _SIDES, None)
@@ -402,12 +410,12 @@ def ceil(x: Any) -> Any:
     return -(-sides[0] // sides[1]) if sides else _ORIGINALS[torch.SymFloat, "__ceil__"](x)
 
 
-def trunc(x: Any) -> Any:
-    """`math.trunc`; of a quotient of sizes that is surely not negative as `//`."""
+def sym_int(x: Any) -> Any:
+    """`torch.sym_int`; of a quotient of sizes that is surely not negative as `//`."""
     sides = getattr(x, _SIDES, None)
     if sides and all(surely_larger(side, -1) for side in sides):
         return sides[0] // sides[1]
-    return _ORIGINALS[torch.SymFloat, "__trunc__"](x)
+    return _ORIGINALS[torch, "sym_int"](x)
 
 
 def _target_text(base: str, target: str) -> str:
@@ -450,7 +458,10 @@ REPLACEMENTS: dict[tuple[Any, str], Any] = {
     (torch.SymInt, "__truediv__"): quotient,
     (torch.SymInt, "__mul__"): product,
     (torch.SymInt, "__rmul__"): product,
-    (torch.SymFloat, "__trunc__"): trunc,
+    (torch, "sym_int"): sym_int,
+    (F, "_sym_int"): sym_int,
+    (decompositions, "sym_int"): sym_int,
+    (decompositions, "sym_float"): sym_float,
     (torch.SymFloat, "__floor__"): floor,
     (torch.SymFloat, "__ceil__"): ceil,
 }
