@@ -352,6 +352,7 @@ def test_another_path_at_size_one_is_refused(
     agree(ens, make, torch.randn([3 if s == 1 else s for s in call]))
 
 
+@pytest.mark.extended
 def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
     ens = built(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
     with pytest.raises(InputError, match=r"B = 1 .*\(at T = "):
@@ -424,6 +425,7 @@ def double_net() -> nn.Module:
     ).double()
 
 
+@pytest.mark.extended
 def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None:
     """No reference is more exact than float64, so the recorded error would be 0.
 
@@ -545,6 +547,7 @@ def test_a_caller_may_write_into_an_answer(tmp_path: Path) -> None:
         assert torch.equal(ens(x)[0], first)
 
 
+@pytest.mark.extended
 def test_a_norm_is_folded_only_along_its_dim(tmp_path: Path) -> None:
     agree(built(Mixer, ["x=float32[B,16,16]"], tmp_path), Mixer, torch.randn(5, 16, 16))
 

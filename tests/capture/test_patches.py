@@ -301,7 +301,7 @@ def returning(code: str, folder: Path) -> Any:
     return space["forward"]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "code",
     ["int(x[0, 0].item())", "round(x[0, 0].item())", "math.floor(x.sum().item())", "int(n * x[0, 0].item())"],

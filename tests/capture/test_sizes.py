@@ -260,7 +260,7 @@ class Upsampled(nn.Module):
         return self.conv(nn.functional.interpolate(x, scale_factor=2.0))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "spec", "letter", "inside", "outside"),
     [
@@ -376,6 +376,7 @@ class Distances(Base):
         return (*by_mode, *by_p, torch.cdist(self.few[None], y[:, None]))
 
 
+@pytest.mark.extended
 def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
     ens = widepack.load(built(Distances, tmp_path, inputs=["x=float32[B,3]"]))
     for b in (1, 2, 25, 26, 70):

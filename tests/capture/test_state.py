@@ -151,6 +151,7 @@ def test_ensemble_statistics_use_state(ens: WideModel) -> None:
     assert torch.equal(after["window"], state["window"])
 
 
+@pytest.mark.extended
 def test_fresh_process(artifact: Path, ens: WideModel, tmp_path: Path) -> None:
     torch.save([rows(t) for t in range(3)], tmp_path / "in.pt")
     must(

@@ -42,7 +42,7 @@ NAMES = [
     "ragged_heads",
 ]
 GUARDED = ["guard_pad", "guard_size"]
-QUICK = ["mlp", "resnet18", "bert", "lstm", "textcnn", "frozen_trunk", "ragged_heads"]
+QUICK = ["mlp", "bert", "lstm", "frozen_trunk", "ragged_heads"]
 
 
 def load(name: str) -> ModuleType:

@@ -60,7 +60,7 @@ def refused(code: int, *words: str | Path, quiet: bool = True) -> str:
 
 
 def options() -> list[str]:
-    return ["--model", MODEL, *(part for spec in CASE.INPUTS for part in ("--input", spec))]
+    return ["--model", MODEL, "--no-pt2", *(part for spec in CASE.INPUTS for part in ("--input", spec))]
 
 
 @pytest.fixture(scope="module")

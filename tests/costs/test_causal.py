@@ -43,6 +43,7 @@ class Own(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_pairs(wide: int) -> None:
     costs = model_costs(Causal, INPUTS, wide=wide)

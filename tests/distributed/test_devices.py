@@ -229,6 +229,7 @@ def test_another_dtype(heads: Path) -> None:
     assert parts.reduce(x, "mean", of="softmax")["mean"].dtype is torch.float32
 
 
+@pytest.mark.extended
 def test_copies_load_the_same_parts(heads: Path) -> None:
     parts = widepack.load(heads, device=TWO, members=[3, 1])
     x = torch.randn(2, 6)

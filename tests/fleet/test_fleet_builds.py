@@ -235,7 +235,7 @@ def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
     assert torch.equal(again[4], answers[4])
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("rows", [2, 4, 8])
 def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows: int) -> None:

@@ -79,6 +79,7 @@ def test_noise_of_drawn_floats() -> None:
     assert len({float(draw_input(one, {}, seed)) for seed in range(5)}) == 5
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "function",
     [

@@ -87,6 +87,7 @@ def test_fuse_takes_members_with_default_initialisation(seed: int) -> None:
     within_bound(fused(x), members, [x] * 4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [2, extended(3), extended(4)])
 @pytest.mark.parametrize("strategy", ["auto", extended("loop"), extended("wide")])
 def test_images_of_positive_numbers(batch: int, strategy: str) -> None:

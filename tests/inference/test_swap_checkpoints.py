@@ -80,6 +80,7 @@ def test_a_retrained_batch_norm_is_swapped(artifact: Path, members: list[int] | 
     assert ens.checkpoints == before
 
 
+@pytest.mark.extended
 def test_a_checkpoint_that_differs_in_unread_weights_only_is_swapped(artifact: Path) -> None:
     path = saved(artifact.parent / "longer.pt", trained(0, 99))
     ens = widepack.load(artifact)

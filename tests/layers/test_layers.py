@@ -101,6 +101,7 @@ def test_every_wide_layer_has_a_case() -> None:
     assert widepack.primitives is primitives
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -120,6 +121,7 @@ def test_an_input_for_all_members_gives_each_members_answer(name: str) -> None:
             assert_members(b, [m.get_buffer(key) for m in alone])
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

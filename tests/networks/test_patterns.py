@@ -69,7 +69,7 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path, ONCE_A_MEMBER.get(name, (set(), ""))[0])
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)]
 )

@@ -125,7 +125,7 @@ def alone(make: Callable[[], nn.Module], path: Path) -> nn.Module:
 
 
 def built(folder: Path, paths: list[Path], make: Callable[[], nn.Module]) -> Path:
-    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False)
+    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False, targets=("cpu",))
     return folder / "e.wide"
 
 

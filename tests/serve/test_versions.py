@@ -87,6 +87,7 @@ def request(kind: str, x: torch.Tensor) -> Any:
     return binary_request("ens.1", {"x": x})
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("kind", ["all", "reduced", "each", "routed", "one"])
 @pytest.mark.parametrize("swaps", [1, 5])
 def test_a_request_in_parts_is_of_one_version(

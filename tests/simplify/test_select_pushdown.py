@@ -202,7 +202,7 @@ ROWS = {
 }
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("back", [True, False], ids=["turned back", "as it is"])
 def test_linear_layers_read_rows_in_memory_order(name: str, back: bool) -> None:
