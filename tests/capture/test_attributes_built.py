@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from capture.attribute_members import QUICK, Net, Scaled, X, by_member, numbered, refused, right, save
 from widepack import build, load
-from widepack.building import members
+from widepack.building import captures as building_captures
 from widepack.capture import capture
 from widepack.capture.attributes import attributes_of, differences
 from widepack.errors import CaptureError, LoweringError, MemberMismatch
 from widepack.verification import same_program
-from widepack.verification.op_record import Recorded
+from widepack.verification.same_program import Recorded
 from widepack_cli.main import cli
 
 
@@ -38,7 +38,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(calls))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(members, "capture", counted)
+    monkeypatch.setattr(building_captures, "capture", counted)
     return calls
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import CaptureError, InputError, VerificationError
 from widepack.verification import small_sizes
-from widepack.verification.coarse_eps import coarsest
+from widepack.verification.rounding import coarsest
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.reader import Reader
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cases import NAMES, load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.building.preview import Preview
 from widepack_bench.measure.roofline import work
 

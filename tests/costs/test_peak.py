@@ -15,7 +15,7 @@ from counted import allocated_peak, call_at
 
 from cases import load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.building.preview import Preview
 from widepack.runtime.executable import Executable
 from widepack_bench.models.blocks import BLOCKS

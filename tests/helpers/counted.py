@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from widepack.building.call_source import spec_call
+from widepack.building.captures import spec_call
 from widepack.capture.call import MemberCall
 from widepack.spec.input_spec import parse_inputs
 from widepack_artifacts.costs import Costs

@@ -27,7 +27,7 @@ from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
 from widepack.system import timing
 from widepack.system.machine import name_of
-from widepack.tuning import candidate_pool, search, tune, tuned_pattern, weight_forms
+from widepack.tuning import candidate_pool, search, tune, tuned_pattern
 from widepack.tuning.searches import batch_classes
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
@@ -181,7 +181,7 @@ def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest
     """If `packed` is measured as fastest, it is chosen, and the report has its ratios."""
 
     monkeypatch.setattr(search, "race", race_won_by("packed"))
-    monkeypatch.setattr(weight_forms, "race", race_won_by("packed"))
+    monkeypatch.setattr(tuned_pattern, "race", race_won_by("packed"))
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     (row,) = report.rows
     assert row.chosen == "packed" and row.strategies["packed"] and row.rules == row.loop == 2.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import VerificationError
-from widepack.verification import wide
+from widepack.verification import reference
 from widepack.verification.tolerance import measure, with_same_places
 
 
@@ -72,7 +72,7 @@ class Large(nn.Module):
 def test_only_calls_whose_own_answers_overflow_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
-    answers_of, changed = wide.WideRun.answers, []
+    answers_of, changed = reference.WideRun.answers, []
 
     def answers(*args: Any) -> Iterator[Any]:
         for call, i, outputs in answers_of(*args):
@@ -85,7 +85,7 @@ def test_only_calls_whose_own_answers_overflow_are_free(
     for i, scale in enumerate((1.0, 1.7e38)):
         torch.save({"scale": torch.tensor(scale)}, tmp_path / f"m{i}.pt")
     files = sorted(tmp_path.glob("*.pt"))
-    monkeypatch.setattr(wide.WideRun, "answers", answers)
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
 
     def build() -> Any:
         out = tmp_path / "ens.wide"
@@ -121,13 +121,13 @@ def test_a_member_that_overflows_in_every_call_is_compared(
         module.s.data.fill_(100.0 if i == 1 else 1.0)
         paths.append(tmp_path / f"{i}.pt")
         torch.save(module.state_dict(), paths[-1])
-    right = wide.WideRun.answers
+    right = reference.WideRun.answers
 
     def answers(*args: Any) -> Iterator[tuple[int, int, list[Tensor]]]:
         for call, i, found in right(*args):
             yield call, i, [y * math.nan for y in found] if wrong and i == 1 else found
 
-    monkeypatch.setattr(wide.WideRun, "answers", answers)
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
     with pytest.raises(VerificationError, match="member 1") if wrong else contextlib.nullcontext():
         widepack.build(
             paths, tmp_path / "e.wide", model=AlwaysOverflows, sample=(torch.randn(4, 4),), pt2=False

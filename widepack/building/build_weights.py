@@ -25,9 +25,8 @@ from ..errors import CaptureError
 from ..fleet.factors import Factors, KeptStacked
 from ..fleet.fleet import Fleet
 from ..spec.dtypes import dtype_name
-from ..verification.program_difference import is_literal
-from .captures import Captures
-from .members import filled_member
+from ..verification.same_program import is_literal
+from .captures import Captures, filled_member
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..errors import CaptureError
 from ..ir.tensor_type import parse_slot
 from ..simplify.canonical import plain
 from ..simplify.factored_weights import stored_factors
-from ..simplify.member_programs import MemberPrograms
+from ..simplify.pipeline import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, CarriedState

@@ -23,10 +23,10 @@ from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..simplify.canonical import plain
-from ..simplify.member_programs import SimplifiedPrograms, simplified
+from ..simplify.pipeline import SimplifiedPrograms, simplified
 from ..spec.entries import FORWARD
 from ..spec.input_spec import batch_letter, parse_inputs
-from .call_source import captured_at, spec_call
+from .captures import captured_at, spec_call
 
 
 class Preview:

@@ -36,8 +36,8 @@ from ..verification.parts import all_weights, lowered, parts
 from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.subject import Subject, VerifiedCall, fitting, subject_of
+from .captures import filled_member
 from .entry import BuildEntry
-from .members import filled_member
 from .write import WeightFiles
 
 WAY_OUT = "Nothing was written; please report it, or build with --strategy loop"

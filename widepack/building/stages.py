@@ -41,16 +41,23 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from .build_weights import BuildWeights
-from .captures import Captures, capture_members
-from .costs_file import facts_of, write_costs
+from .captures import Captures, EntryMembers, capture_members, filled_member
+from .costs import facts_of, write_costs
 from .entry import BuildEntry
-from .members import EntryMembers, filled_member
 from .prove import ProvedEntry, prove
-from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
 from .read import read_members
 from .report import OF_FIRST, BuildReport, entry_report, fleet_report
 from .request import BuildRequest
-from .write import WeightFiles, write_factored, write_programs, write_tensors, write_weights
+from .write import (
+    PART_COUNTS,
+    SHARD_SIZE,
+    WeightFiles,
+    provenance_of,
+    write_factored,
+    write_programs,
+    write_tensors,
+    write_weights,
+)
 
 
 @plain_modes()

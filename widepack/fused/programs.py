@@ -38,12 +38,12 @@ from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..planning.training_plans import with_products
 from ..simplify.canonical import plain
-from ..simplify.member_programs import MemberPrograms
+from ..simplify.pipeline import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..system.autocast import plain_modes
 from ..verification import small_sizes
-from ..verification.program_difference import is_literal
+from ..verification.same_program import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 from .skeleton import ModuleSkeleton
 from .torch_module import write_count

@@ -11,7 +11,7 @@ from ..planning.heuristics import plans
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
 from ..simplify.factored_weights import FactorNames
-from ..simplify.member_programs import simplified
+from ..simplify.pipeline import simplified
 from .lower import lower
 
 

@@ -30,8 +30,7 @@ from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 from ..building.prove import ProgramToCheck, check_call, check_costs, check_programs, or_plain
-from ..building.provenance import PART_COUNTS
-from ..building.write import WeightFiles, output_kinds, write_exported, write_wides
+from ..building.write import PART_COUNTS, WeightFiles, output_kinds, write_exported, write_wides
 from ..costs.derive import ModelFacts
 from ..errors import UsageError
 from ..ir.tensor_type import parse_slot
@@ -40,7 +39,7 @@ from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
 from ..simplify.factored_weights import stored_factors
-from ..simplify.member_programs import MemberPrograms
+from ..simplify.pipeline import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
 from ..spec.input_spec import batch_letter

@@ -29,8 +29,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Change, Writer
 
 from ..building.build_weights import WeightRow
-from ..building.provenance import SHARD_SIZE
-from ..building.write import SHARD_BYTES, write_weights
+from ..building.write import SHARD_BYTES, SHARD_SIZE, write_weights
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.new_member import RAGGED, SHARED
 from ..errors import MemberMismatch

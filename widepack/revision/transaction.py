@@ -9,6 +9,9 @@ checked against the artifact's weights table. Then
    (revised_entry.py);
 3. comparison (b) is made for all members, and the probe is computed again;
 4. one rename publishes the result, so a reader sees the old artifact or the new one.
+
+If the comparison of a new member fails, its extra state may be the cause (`explained`): the programs were
+captured from members with other extra state, which forward may read.
 """
 
 from __future__ import annotations
@@ -33,17 +36,25 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import write_costs
-from ..building.provenance import SHARD_SIZE, command_line, timestamp
-from ..building.state_dicts import MemberStates, refuse_code, stored_extra
-from ..building.write import WeightFiles, write_factored, write_tensors
+from ..building.costs import write_costs
+from ..building.write import (
+    SHARD_SIZE,
+    MemberStates,
+    WeightFiles,
+    command_line,
+    refuse_code,
+    stored_extra,
+    timestamp,
+    write_factored,
+    write_tensors,
+)
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.discovery import Checkpoint, MemberPlace
-from ..checkpoints.extra_state import extra_file, extra_of_member
+from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
 from ..checkpoints.loading import filled
-from ..checkpoints.new_member import NewMember
+from ..checkpoints.new_member import NewMember, with_extra
 from ..checkpoints.unused_names import unused_names
-from ..errors import ArtifactError, UsageError, VerificationError
+from ..errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from ..fleet.open_member import open_new_member
 from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
@@ -59,9 +70,7 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
-from .extra_state_cause import explained
-from .report import ReviseReport
-from .request import ReviseRequest
+from .request import MemberSlot, ReviseReport, ReviseRequest
 from .revised_entry import Modules, ProvedRevision, RevisedEntry
 from .revised_weights import new_table, rewrite
 
@@ -321,3 +330,46 @@ def _strategies_of(manifest: form.Manifest) -> StrategyRequest:
 def _row(name: str, checkpoint: Checkpoint) -> Member:
     """Returns the manifest's row of a new member."""
     return Member(name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)
+
+
+def explained(
+    error: VerificationError,
+    request: ReviseRequest,
+    reader: Reader,
+    slots: Sequence[MemberSlot],
+    prove: Callable[[Modules], object],
+) -> VerificationError | MemberMismatch:
+    """Returns the error to raise for a revision whose comparison failed.
+
+    Args:
+        error: The error of the comparison.
+        request: The revision.
+        reader: The artifact before it.
+        slots: The members of the revised artifact.
+        prove: Makes the comparison with other modules of new members.
+
+    Returns:
+        an error that names the extra state, if the comparison passes with that of a member; else `error`.
+    """
+    extra = extra_of_member(reader, extra_file(reader), 0)
+    differing: dict[str, list[str]] = {}
+    modules: dict[int, Callable[[], nn.Module]] = {}
+    for i, slot in enumerate(slots):
+        if slot.new is None or (factory := request.how.factory(slot.new.checkpoint.path)) is None:
+            continue
+        factory.dtype = slot.new.dtype
+        modules[i] = partial(with_extra, factory, slot.new, extra)
+        if names := differing_names(slot.new.checkpoint.extra_state(), extra):
+            differing[slot.name] = names
+    if not differing:
+        return error
+    try:
+        prove(modules)
+    except (VerificationError, MemberMismatch):
+        return error
+    name, names = next(iter(differing.items()))
+    return MemberMismatch(
+        f"member {name}: its extra state ({', '.join(names[:5])}) differs from that of the artifact's"
+        " members, and forward depends on it: with their extra state and its own weights, it answers as the"
+        " artifact's programs. Build the artifact again with this checkpoint"
+    )

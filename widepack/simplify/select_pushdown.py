@@ -26,11 +26,10 @@ import torch
 from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..ir import ops
-from ..ir.edit import readers, renamed, sweep, with_nodes
+from ..ir.edit import drop_duplicates, readers, renamed, sweep, with_nodes
 from ..ir.fake_values import Shapes
 from ..ir.values import expression, known
 from ..registry.registry import REGISTRY
-from .common_subexpressions import drop_duplicates
 
 _SELECT = "aten.select.int"
 Step = Callable[["Narrowing"], Any]

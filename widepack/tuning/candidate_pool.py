@@ -25,7 +25,7 @@ from ..planning.heuristics import plans
 from ..planning.plan import NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
-from ..simplify.member_programs import SimplifiedPrograms
+from ..simplify.pipeline import SimplifiedPrograms
 from ..system.timing import once, waited
 from .report import TIME_OVER
 

@@ -30,9 +30,8 @@ from ..system.memory import available_bytes
 from ..system.progress import Report
 from ..system.time_limit import TimeLimit
 from .candidate_pool import LOOP, RULES
-from .publish import publish_plans
 from .quick_search import CALLS, QuickSearch, RacedBatch, chosen_plans
-from .report import TIME_OVER, MeasuredBatch, TuneReport
+from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
 from .search import SearchOptions
 from .searches import batch_classes, searches_of
 

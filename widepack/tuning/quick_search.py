@@ -21,7 +21,7 @@ from ..system.time_limit import NO_LIMIT, TimeLimit
 from ..system.timing import LEAST_ROUNDS, LONG_S, once, race, ratio
 from .candidate_pool import LOOP, RULES, Candidate, with_choices
 from .search import OVER_THREADS, Search
-from .weight_forms import forms_of
+from .tuned_pattern import forms_of
 
 GAIN = 0.93  # a race is short: a plan that is a little faster may only be lucky
 LOOP_GAIN = 0.98  # the loop is what users have without widepack: no plan may be slower

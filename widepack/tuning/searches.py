@@ -19,7 +19,7 @@ from ..inference.programs.bound_program import StoredProgram
 from ..ir.fake_values import Shapes
 from ..lowering.lower import Lowered
 from ..planning.plan import Plan
-from ..simplify.member_programs import SimplifiedPrograms, simplified
+from ..simplify.pipeline import SimplifiedPrograms, simplified
 from .candidate_pool import COMPILED, Workload
 from .search import Search, SearchOptions
 

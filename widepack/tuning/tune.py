@@ -25,8 +25,7 @@ from ..system.autocast import plain_modes
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.progress import Report
 from ..system.time_limit import TimeLimit
-from .publish import publish_plans
-from .report import TuneReport
+from .report import TuneReport, publish_plans
 from .search import COMPILE_S, Search, SearchOptions
 from .searches import searches_of
 from .tuned_pattern import TunedPattern, tune_pattern
