@@ -269,14 +269,19 @@ def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "model.", "module."])
 def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
     states = [
-        {**{prefix + k: v for k, v in old_norm(i).items()}, "criterion.pos_weight": torch.ones(3)}
+        {
+            **{prefix + k: v for k, v in old_norm(i).items()},
+            "criterion.pos_weight": torch.ones(3),
+            "epoch": 3,
+            "note": "b",
+        }
         for i in range(2)
     ]
     paths, wide, x = save(tmp_path, states), tmp_path / "e.wide", torch.randn(5, 4)
     if prefix != "model.":  # the part under `model.` is the model, and the rest is not
-        with pytest.raises(MemberMismatch, match=r"--ignore 'criterion\.\*'"):
+        with pytest.raises(MemberMismatch, match=r"--ignore 'criterion\.\*' --ignore epoch --ignore note"):
             widepack.build(paths, wide, model=norm, **QUICK)
-    widepack.build(paths, wide, model=norm, ignore=["criterion.*"], **QUICK)
+    widepack.build(paths, wide, model=norm, ignore=["criterion.*", "epoch", "note"], **QUICK)
     ens = widepack.load(wide)
     truth = norm().eval()
     truth.load_state_dict(old_norm(1))
@@ -286,7 +291,7 @@ def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
     widepack.append(wide, [paths[1]], names=["n"])
     same(widepack.load(wide)(x)[2], truth, x)
     with pytest.raises(UsageError, match=r"the pattern '0\.\*' matches 0.weight, a weight of the model"):
-        widepack.build(paths, wide, model=norm, ignore=["criterion.*", "0.*"], **QUICK)
+        widepack.build(paths, wide, model=norm, ignore=["criterion.*", "epoch", "note", "0.*"], **QUICK)
 
 
 def test_versions_under_a_prefix(tmp_path: Path) -> None:

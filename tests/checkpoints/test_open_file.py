@@ -139,8 +139,8 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(tmp_path: Path) -> None:
     assert "'ema' is a dict ('deep.er' is dict), not a dict of tensors" in refusal(path, "ema")
     torch.save({"model": model.state_dict(), "epoch": 3}, path)
     assert "'epoch' is an int, not a dict of tensors" in refusal(path, "epoch")
-    torch.save({"model": {**model.state_dict(), "extra": 3}}, path)
-    assert "'model' is a dict ('extra' is int)" in refusal(path, "model")
+    torch.save({"model": {**model.state_dict(), "extra": [3]}}, path)
+    assert "'model' is a dict ('extra' is list)" in refusal(path, "model")
 
 
 def test_an_unknown_key_of_safetensors_is_refused(tmp_path: Path) -> None:
@@ -232,6 +232,14 @@ BAD: list[tuple[Callable[[Path], object], str]] = [
     (lambda p: torch.save([1, 2], p), "has a list, not a state dict"),
     (lambda p: torch.save({}, p), "has an empty dict, no tensors"),
     (lambda p: torch.save({"epoch": 3}, p), "has no dict of tensors: it has epoch (int)"),
+    (
+        lambda p: torch.save({**{f"w{i}": torch.zeros(1) for i in range(9)}, "classes": ["a"]}, p),
+        "has no dict of tensors: it has classes (list), w0 (Tensor)",
+    ),
+    (
+        lambda p: torch.save({"model": {"w": np.zeros(2, np.float32)}, "author": "x"}, p),
+        "; or give --trust-pickle if you trust the origin of the file",
+    ),
     (lambda p: save_file({}, p), "has no tensors"),
     (
         lambda p: torch.save({"a": torch.eye(3).to_sparse()}, p),

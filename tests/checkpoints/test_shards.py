@@ -16,6 +16,7 @@ from torch import Tensor
 from checkpoints.refusals import refusal
 from widepack.checkpoints.discovery import member_names, open_checkpoint
 from widepack.errors import CheckpointError
+from widepack_artifacts.format_version import FORMAT
 
 STATE: dict[str, Tensor] = {
     name: torch.randn(3, 2, generator=torch.Generator().manual_seed(i))
@@ -142,6 +143,10 @@ def test_the_checkpoint_that_is_chosen_in_a_folder(tmp_path: Path) -> None:
     assert "is a part of a folder of torch.distributed.checkpoint; convert the folder" in refusal(
         tmp_path / "dcp" / "__0_0.distcp"
     )
+    (tmp_path / "e.wide").mkdir()
+    (tmp_path / "e.wide" / "manifest.json").write_text(json.dumps({"format": FORMAT}))
+    (tmp_path / "e.wide" / "model.safetensors").touch()
+    assert "is an artifact, not a checkpoint; `widepack extract` writes" in refusal(tmp_path / "e.wide")
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "zero_to_fp32.py").touch()
     assert "is a folder of DeepSpeed" in refusal(tmp_path / "deep")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import widepack
+from optim.stepping import N, label, options_of, parameters, saved
 from widepack import fuse
 from widepack.optim.rates import FROZEN
 
-N = 3
-LR = [0.1, 0.02, 0.05]
 FROZEN_IN = {0: range(4, 12), 1: range(3), 2: range(9, 10)}  # the steps in which a member is frozen
 STEPS = 16
+LR = [0.1, 0.02, 0.05]
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
     ("Adam", {"lr": 0.1}),
@@ -34,12 +33,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {"lr": 0.1, "lambd": 0.3, "t0": 5.0, "weight_decay": 0.1}),
     ("ASGD", {"lr": LR, "t0": [1e6, 3.0, 0.0]}),
 ]
-IDS = ["-".join([name, *options]) for name, options in CASES]
-
-
-def start() -> list[Tensor]:
-    g = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn((N, *s), generator=g, dtype=torch.float64)) for s in ((), (4,), (2, 3))]
 
 
 def gradient(k: int, p: Tensor) -> Tensor:
@@ -57,24 +50,16 @@ def steps(optimizer: torch.optim.Optimizer, params: list[Tensor], numbers: range
         optimizer.step()
 
 
-def of_member(option: Any, i: int) -> Any:
-    """Returns member i's value of an option."""
-    if isinstance(option, tuple):
-        return tuple(of_member(part, i) for part in option)
-    return option[i] if isinstance(option, list) else option
-
-
-@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=label)
 def test_a_frozen_member_continues_as_alone_after_a_pause(name: str, options: dict[str, Any]) -> None:
-    together = start()
+    together = parameters()
     steps(getattr(widepack.optim, name)(together, **options), together, range(STEPS))
     for i in range(N):
-        alone: list[Tensor] = [nn.Parameter(p[i].detach().clone()) for p in start()]
-        of_one = {k: of_member(v, i) for k, v in options.items()}
-        own = getattr(torch.optim, name)(alone, foreach=False, **of_one)
+        alone = parameters(i=i)
+        own = getattr(torch.optim, name)(alone, foreach=False, **options_of(options, i))
         for k in range(STEPS):
             if k not in FROZEN_IN[i]:
-                for p, a in zip(start(), alone):
+                for p, a in zip(parameters(), alone):
                     a.grad = gradient(k, p)[i]
                 own.step()
         for p, a in zip(together, alone):
@@ -82,25 +67,22 @@ def test_a_frozen_member_continues_as_alone_after_a_pause(name: str, options: di
 
 
 @pytest.mark.parametrize("at", [6, 13], ids=["while a member is frozen", "afterwards"])
-@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=label)
 def test_a_run_with_a_pause_continues_from_a_file_bit_for_bit(
     name: str, options: dict[str, Any], at: int
 ) -> None:
-    uninterrupted, params = start(), start()
+    uninterrupted, params = parameters(), parameters()
     steps(getattr(widepack.optim, name)(uninterrupted, **options), uninterrupted, range(STEPS))
     first = getattr(widepack.optim, name)(params, **options)
     steps(first, params, range(at))
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
     second = getattr(widepack.optim, name)(params)
-    second.load_state_dict(torch.load(file, weights_only=True))
+    second.load_state_dict(torch.load(saved(first.state_dict()), weights_only=True))
     steps(second, params, range(at, STEPS))
     assert all(torch.equal(a, b) for a, b in zip(params, uninterrupted))
 
 
 def test_the_step_count_is_one_number_while_all_members_have_the_same() -> None:
-    params = start()
+    params = parameters()
     optimizer = widepack.optim.Adam(params)
     for p in params:
         p.grad = torch.ones_like(p)

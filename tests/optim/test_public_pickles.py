@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -15,9 +12,9 @@ from fusing import Mlp, draw, members
 from torch import nn
 
 import widepack
+from optim.stepping import LR, saved
 from widepack.optim import SGD, Adam, AdamW, PerMember
 
-LR = [0.1, 0.02, 0.5]
 PUBLIC = {"widepack", "widepack.optim", "widepack.primitives"}
 
 
@@ -27,13 +24,6 @@ def modules_of_widepack(value: Any) -> set[str]:
         text for _, text, _ in pickletools.genops(pickle.dumps(value, protocol=2)) if isinstance(text, str)
     ]
     return {name for text in texts if (name := text.split(" ")[0]).split(".")[0] == "widepack"}
-
-
-def saved(value: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam, AdamW])
@@ -50,19 +40,6 @@ def test_a_scheduler_is_pickled_under_public_names() -> None:
     state = scheduler.state_dict()
     assert modules_of_widepack(state) == {"widepack.optim"}
     assert torch.load(saved(state), weights_only=True)["base_lrs"] == [PerMember(LR)]
-
-
-def test_a_rate_in_an_older_file_loads_without_running_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older versions pickled the class as widepack.per_member.PerMember."""
-    with monkeypatch.context() as m:
-        m.setattr(PerMember, "__module__", "widepack.per_member")
-        older = types.ModuleType("widepack.per_member")
-        older.PerMember = PerMember  # type: ignore[attr-defined]
-        m.setitem(sys.modules, "widepack.per_member", older)
-        file = saved({"base_lrs": [PerMember(LR)]})
-    assert b"widepack.per_member" in file.getvalue()
-    (rate,) = torch.load(file, weights_only=True)["base_lrs"]
-    assert type(rate) is PerMember and rate == PerMember(LR)
 
 
 @pytest.mark.extended(keep=1)

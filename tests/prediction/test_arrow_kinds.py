@@ -178,7 +178,7 @@ def test_advice_for_other_dtypes(folder: Path, counts: WideModel, pa: Any) -> No
                         counts, source([value], [1.0]), "o.npy")  # fmt: skip  # a call in two lines
         assert "float64" not in found
     big = pa.array([2**64 - 1], pa.uint64())
-    found = refused(InputError, f"{2**64 - 1}: it is above the largest number of int64; change the value",
+    found = refused(InputError, f"{2**64 - 1}: it is outside the range of int32; change the value",
                     counts, source(big, [1.0]), "o.npy")  # fmt: skip  # a call in two lines
     assert "float64" not in found
     found = refused(InputError, "70000: it is above the largest number of float16", counts,

@@ -55,6 +55,15 @@ def test_forms_that_are_read(content: str, rows: int, folder: Path, net: WideMod
     answered(net, content, [X] * rows, inputs={"x": "f0..f5"})
 
 
+def test_long_rows(folder: Path, net: WideModel, pa: Any) -> None:
+    long, inputs = ROW.replace("a", "y" * 3_000_000), {"x": "f0..f5"}
+    answered(net, HEAD + ROW + long + ROW, [X] * 3, inputs=inputs)
+    answered(net, (HEAD + ROW).replace("id", "i" * 3_000_000), [X], inputs=inputs)
+    for content in (long.replace("y", "y" * 12), '"' + long * 12):
+        refused(InputError, "a row is longer than 16 MB, or a quote has no end; give a .parquet file", net,
+                csv(HEAD + ROW + content), "o.npy", inputs=inputs)  # fmt: skip  # a call in two lines
+
+
 def test_delimiters_and_decimals(folder: Path, net: WideModel, pa: Any) -> None:
     half = [1.5, -2.25, 3.0, 4.0, 5.0, 1e-3]
     text = "id;f0;f1;f2;f3;f4;f5\na,b;1,5;-2,25;3;4,0;5;1,0e-3\n"

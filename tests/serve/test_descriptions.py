@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,7 @@ from infer import NAMES, binary_request, infer, read
 import widepack
 import widepack_serve
 from widepack.version import __version__
-from widepack_serve.catalog.metadata import model_metadata
-from widepack_serve.server.check import check, example_tensors
+from widepack_serve.server.check import check, curl, example_tensors
 
 METRICS = {
     "widepack_requests_total",
@@ -219,9 +220,14 @@ def test_artifacts_that_cannot_be_served(wide: dict[str, Path], tmp_path: Path) 
         widepack_serve.app(tmp_path / "none.wide")
 
 
-def test_two_artifacts_whose_names_meet(wide: dict[str, Path]) -> None:
-    """The artifact `plain.encode` goes before the entry `encode` of `plain`, whatever their order is."""
-    for order in (("plain", "plain.encode"), ("plain.encode", "plain")):
-        paths = {name: wide["score" if name == "plain.encode" else "plain"] for name in order}
-        catalog = widepack_serve.app(paths).state.service.catalog
-        assert model_metadata(catalog.find("plain.encode"))["outputs"][0]["shape"] == [3, -1], order
+@pytest.mark.parametrize("name", ["plain.encode", "plain.each", "plain.0"])
+def test_two_artifacts_whose_names_meet(name: str, wide: dict[str, Path]) -> None:
+    for order in (("plain", name), (name, "plain")):
+        with pytest.raises(widepack.UsageError, match=f"both have a model {name}; give one another name"):
+            widepack_serve.app({each: wide["score" if each == name else "plain"] for each in order})
+
+
+def test_the_request_for_a_name_with_a_space(wide: dict[str, Path]) -> None:
+    catalog = widepack_serve.app({"it's b": wide["plain"]}).state.service.catalog
+    words = shlex.split(curl("http://host", catalog.find("it's b")))
+    assert words[1] == "http://host/v2/models/it%27s%20b/infer" and json.loads(words[3])["inputs"]

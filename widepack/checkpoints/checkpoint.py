@@ -157,7 +157,10 @@ class Checkpoint:
         return {name: self._converted(self._infos[s]) for name, s in stored.items()}
 
     def extra_state(self) -> dict[str, Any]:
-        """Returns what `get_extra_state` of the modules returned, by name, as the file has it."""
+        """Returns what `get_extra_state` of the modules returned, by name, as the file has it.
+
+        Numbers and texts beside the weights are in it until a model leaves them out.
+        """
         return {name: self._extra[stored] for name, stored in self._names.items() if stored in self._extra}
 
     @property

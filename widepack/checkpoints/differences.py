@@ -14,7 +14,7 @@ from ..ir.torch_internals import memory_id
 from .checkpoint import Checkpoint, is_floating
 from .model_names import prefixes_of
 from .model_names import under_model_names as under_model_names
-from .state_dict import TensorInfo, bytes_of, info_of, pattern_of
+from .state_dict import TensorInfo, bytes_of, info_of, is_extra_state, pattern_of
 
 _SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
@@ -117,7 +117,9 @@ def _compare_names(compared: Compared, i: int, result: Differences) -> None:
     info, label, canonical, model = compared.infos[i], compared.labels[i], compared.canonical, compared.model
     expected, owner = (compared.infos[0], compared.labels[0]) if model is None else (model, "the model")
     missing = sorted(n for n in expected if n not in info and canonical.get(n, n) not in info)
-    unexpected = sorted(n for n in info if n not in expected)
+    # numbers and texts that the file has beside the weights
+    beside = [n for n in compared.checkpoints[i].names if n not in info and not is_extra_state(n)]
+    unexpected = sorted(n for n in (*info, *beside) if n not in expected)
     if missing:
         result.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
     if unexpected:

@@ -85,7 +85,7 @@ class MemberLoader:
         module, given = self._module(checkpoint)
         self.plain = self.plain and (given.program is not None or copies_tensors(module))
         if self.factory.brings_weights:
-            names = set(given.tensors()) == set(state_of(module)) or given.program is not None
+            names = set(given.names) == set(state_of(module)) or given.program is not None
             loaded = given if names else _after(module, given)
         elif not copies(module) or (copied := _copied(given, state_of(module))) is None:
             self._fresh.clear()  # this module is used up, also if it refuses the file

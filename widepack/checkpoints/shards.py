@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.folder import path_state
 
 from .checkpoint import Content
 from .open_file import look, open_file, read_file
@@ -82,6 +84,10 @@ def _read_folder(path: str, trust: bool) -> Content:
         names = sorted(os.listdir(path))
     except OSError as error:
         raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
+    if path_state(Path(path)) == "artifact":
+        raise RefusedFile(
+            "is an artifact, not a checkpoint; `widepack extract` writes its members as checkpoints"
+        )
     chosen = next((name for name in FIRST if name in names), None)
     if chosen is None:
         indexes = [name for name in names if name.endswith(INDEX)]

@@ -5,7 +5,8 @@ A state dict is a dict of tensors by name. It is found
 1. at `key`: `ema`; `model.weights` for a dict in a dict; `models.0` in a list; `model_ema.module` also as a
    prefix of names in a state dict. A key that is an integer has the name of its digits: `0` in
    `{fold: state_dict}`;
-2. in the file itself, if it has only tensors;
+2. in the file itself, if it has tensors, and beside them only extra state, numbers and texts; numbers and
+   texts are names that the model does not have;
 3. under one of the usual names (`AUTOMATIC_KEYS`), also nested. If another dict in the file has weights of
    the same names, for example an average beside the weights, the user must choose.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Number
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -107,7 +108,8 @@ class PickedStateDict(NamedTuple):
 
     tensors: without those of the extra state. module: its module if the file contains one. versions: of its
     submodules, as `nn.Module.state_dict` stores them. settings: the hyperparameters that Lightning stored
-    beside it. extra: what `get_extra_state` of its submodules returned, by name.
+    beside it. extra: what `get_extra_state` of its submodules returned, and numbers and texts that are
+    beside the weights, by name.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -168,7 +170,7 @@ def pick(content: object, key: str | None) -> PickedStateDict:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(content)}.{hint}")
         if unnamed := without_a_name(content):
             raise RefusedFile(unnamed)
-        pickled = OR_TRUST if any(isinstance(value, Foreign) for value in content.values()) else ""
+        pickled = OR_TRUST if _has_foreign(content) else ""
         raise RefusedFile(f"has no dict of tensors: it has {_listed(content)}; {SAVE}{pickled}")
     inside = follow(content, key)
     if inside is None and isinstance(content, Mapping):
@@ -181,9 +183,15 @@ def pick(content: object, key: str | None) -> PickedStateDict:
         raise RefusedFile(f"has no {key!r}.{_hint(content) or ' It has ' + _listed(content) + '.'}")
     chosen = state_dict_in(inside)
     if chosen is None:
-        trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
+        trust = f" Loading it can run code{OR_TRUST}." if _has_foreign(inside) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(content)}")
     return chosen
+
+
+def _has_foreign(value: object, depth: int = 0) -> bool:
+    """Returns whether a value is or holds a pickled object of another class, such as a NumPy array."""
+    inside = keyed(value) if isinstance(value, (Mapping, list, tuple)) and depth < _MAX_DEPTH else {}
+    return isinstance(value, Foreign) or any(_has_foreign(inner, depth + 1) for inner in inside.values())
 
 
 def _several(content: object) -> str:
@@ -283,7 +291,9 @@ def _tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _extra(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in value.items() if is_extra_state(k)}
+    """Returns the extra state in a dict, and the numbers and texts beside its weights."""
+    beside = (Number, str, type(None))
+    return {k: v for k, v in value.items() if is_extra_state(k) or isinstance(v, beside)}
 
 
 def as_tensor(value: object) -> torch.Tensor | None:
@@ -473,7 +483,9 @@ def an(value: object) -> str:
 def _listed(value: object) -> str:
     if not isinstance(value, Mapping):
         return an(value)
-    shown = [f"{_key_text(key)} ({_type(inner)})" for key, inner in list(value.items())[:8]]
+    # What is no tensor comes first: it is why the value is no state dict.
+    items = sorted(value.items(), key=lambda item: as_tensor(item[1]) is not None)
+    shown = [f"{_key_text(key)} ({_type(inner)})" for key, inner in items[:8]]
     return (", ".join(shown) or "nothing") + (f" and {len(value) - 8} more" if len(value) > 8 else "")
 
 

@@ -2,9 +2,8 @@
 
 | file | what it does |
 |---|---|
-| `optimizers.py` | SGD, Adam, AdamW and Adadelta: the place to start reading |
-| `scaled_optimizers.py` | RMSprop, Adagrad and Adamax |
-| `nadam.py`, `radam.py`, `rprop.py`, `asgd.py` | The optimizer of this name |
+| `optimizers.py` | SGD, ASGD, Rprop, Adadelta, Adagrad and RMSprop: the place to start reading |
+| `adam.py` | Adam, AdamW, Adamax, NAdam and RAdam |
 | `member_wise.py` | Their base: options of N numbers, state dicts, frozen members |
 | `rates.py` | `PerMember`, one number for each member |
 | `schedulers.py` | `PerMemberScheduler`: a scheduler of torch for each member |
@@ -12,17 +11,17 @@
 | `clipping.py` | `clip_grad_norm_`: clips by each member's own norm |
 """
 
-from .asgd import ASGD as ASGD
+from .adam import Adam as Adam
+from .adam import Adamax as Adamax
+from .adam import AdamW as AdamW
+from .adam import NAdam as NAdam
+from .adam import RAdam as RAdam
 from .clipping import clip_grad_norm_ as clip_grad_norm_
-from .nadam import NAdam as NAdam
+from .optimizers import ASGD as ASGD
 from .optimizers import SGD as SGD
 from .optimizers import Adadelta as Adadelta
-from .optimizers import Adam as Adam
-from .optimizers import AdamW as AdamW
-from .radam import RAdam as RAdam
+from .optimizers import Adagrad as Adagrad
+from .optimizers import RMSprop as RMSprop
+from .optimizers import Rprop as Rprop
 from .rates import PerMember as PerMember
-from .rprop import Rprop as Rprop
-from .scaled_optimizers import Adagrad as Adagrad
-from .scaled_optimizers import Adamax as Adamax
-from .scaled_optimizers import RMSprop as RMSprop
 from .schedulers import PerMemberScheduler as PerMemberScheduler

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate, plain_numbers
+from .rates import FROZEN, ONE_FOR_ALL, PerMember, numbers, parse_rate, plain_numbers
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
+Options = Mapping[str, Any]  # of a parameter group, by name
+State = dict[str, Any]  # of a parameter, by name
 _MAX_CACHED_RATES = 64
-_SWITCHES = (
-    "maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay", "foreach", "capturable",
-    "differentiable", "fused",
-)  # fmt: skip
+_SWITCHES = ("foreach", "capturable", "differentiable", "fused")  # that only torch's optimizers have
+_OPTION_OF_BUFFER = {"max_exp_avg_sq": "amsgrad", "momentum_buffer": "momentum", "grad_avg": "centered"}
+_NO_OPTIONS = ("self", "params", "__class__")
 _EXAMPLES = {
     "betas": "(0.9, 0.999)",
     "etas": "(0.5, 1.2)",
@@ -25,20 +27,41 @@ _EXAMPLES = {
 
 
 class MemberWise(torch.optim.Optimizer):
-    """Base of the optimizers: options for each member, and the checks of parameters against them."""
+    """Base of the optimizers: options for each member, and the checks of parameters against them.
 
-    member_options: tuple[str, ...] = ("lr", "initial_lr", "weight_decay")
-    """The options that may be N numbers."""
-    pair_options: tuple[str, ...] = ("betas",)
+    A subclass has torch's options and their defaults in its `__init__`. Of these, one with a number as its
+    default may be N numbers, and so may each part of a pair. One that is True or False is for all members.
+    """
+
+    member_options: ClassVar[tuple[str, ...]] = ("initial_lr",)
+    """The options that may be N numbers. torch's schedulers add `initial_lr`."""
+    pair_options: ClassVar[tuple[str, ...]] = ()
     """The options that are a pair. Each part may be N numbers."""
-    step_states: tuple[str, ...] = ("step",)
+    switches: ClassVar[tuple[str, ...]] = _SWITCHES
+    """The options that are True or False."""
+    step_states: ClassVar[tuple[str, ...]] = ("step",)
     """The states that depend on the number of steps alone: one number, or `[N]`. They have torch's dtype of
     such states, whatever the parameter's dtype is.
     """
+    buffers: ClassVar[tuple[str, ...]] = ()
+    """The states that have the parameter's shape, and begin with zeros."""
+    decoupled: ClassVar[bool] = False
+    """Whether the weight decay is separate from the gradient, where no option says so."""
 
-    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(f"{__package__}."):
+            cls.__module__ = "widepack.optim"  # pickles name the public place
+        defaults = {k: p.default for k, p in inspect.signature(cls.__init__).parameters.items()}
+        for listed, kind in (("member_options", float), ("pair_options", tuple), ("switches", bool)):
+            own = [k for k, value in defaults.items() if type(value) is kind]
+            setattr(cls, listed, tuple(dict.fromkeys([*getattr(cls, listed), *own])))
+
+    def __init__(self, params: Params, given: Mapping[str, Any]) -> None:
+        """Checks the options. given: the local names of a subclass's `__init__`, which are its options."""
         self._tensors: dict[Any, Tensor] = {}
         self._accepted: dict[int, dict[str, Any]] = {}  # the options of each group at the last step
+        defaults = {k: v for k, v in given.items() if k not in _NO_OPTIONS}
         self._check(defaults)
         super().__init__(params, defaults)
 
@@ -69,7 +92,7 @@ class MemberWise(torch.optim.Optimizer):
         for key in self.pair_options:
             if key in group:
                 group[key] = _parse_pair(key, group[key], who)
-        for key in _SWITCHES:
+        for key in self.switches:
             if not isinstance(plain_numbers(group.get(key)), (bool, int, type(None))):
                 raise UsageError(
                     f"{who}: {key} is {group[key]!r}; it is True or False for all members. Give members that "
@@ -77,10 +100,10 @@ class MemberWise(torch.optim.Optimizer):
                 )
         self._check_options(group, who)
 
-    def _check_options(self, group: Mapping[str, Any], who: str) -> None:
+    def _check_options(self, group: Options, who: str) -> None:
         """Raises UsageError for parsed options that do not fit."""
 
-    def _check_members(self, group: Mapping[str, Any]) -> None:
+    def _check_members(self, group: Options) -> None:
         """Raises UsageError if an option of N numbers does not fit a parameter of the group."""
         named = [(k, group[k]) for k in self.member_options if k in group]
         named += [(k, part) for k in self.pair_options for part in group.get(k, ())]
@@ -185,7 +208,7 @@ class MemberWise(torch.optim.Optimizer):
         """Checks the gradients of group k, and its options if one was set since the last step: by a
         scheduler, or by hand. Raises UsageError.
         """
-        names = [n for n in (*self.member_options, *self.pair_options, *_SWITCHES) if n in group]
+        names = [n for n in (*self.member_options, *self.pair_options, *self.switches) if n in group]
         known = self._accepted.get(k, {})
         if any(n not in known or group[n] is not known[n] for n in names):
             before = dict(group)
@@ -203,15 +226,38 @@ class MemberWise(torch.optim.Optimizer):
                     "set sparse=False in its layer"
                 )
 
-    def _start(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+    def _start(self, p: Tensor, group: Options) -> State:
         """Returns the state of a parameter before its first step."""
-        raise NotImplementedError
+        names = [
+            b for b in self.buffers if b not in _OPTION_OF_BUFFER or nonzero(group[_OPTION_OF_BUFFER[b]])
+        ]
+        return {"step": step_count(), **{name: torch.zeros_like(p) for name in names}}
 
-    def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+    def _update(self, p: Tensor, grad: Tensor, state: State, group: Options) -> None:
+        """Performs the step of one parameter: counts it, applies the weight decay, moves it."""
+        if "step" in state:
+            state["step"] += 1
+        if nonzero(decay := group.get("weight_decay", 0.0)):
+            if (
+                group["decoupled_weight_decay"]
+                if "decoupled_weight_decay" in self.switches
+                else self.decoupled
+            ):
+                p.mul_(self._factor(1 - group["lr"] * decay, p))
+            else:
+                grad = self._plus(grad, p, decay)
+        if self.buffers:  # without these, a complex parameter needs no real arithmetic
+            p, grad, *buffers = real_views(p, grad, *map(state.get, self.buffers))
+            self._advance(p, grad, buffers, state, group)
+        else:
+            self._advance(p, grad, [], state, group)
+
+    def _advance(self, p: Tensor, grad: Tensor, buffers: list[Any], state: State, group: Options) -> None:
+        """Moves a parameter. buffers: the states of `buffers`, real; None for one that is not there."""
         raise NotImplementedError
 
     def _update_others(
-        self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any], frozen: list[int]
+        self, p: Tensor, grad: Tensor, state: State, group: Options, frozen: list[int]
     ) -> None:
         """Updates a parameter and its state, except for the rows of the frozen members.
 
@@ -266,15 +312,12 @@ class MemberWise(torch.optim.Optimizer):
         else:
             p.addcdiv_(x, y, value=-rate)
 
-    def _decayed(self, p: Tensor, grad: Tensor, group: Mapping[str, Any], decoupled: bool) -> Tensor:
-        """Applies the weight decay to a parameter in place, or returns the gradient with it."""
-        decay = group["weight_decay"]
-        if not nonzero(decay):
-            return grad
-        if not decoupled:
-            return self._plus(grad, p, decay)
-        p.mul_(self._factor(1 - group["lr"] * decay, p))
-        return grad
+    def _filled(self, p: Tensor, number: float | PerMember) -> Tensor:
+        """Returns a state with an option's number at each place, in both parts of a complex one."""
+        state = torch.zeros_like(p)
+        (real,) = real_views(state)
+        real.add_(self._factor(number, real))
+        return state
 
     def _average(self, average: Tensor, x: Tensor, kept: float | PerMember) -> None:
         """Computes `average = kept * average + (1 - kept) * x` in place."""
@@ -294,7 +337,7 @@ class MemberWise(torch.optim.Optimizer):
 
 def nonzero(rate: float | PerMember) -> bool:
     """Whether a rate is not zero, for any member."""
-    return any(rate) if isinstance(rate, PerMember) else rate != 0
+    return any(numbers(rate))
 
 
 def has_member_axis(p: Tensor, members: int) -> bool:
@@ -330,8 +373,7 @@ def _parse_pair(key: str, pair: Any, who: str) -> tuple[Any, Any]:
             f"{who}: {key} are {pair!r}; give a pair whose parts are a number, or one for each member"
         )
     parsed = (parse_rate(pair[0], f"{who}: {key}[0]"), parse_rate(pair[1], f"{who}: {key}[1]"))
-    below_one = all(b < 1 for part in parsed for b in (part if isinstance(part, PerMember) else [part]))
-    if key == "betas" and not below_one:
+    if key == "betas" and not all(number < 1 for part in parsed for number in numbers(part)):
         raise UsageError(f"{who}: betas are {pair}; each must be at least 0 and below 1")
     return parsed
 
@@ -339,20 +381,15 @@ def _parse_pair(key: str, pair: Any, who: str) -> tuple[Any, Any]:
 def step_count(start: float | PerMember = 0.0) -> Tensor:
     """Returns a step state as torch's optimizers store it: `[]`, or `[N]` for one number for each member."""
     double = torch.get_default_dtype() == torch.float64
-    values = list(start) if isinstance(start, PerMember) else start
-    return torch.tensor(values, dtype=torch.float64 if double else torch.float32)
+    return torch.tensor(
+        list(start) if isinstance(start, PerMember) else start,
+        dtype=torch.float64 if double else torch.float32,
+    )
 
 
-def numbers_of(count: Tensor) -> float | PerMember:
+def step_values(count: Tensor) -> float | PerMember:
     """Returns the numbers of a step state."""
     return PerMember(count.tolist()) if isinstance(count, Tensor) and count.ndim else float(count)
-
-
-def pairs(a: float | PerMember, b: float | PerMember) -> list[tuple[float, float]]:
-    """Returns two numbers as one pair, or as a pair for each member."""
-    count = max(len(v) if isinstance(v, PerMember) else 1 for v in (a, b))
-    one, other = (list(v) if isinstance(v, PerMember) else [v] * count for v in (a, b))
-    return list(zip(one, other))
 
 
 def real_views(p: Tensor, *others: Tensor | None) -> list[Any]:

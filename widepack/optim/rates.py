@@ -6,7 +6,9 @@ It has the arithmetic of a number, so torch's schedulers work with it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,6 +23,29 @@ length.
 
 FROZEN = "widepack_frozen"
 """The attribute of parameters with the numbers of the members that `Fused.freeze` has frozen."""
+
+
+def combined(op: Callable[[float, float], float], a: float | PerMember, b: float | PerMember) -> Any:
+    """Returns `op(a, b)`: a number, or a `PerMember` if one of the two has a number for each member."""
+    if not isinstance(a, PerMember) and not isinstance(b, PerMember):
+        return op(a, b)
+    if isinstance(a, PerMember) and isinstance(b, PerMember) and len(a) != len(b):
+        raise UsageError(f"rates of {len(a)} members and of {len(b)} cannot be combined")
+    one = a if isinstance(a, PerMember) else repeat(float(a))
+    other = b if isinstance(b, PerMember) else repeat(float(b))
+    return PerMember(map(op, one, other))
+
+
+def _arithmetic(
+    op: Callable[[Any, Any], Any], swapped: bool = False
+) -> Callable[[PerMember, Any], PerMember]:
+    """Returns a method of `PerMember` that computes `op(self, other)`; if swapped, `op(other, self)`."""
+
+    def method(self: PerMember, other: Any) -> PerMember:
+        result: PerMember = combined(op, other, self) if swapped else combined(op, self, other)
+        return result
+
+    return method
 
 
 class PerMember:
@@ -68,39 +93,14 @@ class PerMember:
     def __repr__(self) -> str:
         return f"PerMember({list(self.values)})"
 
-    def _with(self, other: Any, op: Callable[[float, float], float]) -> PerMember:
-        if isinstance(other, PerMember):
-            if len(other) != len(self):
-                raise UsageError(f"rates of {len(self)} members and of {len(other)} cannot be combined")
-            return PerMember(map(op, self.values, other.values))
-        return PerMember(op(v, float(other)) for v in self.values)
-
-    def __add__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: a + b)
-
-    def __sub__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: a - b)
-
-    def __mul__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: a * b)
-
-    def __truediv__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: a / b)
-
-    def __rsub__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: b - a)
-
-    def __pow__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: a**b)
-
-    def __rtruediv__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: b / a)
-
-    def __rpow__(self, other: Any) -> PerMember:
-        return self._with(other, lambda a, b: b**a)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+    __add__ = __radd__ = _arithmetic(operator.add)
+    __sub__ = _arithmetic(operator.sub)
+    __rsub__ = _arithmetic(operator.sub, swapped=True)
+    __mul__ = __rmul__ = _arithmetic(operator.mul)
+    __truediv__ = _arithmetic(operator.truediv)
+    __rtruediv__ = _arithmetic(operator.truediv, swapped=True)
+    __pow__ = _arithmetic(operator.pow)
+    __rpow__ = _arithmetic(operator.pow, swapped=True)
 
     def __neg__(self) -> PerMember:
         return self * -1
@@ -114,8 +114,12 @@ class PerMember:
         return rates.reshape(-1, *(1 for _ in range(like.ndim - 1)))
 
 
-# The state of a scheduler has rates. Files of older versions name the class where it was then.
-torch.serialization.add_safe_globals([PerMember, (PerMember, "widepack.per_member.PerMember")])
+torch.serialization.add_safe_globals([PerMember])  # the state of a scheduler has rates
+
+
+def numbers(option: float | PerMember) -> list[float]:
+    """Returns the numbers of an option: one, or one for each member."""
+    return list(option) if isinstance(option, PerMember) else [option]
 
 
 def plain_numbers(value: Any) -> Any:

@@ -28,6 +28,7 @@ _OTHERS = (";", "\t", "|")
 _NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][+-]?[0-9]+)?")
 _VALUES = ("", "nan", "na", "n/a", "null", "none", "inf", "-inf", "true", "false")
 _HEAD = 2**16  # bytes that are looked at
+_BLOCK = 2**24  # bytes that pyarrow reads at a time; no row may be longer
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _NULLS = ("", "NA", "N/A", "#N/A", "NULL", "null", "None")  # nan is not among them: it is a number
 _WRONG = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
@@ -246,6 +247,11 @@ class CsvTable(ArrowTable):
     def _located(self, message: str, columns: Sequence[str]) -> InputError:
         """Returns an error of pyarrow with the row and the column of the file."""
         match = _WRONG.match(message)
+        if "straddling object" in message:
+            return InputError(
+                f"{self.path}: a row is longer than {_BLOCK >> 20} MB, or a quote has no end; give a "
+                ".parquet file, or close the quote"
+            )
         if "Empty CSV" in message:
             return InputError(f"{self.path}: the file has no rows, and no line of names with an end")
         if match is None:
@@ -266,7 +272,9 @@ class CsvTable(ArrowTable):
         single = types is not None and len(self._stored) == 1
         return csv.open_csv(
             file,
-            read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=form.header is False),
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=_BLOCK, autogenerate_column_names=form.header is False
+            ),
             # values in quotes may have several lines; an empty line of a single column is an empty value
             parse_options=csv.ParseOptions(
                 newlines_in_values=True, delimiter=form.separator, ignore_empty_lines=not single

@@ -192,12 +192,12 @@ def converted(values: Tensor, dtype: torch.dtype, where: Callable[[int], str]) -
     """
     if values.dtype == dtype:
         return values
-    if values.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        values = _signed(values, kind_of(dtype), where)
     result = values.to(dtype)
     name, source, target = dtype_name(dtype), kind_of(values.dtype), kind_of(dtype)
     if source == target == "integer":
-        wrong = result.to(torch.int64) != values.to(torch.int64)
+        # torch compares only small unsigned integers. Those of 2**63 and more are below 0 as int64.
+        wide = values.to(torch.int64)
+        wrong = (result.to(torch.int64) != wide) | ((wide < 0) & (torch.uint64 in (values.dtype, dtype)))
         _refuse(values, wrong, f"it is outside the range of {name}", where)
     elif target in ("float", "complex") and source != "bool":
         above = f"it is above the largest number of {name}, {torch.finfo(dtype).max:.3g}"
@@ -208,28 +208,17 @@ def converted(values: Tensor, dtype: torch.dtype, where: Callable[[int], str]) -
     return result
 
 
-def _signed(values: Tensor, target: str, where: Callable[[int], str]) -> Tensor:
-    """Returns unsigned integers as int64. torch compares only the small unsigned ones. Raises: InputError."""
-    signed = values.to(torch.int64)
-    if values.dtype == torch.uint64 and bool((signed < 0).any()):
-        at = tuple((signed < 0).nonzero()[0].tolist())
-        way_out = _CHANGE_OR_ROUND if target in ("float", "complex") else _CHANGE
-        raise InputError(
-            f"{where(at[0])}: {int(signed[at]) + 2**64}: it is above the largest number of int64; {way_out}"
-        )
-    return signed
-
-
 def _inexact(values: Tensor, result: Tensor) -> Tensor:
     """Returns where an integer is not exactly the float or complex number that it became."""
     result = result.real if result.dtype.is_complex else result
     limit = round(2 / torch.finfo(result.dtype).eps)  # every integer up to here is a float of this dtype
     wrong = torch.zeros_like(values, dtype=torch.bool)
     wide = values.to(torch.int64)
-    large = (wide > limit) | (wide < -limit)
+    least = 0 if values.dtype == torch.uint64 else -limit  # integers of 2**63 and more are below 0 as int64
+    large = (wide > limit) | (wide < least)
     if bool(large.any()):
         # Python compares an int with a float without rounding.
-        pairs = zip(wide[large].tolist(), result[large].double().tolist())
+        pairs = zip(values[large].tolist(), result[large].double().tolist())
         wrong[large] = torch.tensor([a != b for a, b in pairs])
     return wrong
 

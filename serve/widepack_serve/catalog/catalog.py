@@ -7,8 +7,8 @@
 | `ens.fold3`, `ens.3` | one member |
 | `ens.encode`, `ens.encode.each`, `ens.encode.fold3` | the same for another entry |
 
-If names are equal, an artifact goes before an entry, an entry before `each`, `each` before a member's name,
-a name before a number.
+If names of one artifact are equal, the artifact goes before an entry, an entry before `each`, `each` before a
+member's name, a name before a number. Two artifacts must not have models of one name.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ class Catalog:
 
     Attributes:
         artifacts: The served artifacts by name.
+
+    Raises:
+        UsageError: Two artifacts have models of one name.
     """
 
     def __init__(self, artifacts: Sequence[ServedArtifact], *, members: bool) -> None:
@@ -91,7 +94,12 @@ class Catalog:
         for find in (_of_artifact, _of_entries, *((_of_members,) if members else ())):
             for artifact in artifacts:
                 for model in find(artifact):
-                    self._models.setdefault(model.name, model)
+                    held = self._models.setdefault(model.name, model).artifact
+                    if held is not artifact:
+                        raise UsageError(
+                            f"the artifacts {held.name} and {artifact.name} both have a model {model.name}; "
+                            "give one another name: NAME=PATH"
+                        )
 
     def replaced(self, artifact: ServedArtifact) -> Catalog:
         """Returns a catalog with an artifact in the place of the one of its name."""

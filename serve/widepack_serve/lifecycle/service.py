@@ -236,12 +236,13 @@ class Service:
                     if digest == current.model.manifest.digest:
                         continue
                     artifact = await self._threads.run(partial(self._loaded, name, path))
+                    catalog = self.catalog.replaced(artifact)
                 except Exception as e:
                     self.metrics.reloaded("failed")
                     usual = isinstance(e, (WidepackError, OSError))
                     log.error("%s was not loaded again: %s", name, e, exc_info=None if usual else e)
                     continue
-                self.catalog = self.catalog.replaced(artifact)
+                self.catalog = catalog
                 self._retired.append(current)
                 self.metrics.reloaded("done")
                 self.metrics.describe(artifact)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -33,7 +35,8 @@ def curl(address: str, model: ServedModel) -> str:
         shape = ",".join(map(str, value.shape))
         type_ = f'"name":"{described.name}","datatype":"{described.datatype.name}","shape":[{shape}]'
         inputs.append(f'{{{type_},"data":{data}}}')
-    return f"curl {address}/v2/models/{model.name}/infer -d '{{\"inputs\":[{','.join(inputs)}]}}'"
+    body = shlex.quote(f'{{"inputs":[{",".join(inputs)}]}}')
+    return f"curl {address}/v2/models/{quote(model.name, safe='')}/infer -d {body}"
 
 
 def _number(value: Any) -> str:
