@@ -74,7 +74,7 @@ def test_times_of_nodes_wait(device: Device, monkeypatch: pytest.MonkeyPatch) ->
     make = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())  # noqa: E731  # a factory
     modules, stacked = members(make, 2), inputs(["input=float32[B,4]"], 3, 2)
     wide = InMemory(make, modules, ["input=float32[B,4]"], stacked, True)
-    program = wide.members.lowered(wide.members.plan("wide")).program
+    program = wide.lowered("wide").program
     run = Executable(program, wide.weights, torch.device("cpu"))
     monkeypatch.setattr(
         search, "graph_module", lambda p, _, workers: graph_module(p, torch.device("cpu"), workers)

@@ -18,10 +18,7 @@ from widepack import build
 from widepack.building.read import choose_factory
 from widepack.capture.pt2.factory import unreadable
 from widepack.checkpoints.discovery import open_checkpoint
-from widepack.errors import (
-    CheckpointError,
-    WidepackError,
-)
+from widepack.errors import CheckpointError, WidepackError
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 DYNAMIC = Dim.DYNAMIC

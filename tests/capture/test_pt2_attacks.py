@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save, seeded
 from widepack import build
-from widepack.errors import (
-    WidepackError,
-)
+from widepack.errors import WidepackError
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> Path:

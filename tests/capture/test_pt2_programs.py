@@ -18,13 +18,7 @@ from capture.pt2_files import DYNAMIC, QUICK, Net, Small, exported, nets, refuse
 from widepack import Output, build, load
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.checkpoints.state_dict import TensorInfo
-from widepack.errors import (
-    CaptureError,
-    CheckpointError,
-    InputError,
-    MemberMismatch,
-    UsageError,
-)
+from widepack.errors import CaptureError, CheckpointError, InputError, MemberMismatch, UsageError
 from widepack_artifacts.reader import Reader
 
 

@@ -22,8 +22,16 @@ from widepack.planning import heuristics
 from widepack.planning.plan import Plan
 from widepack.tuning import quick_race
 from widepack.tuning.candidate_pool import LOOP, RULES
-from widepack.tuning.quick_race import programs_by_class, race_plans, race_seconds
-from widepack.tuning.quick_search import PACKED, QuickSearch, RacedBatch, RacedPlan, chosen_plans
+from widepack.tuning.quick_race import (
+    PACKED,
+    QuickSearch,
+    RacedBatch,
+    RacedPlan,
+    chosen_plans,
+    programs_by_class,
+    race_plans,
+    race_seconds,
+)
 from widepack_artifacts.reader import Reader
 from widepack_cli.main import cli
 

@@ -11,10 +11,9 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | file | what it does |
 |---|---|
 | `build.py` | Defines `widepack.build`, which fuses checkpoints into an artifact |
-| `build_weights.py` | Makes the weights of a build: a row for each weight, and factors of fine-tunes |
+| `build_weights.py` | Makes the weights of a build, and its entries: captures, inputs, dims |
 | `captures.py` | Makes the example call of an entry and captures its members, one for each shape signature |
 | `costs.py` | Derives the costs of a build, of an artifact, and of a model that has no checkpoints |
-| `entry.py` | Holds what the stages of a build know of one entry: its captures, inputs, dims |
 | `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |
 | `prove.py` | Verifies one entry of a build: both comparisons of every program, small sizes |
 | `read.py` | Reads the checkpoints of a build, finds the factory, and aligns the members' weights |

@@ -1,21 +1,26 @@
-"""Makes the weights of a build: a row for each weight of the members' checkpoints and programs.
+"""Makes the weights of a build, a row for each weight of the checkpoints and programs, and its entries.
 
 A weight of a fleet of fine-tunes may be stored as a base and low-rank factors, which are rows too.
+
+An entry has what the stages of a build share: its captures, inputs, dims and conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from widepack_artifacts.correction import encode_correction, rounded
 from widepack_artifacts.factored import FactoredWeight
+from widepack_artifacts.literals import Literal
 from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
-from widepack_artifacts.program import Kind
+from widepack_artifacts.program import Kind, Program
 
 from ..capture.reachable import tensors_of
 from ..checkpoints.alignment import Alignment
@@ -24,7 +29,12 @@ from ..checkpoints.factory import Factory
 from ..errors import CaptureError
 from ..fleet.factors import Factors, KeptStacked
 from ..fleet.fleet import Fleet
+from ..simplify.canonical import plain
+from ..simplify.factored_weights import stored_factors
+from ..spec.draws import InputSource
 from ..spec.dtypes import dtype_name
+from ..spec.state import BUFFER, CarriedState
+from ..verification.entries import CapturedEntry
 from ..verification.same_program import is_literal
 from .captures import Captures, filled_member
 
@@ -206,3 +216,73 @@ def _with_approximate(aligned: Alignment, rows: Sequence[FactoredRow]) -> Alignm
         for i, checkpoint in enumerate(aligned.checkpoints)
     ]
     return replace(aligned, checkpoints=tuple(checkpoints))
+
+
+class BuildEntry(CapturedEntry):
+    """One entry of a build.
+
+    entry: its name. dropout: whether dropout is on. Programs then draw random numbers, and are verified
+    without the draws.
+    """
+
+    def __init__(self, entry: str, table: BuildWeights, captures: Captures, dropout: bool = False) -> None:
+        self.entry, self.table, self.captures = entry, table, captures
+        self.dropout = dropout
+        self.factory, self.aligned = table.factory, table.aligned
+        super().__init__(
+            [self._canonical(c.program) for c in captures.captured],
+            table.kind,
+            captures.first.states,
+            captures.first.sizes,
+            captures.signatures,
+            stored_factors([f.weight for f in table.factored], {r.weight.name: r.weight for r in table.rows}),
+        )
+        self.set_captured(captures.first)
+        self.sources = [
+            InputSource(
+                leaf.name,
+                leaf.type,
+                *captures.ranges.get(leaf.name, (None, None)),
+                example=None if leaf.name in captures.ranges else leaf.example,
+            )
+            for leaf in self.captured.inputs
+        ]
+        for state in self.states:
+            if state.how == BUFFER and self.kind(state.name) == "ragged":
+                raise CaptureError(
+                    f"state {state.name}: its shape differs between the members, but a state has one shape in"
+                    " all members"
+                )
+
+    @property
+    def literals(self) -> tuple[Literal, ...]:
+        """What the members' code reads from their weights. Tensors that no checkpoint has are not among
+        them.
+        """
+        rows = self.table.by_name
+        stored = {n: r.weight.name for n, r in rows.items() if r.weight.role != "constant"}
+        return tuple(x.renamed(stored) for x in self.captured.literals if stored.keys() >= {*x.weights})
+
+    def at_small_sizes(self, needless: Collection[int], not_at_one: Mapping[str, str]) -> BuildEntry:
+        """Returns the entry with a corrected capture, as `corrected` has it. It shares the programs."""
+        other = copy.copy(self)
+        other.set_captured(self.corrected(needless, not_at_one))
+        return other
+
+    def _canonical(self, program: Program) -> Program:
+        """Returns the program in plain ops, with the table's names of weights: there, tied weights have one
+        name.
+        """
+        program = plain(program)
+        rows = self.table.by_name
+        return replace(
+            program, weights=tuple(replace(s, source=rows[s.source].weight.name) for s in program.weights)
+        )
+
+    def initial(self, state: CarriedState) -> str:
+        """Returns the weight that a state begins with; "" for an input, which begins with zeros."""
+        return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""
+
+    def initial_value(self, member: int, state: CarriedState) -> torch.Tensor | None:
+        """Returns the value that a buffer begins with in one member; None for a state that is an input."""
+        return self.table.by_name[state.name].value(member) if state.how == BUFFER else None

@@ -22,7 +22,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.costs import STEM, Costs, documents, stored_costs
-from widepack_artifacts.program import Kind
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
 
@@ -30,16 +29,12 @@ from ..capture.capture import Captured
 from ..costs.derive import ModelFacts, derive, derive_wide
 from ..errors import CaptureError, UsageError, WidepackError
 from ..ir.kinds import slot_kinds
-from ..ir.tensor_type import parse_slot
-from ..lowering.lower import lower
-from ..planning.heuristics import plans
-from ..planning.plan import Plan, for_size, of_this_machine, scaled
+from ..planning.plan import Plan, of_this_machine
 from ..planning.request import StrategyRequest
-from ..simplify.factored_weights import stored_factors
-from ..simplify.pipeline import MemberPrograms, SimplifiedPrograms, simplified
+from ..simplify.pipeline import MemberPrograms
 from ..spec.entries import FORWARD
-from ..spec.input_spec import batch_letter
 from ..system.memory import available_bytes
+from ..verification.entries import ArtifactEntry
 from .preview import Preview
 
 
@@ -108,8 +103,8 @@ def model_costs(
             captured = preview.captured
             states = {s.input for s in captured.states}
             return derive(captured.program, slot_kinds(captured.program, preview.kind, states), facts)
-        plan = preview.of(wide).plan()
-        return derive_wide({n: preview.of(n).lowered(plan).program for n in _TWO}, facts)
+        plan = preview.of(wide).plan(_DEVICE)
+        return derive_wide({n: preview.of(n).lower(plan).program for n in _TWO}, facts)
 
 
 def model_preview(
@@ -184,9 +179,10 @@ def program_costs(reader: Reader, entry: str) -> Costs:
         UsageError: The members have different shapes.
         WidepackError: A size has no formula.
     """
-    known = _StoredEntry(reader, entry)
-    rows: dict[str, Kind] = {w.name: w.kind for w in reader.manifest.member_weights}  # type: ignore[misc]  # checked
-    return derive(known.program, slot_kinds(known.program, rows.__getitem__, known.states), known.facts)
+    known = _stored_entry(reader, entry)
+    states = {s.input for s in known.states}
+    (program,) = known.programs
+    return derive(program, slot_kinds(program, known.kind, states), _facts(known))
 
 
 def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
@@ -210,71 +206,45 @@ def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> 
         LoweringError: A node cannot run for all members.
         WidepackError: A size has no formula, or the programs for two numbers of members differ.
     """
-    known = _StoredEntry(reader, entry)
-    plan = known.plan({**known.example, **{d: n for d, n in sizes.items() if d in known.example}})
-    programs = {}
-    for members in _TWO:
-        simple = known.simple(members)
-        lowered = lower(simple.programs, simple.signatures, simple.slots, plan, known.example)
-        programs[members] = lowered.program
-    return derive_wide(programs, known.facts)
+    known = _stored_entry(reader, entry)
+    programs = known.of_pattern(_PATTERN)
+    rows = [
+        (w, Plan.from_json(w.plan))
+        for w in known.row.wide
+        if (w.pattern, w.device) == (_PATTERN, _DEVICE) and w.part is None
+    ]
+    found = [plan for _, plan in of_this_machine(rows, _DEVICE)]
+    nodes = {n.name for n in programs.program.nodes}
+    if not found or not all(nodes.issuperset(n for r in p.regions for n in r.nodes) for p in found):
+        # an artifact without a plan for a CPU, or whose nodes have other names than in this version
+        request = StrategyRequest("auto", plain=any(w.plan.get("plain") for w in known.row.wide))
+        found = programs.plans(_DEVICE, request)
+    at = {d: sizes.get(d, n) for d, n in known.sizes.items()}
+    plan = programs.serving(sorted(found, key=lambda p: p.batch[0]), at)
+    return derive_wide({n: programs.of_members([0] * n).lower(plan).program for n in _TWO}, _facts(known))
 
 
-class _StoredEntry:
-    """An entry of an artifact whose members have one shape.
-
-    program: the member program. example: the size of each dim in the example. states: the numbers of the
-    inputs that are states. facts: what the artifact tells of the model.
-    """
-
-    def __init__(self, reader: Reader, name: str) -> None:
-        """Reads the entry. Raises: UsageError for members of different shapes."""
-        self.manifest, self.stored = reader.manifest, reader.manifest.entries[name]
-        files = self.stored.member
-        if len(files) > 1:
-            raise UsageError(
-                f"{reader.root}: the members of entry {name} have {len(files)} different shapes, and costs"
-                " are formulas over N equal members; analyze the model of one member instead"
-            )
-        self.program = reader.program(files[0])
-        self.example = {d: dim.example for d, dim in self.stored.dims.items()}
-        self.states = {s.input for s in self.stored.state}
-        known = stored_costs(reader).get(name)
-        self.facts = ModelFacts(
-            sizes=self.example,
-            model=reader.root.name if known is None else known.model,
-            dims={d: (dim.min, dim.max) for d, dim in self.stored.dims.items()},
-            guards=[g.expr for g in self.stored.guards],
-            modules={} if known is None else known.modules,
-            classes={} if known is None else known.classes,
+def _stored_entry(reader: Reader, name: str) -> ArtifactEntry:
+    """Returns an entry of an artifact whose members have one shape. Raises: UsageError for others."""
+    manifest = reader.manifest
+    files = manifest.entries[name].member
+    if len(files) > 1:
+        raise UsageError(
+            f"{reader.root}: the members of entry {name} have {len(files)} different shapes, and costs"
+            " are formulas over N equal members; analyze the model of one member instead"
         )
+    members = range(len(manifest.members))
+    return ArtifactEntry(name, reader, members, manifest.weights, manifest.factored.weights)
 
-    def simple(self, members: int) -> SimplifiedPrograms:
-        """Returns the simplified member program, for a number of members."""
-        weights = {w.name: w for w in self.manifest.weights}
-        kinds: dict[str, Kind] = {n: w.kind for n, w in weights.items()}  # type: ignore[misc]  # checked
-        factors = stored_factors(self.manifest.factored.weights, weights) or None
-        stacked = [i in self.states for i in range(len(self.stored.inputs))]
-        return simplified([self.program], [0] * members, kinds, stacked, self.example, factors=factors)
 
-    def plan(self, sizes: Mapping[str, int]) -> Plan:
-        """Returns the plan of a call of these sizes."""
-        stored, example = self.stored, self.example
-        batch = batch_letter(parse_slot(x.type).dims for x in stored.inputs)
-        rows = [
-            (w, Plan.from_json(w.plan))
-            for w in stored.wide
-            if (w.pattern, w.device) == (_PATTERN, _DEVICE) and w.part is None
-        ]
-        found = [plan for _, plan in of_this_machine(rows, _DEVICE)]
-        members = len(self.manifest.members)
-        simple = self.simple(members)
-        nodes = {n.name for n in simple.programs[0].nodes}
-        if not found or not all(nodes.issuperset(n for r in p.regions for n in r.nodes) for p in found):
-            # an artifact without a plan for a CPU, or whose nodes have other names than in this version
-            request = StrategyRequest("auto", plain=any(w.plan.get("plain") for w in stored.wide))
-            found = plans(
-                simple.programs[0], simple.slots, members, example, batch, _DEVICE, _PATTERN, request
-            )
-        in_order = sorted(found, key=lambda p: p.batch[0])
-        return for_size(in_order, scaled(sizes, batch, example), lambda p: p)
+def _facts(entry: ArtifactEntry) -> ModelFacts:
+    """Returns what an artifact tells of the model of an entry."""
+    known = stored_costs(entry.reader).get(entry.entry)
+    return ModelFacts(
+        sizes=entry.sizes,
+        model=entry.reader.root.name if known is None else known.model,
+        dims=entry.bounds,
+        guards=entry.conditions,
+        modules={} if known is None else known.modules,
+        classes={} if known is None else known.classes,
+    )

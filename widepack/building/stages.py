@@ -40,10 +40,9 @@ from ..tuning.tune import tune
 from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
-from .build_weights import BuildWeights
+from .build_weights import BuildEntry, BuildWeights
 from .captures import Captures, EntryMembers, capture_members, filled_member
 from .costs import facts_of, write_costs
-from .entry import BuildEntry
 from .prove import ProvedEntry, prove
 from .read import read_members
 from .report import OF_FIRST, BuildReport, entry_report, fleet_report
@@ -198,7 +197,7 @@ class Build:
         pt2, name = self.request.pt2 and not self.request.dropout, self.table.factory.name
         manifest = write_programs(writer, [p.entry for p in proved], {p.name: p.wides for p in proved}, pt2)
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
-        firsts = [(p.entry, p.entry.first) for p in proved]
+        firsts = [(p.entry, p.entry.captured) for p in proved]
         probe_name = write_tensors(writer, "probe", probe.make(calls))
         state_dicts = self.members.states.write(writer)
         write_costs(

@@ -34,14 +34,13 @@ from ..checkpoints.extra_state import NotData, encode, tensors_of_states
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import MemberLoader, ignored
 from ..errors import UsageError
-from ..lowering.lowering_entry import LoweringEntry
+from ..lowering.pattern_programs import LoweringEntry
 from ..lowering.wide_programs import LoweredProgram, wide_only
 from ..planning.request import StrategyRequest
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
 from ..version import __version__
-from .build_weights import BuildWeights, WeightRow
-from .entry import BuildEntry
+from .build_weights import BuildEntry, BuildWeights, WeightRow
 
 HASHING = 4
 """The number of checkpoints that are hashed at the same time."""
@@ -182,7 +181,7 @@ def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:
 
 def _write_entry(writer: Writer, entry: BuildEntry, wides: Sequence[LoweredProgram], pt2: bool) -> Entry:
     """Writes the programs of one entry and returns its row."""
-    first = entry.first
+    first = entry.captured
     members = [
         writer.file(f"programs/member.{entry.entry}", "json", strict_json.canonical(p.to_json()))
         for p in entry.programs

@@ -58,11 +58,10 @@ from .derivatives import (
     weights_fixed,
 )
 from .explain import has_no_derivative, is_of_data, source_of
-from .exported import graph_modules, put_in_place
+from .exported import check_in_factorizations, graph_modules, put_in_place
 from .guards import ExportEvents, watched
 from .named_fields import named_fields
 from .patches import decompositions, dropout_copies, fake_quantize, functions, packed_sequences
-from .patches.checked_factorizations import check_in_factorizations
 from .patches.functions import bound_embeddings, by_places, scattered_by_places
 from .patches.member_values import MemberValues
 from .patches.numbers import Names, conversions, numbers_kept

@@ -205,24 +205,6 @@ def in_transform() -> bool:
 
 
 @contextmanager
-def without_fallback_warnings() -> Iterator[None]:
-    """Silences the warnings of `torch.vmap` for ops that it runs one after the other.
-
-    torch writes them to standard error, past Python's filters.
-    """
-    known = getattr(torch._C, "_functorch", None)
-    change = getattr(known, "_set_vmap_fallback_warning_enabled", None)
-    if change is None:
-        yield
-        return
-    change(False)
-    try:
-        yield
-    finally:
-        change(True)  # torch's default: no function tells the setting
-
-
-@contextmanager
 def outside_transforms() -> Iterator[None]:
     """Runs code inside a with block outside of all transforms of `torch.func` around it.
 

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ from torch import nn
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import Costs
 from widepack_artifacts.entry import Entry
-from widepack_artifacts.program import Kind
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
@@ -38,16 +37,14 @@ from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
-from ..simplify.factored_weights import stored_factors
-from ..simplify.pipeline import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
-from ..spec.input_spec import batch_letter
 from ..spec.member_parts import parts_in
-from ..spec.state import BUFFER, OUTPUT, CarriedState
+from ..spec.state import BUFFER, CarriedState
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import answers, calls, probe
+from ..verification.entries import ArtifactEntry
 from ..verification.record import APPROXIMATION, entry_record
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.subject import CallCase, Subject, VerifiedCall, subject_of
@@ -58,14 +55,13 @@ Modules = Mapping[int, Callable[[], nn.Module]]
 """What makes the own modules of new members, by the number of the member."""
 
 
-class RevisedEntry(MemberPrograms):
+class RevisedEntry(ArtifactEntry):
     """An entry of an artifact for the revised members.
 
-    entry: its name. row: its row in the artifact's manifest. member_slots: the revised members. table: their
-    weights, by name. probed: the tensors of the artifact's probe; None without a probe. strategies: those
-    that the artifact was built with. files, programs: the member programs that are used. change: why the wide
-    programs must be lowered again; "" if they stay. measured: the rows of the measured plans that stay.
-    wides: the new wide programs, after `lower`; empty if those of the artifact stay.
+    member_slots: the revised members. probed: the tensors of the artifact's probe; None without a probe.
+    strategies: those that the artifact was built with. change: why the wide programs must be lowered again;
+    "" if they stay. measured: the rows of the measured plans that stay. wides: the new wide programs, after
+    `lower`; empty if those of the artifact stay.
     """
 
     def __init__(
@@ -77,31 +73,9 @@ class RevisedEntry(MemberPrograms):
         probed: weight_files.Weights | None,
         strategies: StrategyRequest,
     ) -> None:
-        self.entry, self.reader, self.member_slots, self.probed = name, reader, slots, probed
-        self.row = row = reader.manifest.entries[name]
-        self.table = {w.name: w for w in table.weights}
-        self._factors = stored_factors([f.weight for f in table.factored], self.table)
-        of = [row.signatures[s.like] for s in slots]
-        used = sorted(set(of))
-        self.files = [row.member[s] for s in used]
-        self.count = len(slots)
-        self.sizes = {d: v.example for d, v in row.dims.items()}
-        super().__init__(
-            [reader.program(f) for f in self.files],
-            lambda n: cast(Kind, "stacked" if n in self._factors else self.table[n].kind),
-            _states(row),
-            self.sizes,
-            [used.index(s) for s in of],
-            self._factors,
-        )
-        self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
-        self.batch = batch_letter(parse_slot(x.type).dims for x in row.inputs)
-        self.signature = row.signature
-        # The manifest does not store where the member returns its states.
-        self.result = self.returned = row.result
-        self.output_names = [o.name for o in row.outputs]
-        self.conditions = [g.expr for g in row.guards]
-        self.buffer_inputs = frozenset(s.input for s in self.states if s.how == BUFFER)
+        factored = [f.weight for f in table.factored]
+        super().__init__(name, reader, [s.like for s in slots], table.weights, factored)
+        self.member_slots, self.probed, row = slots, probed, self.row
         examples = [self._probe_input("each", k, 0) for k in range(len(row.inputs))]
         self.sources = [
             InputSource(x.name, x.type, x.low, x.high, None if example is None else example.clone())
@@ -132,7 +106,7 @@ class RevisedEntry(MemberPrograms):
         """Returns the names of the stored weights that the programs read and the states begin with."""
         read = {s.source for p in self.programs for s in p.weights}
         read |= {s.initial for s in self.row.state if s.initial}
-        split = {name: self._factors[name] for name in read if name in self._factors}
+        split = {name: self.factors[name] for name in read if name in self.factors}
         return (read - set(split)) | {part for f in split.values() for part in f.parts}
 
     def facts(self, before: Costs) -> ModelFacts:
@@ -409,11 +383,3 @@ def _rows_of(rows: Any, members: Collection[str]) -> list[dict[str, Any]]:
         if isinstance(errors, dict) and (kept := {n: e for n, e in errors.items() if n in members}):
             found.append({**row, "members": kept})
     return found
-
-
-def _states(row: Entry) -> list[CarriedState]:
-    """Returns the states of an entry. The manifest does not store whether an input is changed in place."""
-    return [
-        CarriedState(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT)
-        for s in row.state
-    ]

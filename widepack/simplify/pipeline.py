@@ -21,8 +21,8 @@ no value has a higher kind than the value that it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,16 +73,6 @@ def _alike(programs: Sequence[Program]) -> bool:
     return all(
         [(n.name, n.op) for n in p.nodes] == [(n.name, n.op) for n in programs[0].nodes] for p in programs
     )
-
-
-def simplify_all(
-    programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]
-) -> list[Program]:
-    """Simplifies the program of each shape signature in the same way.
-
-    slots: the kinds of weights and inputs, by value name. sizes: an example size of each dim.
-    """
-    return fold_all(straighten_all(programs, [Shapes(sizes) for _ in programs]), slots)
 
 
 def fold_all(programs: Sequence[Program], slots: Mapping[str, Kind]) -> list[Program]:
@@ -150,6 +140,7 @@ class MemberPrograms:
     sizes: the size of each dim in the example.
     signatures: for each member the index of its program.
     factors: the weights that are stored as factors, by name. Wide programs read the factors.
+    stored: the programs over the stored weights.
     """
 
     def __init__(
@@ -164,9 +155,14 @@ class MemberPrograms:
         self.programs, self.kind, self.states = list(programs), kind, tuple(states)
         self.signatures = tuple(signatures)
         self.shapes = [Shapes(sizes) for _ in programs]
-        self._stored = [with_factors(p, factors) for p in self.programs] if factors else self.programs
+        self.stored = [with_factors(p, factors) for p in self.programs] if factors else self.programs
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        return len(self.signatures)
 
     def weight(self, name: str, member: int, files: weight_files.Weights) -> torch.Tensor:
         """Returns one member's value of a weight, mapped from the weights files."""
@@ -182,10 +178,12 @@ class MemberPrograms:
 
         A state has one value for each member in every pattern.
         """
-        program = self._stored[0]
-        every = range(len(program.inputs))
-        stacked = {s.input for s in self.states} if pattern == "shared" else every
-        return slot_kinds(program, self.kind, stacked)
+        every = range(len(self.programs[0].inputs))
+        return self.slots_for({s.input for s in self.states} if pattern == "shared" else every)
+
+    def slots_for(self, stacked: Container[int]) -> dict[str, Kind]:
+        """Returns what `slots` does. stacked: the numbers of the inputs with one value for each member."""
+        return slot_kinds(self.stored[0], self.kind, stacked)
 
     def simple(self, pattern: str) -> list[Program]:
         """Returns the member programs, simplified for a pattern."""
@@ -196,44 +194,5 @@ class MemberPrograms:
     def folded(self, slots: Mapping[str, Kind]) -> list[Program]:
         """Returns the member programs, simplified for these kinds of weights and inputs."""
         if not self._straight:
-            self._straight = straighten_all(self._stored, self.shapes)
+            self._straight = straighten_all(self.stored, self.shapes)
         return fold_all(self._straight, slots)
-
-
-@dataclass(frozen=True)
-class SimplifiedPrograms:
-    """Simplified member programs, as lowering needs them.
-
-    signatures: for each loaded member the index of its program.
-    slots: the kinds of weights and inputs, by value name.
-    """
-
-    programs: list[Program]
-    signatures: list[int]
-    slots: dict[str, Kind]
-
-
-def simplified(
-    programs: Sequence[Program],
-    signatures: Sequence[int],
-    weights: Mapping[str, Kind],
-    stacked_inputs: Sequence[bool],
-    sizes: Mapping[str, int],
-    simplify: bool = True,
-    factors: Mapping[str, FactorNames] | None = None,
-) -> SimplifiedPrograms:
-    """Returns the programs of the loaded members, simplified, or as they were captured.
-
-    weights: the kinds of stored weights, by name. stacked_inputs: whether each input has one value for each
-    member. factors: the weights that are stored as factors, by name.
-    """
-    used = sorted(set(signatures))
-    programs = [with_factors(p, factors) for p in programs] if factors else programs
-    first = programs[used[0]]
-    slots = slot_kinds(first, weights.__getitem__, [i for i, own in enumerate(stacked_inputs) if own])
-    captured = [programs[s] for s in used]
-    return SimplifiedPrograms(
-        simplify_all(captured, slots, sizes) if simplify else captured,
-        [used.index(s) for s in signatures],
-        slots,
-    )

@@ -42,7 +42,6 @@ from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
 from ..system.timing import LEAST_ROUNDS, fastest, race, ratio, waited, without_gc
 from .candidate_pool import (
-    CHOSEN,
     COMPOSED,
     KEPT,
     LOOP,
@@ -214,23 +213,6 @@ class Search(CandidatePool):
             changes if eager.name in (winner.name, winner.origin) else [],
         )
 
-    def again(self, plan: Plan) -> dict[str, list[float]]:
-        """Races a chosen plan, as `CHOSEN`, against every candidate, without refinement.
-
-        Returns: the seconds of each round by candidate. Raises: VerificationError.
-        """
-        chosen = self.candidate(CHOSEN, plan)
-        if chosen is None:
-            raise VerificationError(f"the plan that was chosen does not run here: {self.dropped[CHOSEN]}")
-        if not self.is_right(chosen):
-            raise VerificationError(
-                f"the plan that was chosen gives wrong answers here: {self.dropped[CHOSEN]}"
-            )
-        candidates, _ = self.candidates()
-        rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
-        calls = {c.name: self.call(c) for c in unique_candidates([*candidates, *rest]) if c is not chosen}
-        return race({CHOSEN: self.call(chosen), **calls}, self.budget_s)
-
     def _race(self, stage: str, candidates: Sequence[Candidate], limit: TimeLimit) -> dict[str, list[float]]:
         """Races candidates; if the time is short, without the slowest of them."""
         racing = affordable(candidates, limit.left / LEAST_ROUNDS)
@@ -276,7 +258,9 @@ class Search(CandidatePool):
                 candidates.append(c)
         if not candidates:
             reasons = "; ".join(f"{n}: {w}" for n, w in self.dropped.items())
-            raise VerificationError(f"no wide program of {self.pattern} gives right answers here: {reasons}")
+            raise VerificationError(
+                f"no wide program of {self.programs.pattern} gives right answers here: {reasons}"
+            )
         return candidates, groups
 
     def _profiles(

@@ -13,6 +13,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `answers.py` | Computes the members' reference answers, and runs comparison (a) on the way |
 | `approximation.py` | Measures what approximate weights change in the members' answers |
 | `calls.py` | Makes the calls of a verification: their batches and sizes |
+| `entries.py` | Defines the entries whose programs are verified |
 | `equivalent_runs.py` | Evaluates members again after a first comparison failed |
 | `module_run.py` | Runs the user's own module on one call, with or without its random draws |
 | `own_module.py` | Runs comparison (a): the answers of the user's own modules, and causes of differences |

@@ -19,7 +19,7 @@ from ..errors import VerificationError
 from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
 from ..lowering.lower import Lowered
-from ..lowering.lowering_entry import EntryOfPart, LoweringEntry
+from ..lowering.pattern_programs import LoweringEntry
 from ..planning.plan import Plan
 from ..runtime.executable import Executable
 from ..runtime.graph_module import evaluate_node
@@ -279,10 +279,11 @@ class ReferenceAnswers:
         VerificationError, which names the first wrong node.
         """
         stats = [output.without_wide() for output in self.own.stats]
+        programs = self.entry.of_pattern(pattern)
         divided = [
             part
             for some in tuple(members) or (range(self.entry.count),)
-            for part in parts(EntryOfPart(self.entry, some), pattern, program, plan, lowered)
+            for part in parts(programs.of_members(some), some, program, plan, lowered)
         ]
         for part in divided:
             weights = all_weights(part.program, self.weights, self.entry.count, part.members)
