@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from widepack_artifacts.correction import encode_correction, rounded
 from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.literals import Literal
-from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
+from widepack_artifacts.manifest_weights import FACTOR, KINDS, Weight, member_tensor
 from widepack_artifacts.program import Kind, Program
 
 from ..capture.reachable import tensors_of
@@ -45,6 +44,40 @@ class WeightRow:
 
     weight: Weight
     value: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True)
+class StoredFactors:
+    """How a weight is stored as factors.
+
+    weight: its row in the manifest. rows: of its base, its factors and scales. corrections: returns those of
+    the members, by the names of their tensors.
+    """
+
+    weight: FactoredWeight
+    rows: list[WeightRow]
+    corrections: Callable[[], Mapping[str, bytes]]
+
+
+class WeightTable:
+    """The weights of an artifact: a row for each stored weight, and the number of members.
+
+    stored_factors: the weights that are stored as factors, whose bases and factors are rows too.
+    """
+
+    rows: Sequence[WeightRow]
+    count: int
+    stored_factors: Sequence[StoredFactors]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The manifest's rows."""
+        return tuple(r.weight for r in self.rows)
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """The bytes of the weights, by kind."""
+        return {k: sum(w.bytes(self.count) for w in self.weights if w.kind == k) for k in KINDS}
 
 
 @dataclass(frozen=True)
@@ -75,12 +108,12 @@ class FactoredRow:
         scale = "" if self.factors.scale is None else scale
         return FactoredWeight(of.name, of.role, base, left, right, ranks, aliases, scale)
 
-    def stored(self) -> list[WeightRow]:
-        """Returns the rows of the base, the factors and the scales."""
+    def stored(self) -> StoredFactors:
+        """Returns the weight as it is stored."""
         w, f, of = self.weight, self.factors, self.row.weight
         base = f.base.reshape(list(of.shape))
         parts = ((w.left, f.left), (w.right, f.right), *([] if f.scale is None else [(w.scale, f.scale)]))
-        return [
+        rows = [
             WeightRow(Weight(w.base, "shared", of.dtype, list(of.shape), FACTOR), lambda i: base),
             *(
                 WeightRow(
@@ -89,6 +122,7 @@ class FactoredRow:
                 for name, t in parts
             ),
         ]
+        return StoredFactors(w, rows, self.corrections)
 
     def corrections(self) -> Mapping[str, bytes]:
         """Returns the corrections of all members, by the names of their tensors; empty if there are none."""
@@ -100,7 +134,7 @@ class FactoredRow:
         }
 
 
-class BuildWeights:
+class BuildWeights(WeightTable):
     """The weights that the entries of a build read.
 
     parameters: the names of the module's parameters; all other weights of the checkpoints are buffers. fleet:
@@ -126,7 +160,8 @@ class BuildWeights:
         self.factored = self._factored(members, fleet, progress) if fleet is not None else []
         self.aligned = _with_approximate(aligned, self.factored)
         split = {f.row.weight.name for f in self.factored}
-        stored = [row for f in self.factored for row in f.stored()]
+        self.stored_factors = [f.stored() for f in self.factored]
+        stored = [row for f in self.stored_factors for row in f.rows]
         self.rows = [r for r in members if r.weight.name not in split] + stored
         every = (*self.rows, *(f.member for f in self.factored))
         self.by_name = {name: r for r in every for name in (r.weight.name, *r.weight.aliases)}
@@ -282,7 +317,3 @@ class BuildEntry(CapturedEntry):
     def initial(self, state: CarriedState) -> str:
         """Returns the weight that a state begins with; "" for an input, which begins with zeros."""
         return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""
-
-    def initial_value(self, member: int, state: CarriedState) -> torch.Tensor | None:
-        """Returns the value that a buffer begins with in one member; None for a state that is an input."""
-        return self.table.by_name[state.name].value(member) if state.how == BUFFER else None

@@ -182,7 +182,7 @@ def program_costs(reader: Reader, entry: str) -> Costs:
     known = _stored_entry(reader, entry)
     states = {s.input for s in known.states}
     (program,) = known.programs
-    return derive(program, slot_kinds(program, known.kind, states), _facts(known))
+    return derive(program, slot_kinds(program, known.kind, states), artifact_facts(known))
 
 
 def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
@@ -221,7 +221,9 @@ def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> 
         found = programs.plans(_DEVICE, request)
     at = {d: sizes.get(d, n) for d, n in known.sizes.items()}
     plan = programs.serving(sorted(found, key=lambda p: p.batch[0]), at)
-    return derive_wide({n: programs.of_members([0] * n).lower(plan).program for n in _TWO}, _facts(known))
+    return derive_wide(
+        {n: programs.of_members([0] * n).lower(plan).program for n in _TWO}, artifact_facts(known)
+    )
 
 
 def _stored_entry(reader: Reader, name: str) -> ArtifactEntry:
@@ -237,7 +239,7 @@ def _stored_entry(reader: Reader, name: str) -> ArtifactEntry:
     return ArtifactEntry(name, reader, members, manifest.weights, manifest.factored.weights)
 
 
-def _facts(entry: ArtifactEntry) -> ModelFacts:
+def artifact_facts(entry: ArtifactEntry) -> ModelFacts:
     """Returns what an artifact tells of the model of an entry."""
     known = stored_costs(entry.reader).get(entry.entry)
     return ModelFacts(

@@ -130,7 +130,6 @@ def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
         entry,
         names,
         written.weights,
-        initial=entry.initial_value,
         module=partial(filled_member, entry.factory, entry.aligned),
         before=_check_exported if exported else lambda subject: None,
         makes=entry.captured.makes,

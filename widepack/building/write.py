@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Dim, Entry, Guard, Input, OutputLeaf, State
-from widepack_artifacts.factored import Factored, FactoredWeight
+from widepack_artifacts.factored import Factored
 from widepack_artifacts.manifest_weights import member_tensor
 from widepack_artifacts.state_dicts import STEM, StateDicts, is_row
 from widepack_artifacts.wide_program import WideProgram
@@ -40,21 +40,12 @@ from ..planning.request import StrategyRequest
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
 from ..version import __version__
-from .build_weights import BuildEntry, BuildWeights, WeightRow
+from .build_weights import BuildEntry, BuildWeights, StoredFactors, WeightRow, WeightTable
 
 HASHING = 4
 """The number of checkpoints that are hashed at the same time."""
 SHARD_BYTES = 5 * 10**9
 """The default size of a weights file, as in Hugging Face's libraries."""
-
-
-class WeightRows(Protocol):
-    """A table of weights: a row for each weight, and the number of members."""
-
-    @property
-    def rows(self) -> Sequence[WeightRow]: ...
-    @property
-    def count(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ FileTensor = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.
 
 def write_weights(
     writer: Writer,
-    table: WeightRows,
+    table: WeightTable,
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
@@ -132,19 +123,16 @@ def _file_tensors(row: WeightRow, count: int, counted: Counted) -> list[FileTens
     return [(weight.name, weight.tensors(count)[weight.name], dtype, source(members))]
 
 
-def write_factored(
-    writer: Writer, weights: Iterable[FactoredWeight], corrections: Iterable[Mapping[str, bytes]]
-) -> Factored:
-    """Writes the corrections of factored weights, and returns what the manifest says of these weights.
-
-    corrections: of each weight, by the names of their tensors.
-    """
+def write_factored(writer: Writer, factors: Sequence[StoredFactors]) -> Factored:
+    """Writes the corrections of factored weights, and returns what the manifest says of these weights."""
     tensors = {
         name: torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for of_weight in corrections
-        for name, data in of_weight.items()
+        for of_weight in factors
+        for name, data in of_weight.corrections().items()
     }
-    return Factored(tuple(weights), write_tensors(writer, "corrections", tensors) if tensors else "")
+    return Factored(
+        tuple(f.weight for f in factors), write_tensors(writer, "corrections", tensors) if tensors else ""
+    )
 
 
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -163,9 +151,7 @@ def write_programs(
     """
     table = entries[0].table
     rows = {e.entry: _write_entry(writer, e, wides[e.entry], pt2) for e in entries}
-    return form.Manifest(
-        members=_member_rows(table), weights=tuple(r.weight for r in table.rows), entries=rows
-    )
+    return form.Manifest(members=_member_rows(table), weights=table.weights, entries=rows)
 
 
 def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:

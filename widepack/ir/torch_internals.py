@@ -162,9 +162,9 @@ def export_below_autograd(
     return exported
 
 
-def guard_texts(exported: torch.export.ExportedProgram) -> list[str] | None:
-    """Returns the guards of an exported program as Python expressions; None in a torch before 2.11."""
-    return getattr(exported, "_guards_code", None)
+def guard_texts(exported: torch.export.ExportedProgram) -> list[str]:
+    """Returns the guards of an exported program as Python expressions."""
+    return exported._guards_code
 
 
 def check_while_exporting(condition: Any, message: Callable[[], str]) -> None:

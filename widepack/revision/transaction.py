@@ -31,12 +31,11 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
-from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.writer import Writer
 
-from ..building.costs import write_costs
+from ..building.costs import artifact_facts, write_costs
 from ..building.write import (
     SHARD_SIZE,
     MemberStates,
@@ -71,7 +70,7 @@ from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
 from .request import MemberSlot, ReviseReport, ReviseRequest
-from .revised_entry import Modules, ProvedRevision, RevisedEntry
+from .revised_entry import Modules, RevisedEntry
 from .revised_weights import new_table, rewrite
 
 _TRIES = 5
@@ -186,36 +185,40 @@ class Revision:
             files, way = rewrite(
                 self.writer, self.reader, self.table, self.slots, self.shard_bytes, self.stages.step
             )
-            rows = self.table.factored
-            factored = write_factored(self.writer, [r.weight for r in rows], (r.corrections for r in rows))
-        prove = partial(self._proved, WeightFiles.open(self.writer, files, factored))
+            factored = write_factored(self.writer, self.table.stored_factors)
+        prove = partial(self._prove, WeightFiles.open(self.writer, files, factored))
         with self.stages.stage("verify"), guarded(title):
             try:
-                proved = prove(self.modules)
+                prove(self.modules)
             except VerificationError as e:
                 raise explained(e, self.request, self.reader, self.slots, prove) from e
         with self.stages.stage("export"):
-            new = self._manifest(proved)
+            new = self._manifest()
         with self.stages.stage("publish"):
-            history = self._history(any(p.modules_compared for p in proved))
+            history = self._history(any(e.modules_compared for e in self.entries))
             new = replace(new, factored=factored, provenance=self._provenance(history))
             check_opens(self.writer, new)
             manifest = self.writer.publish(new)
-        left_out = [line for p in proved for line in p.left_out]
-        left_out += [line for p in proved for line in p.carry_plans(self.old.digest, manifest.digest)]
-        return self._report(manifest, history, proved, left_out, way)
+        left_out = [line for e in self.entries for line in e.left_out]
+        left_out += [line for e in self.entries for line in e.carry_plans(self.old.digest, manifest.digest)]
+        return self._report(manifest, history, left_out, way)
 
-    def _proved(self, written: WeightFiles, modules: Modules) -> list[ProvedRevision]:
+    def _prove(self, written: WeightFiles, modules: Modules) -> None:
         """Verifies all entries. Raises: VerificationError."""
         with warnings.catch_warnings():
             # Warnings of members at trial sizes do not concern the user.
             warnings.simplefilter("ignore")
-            return [entry.prove(written, modules, self.stages) for entry in self.entries]
+            for entry in self.entries:
+                entry.prove(written, modules, self.stages)
 
-    def _manifest(self, proved: Sequence[ProvedRevision]) -> form.Manifest:
+    def _records(self) -> dict[str, dict[str, Any]]:
+        """Returns the records of the comparisons by entry."""
+        return {e.entry: e.record for e in self.entries}
+
+    def _manifest(self) -> form.Manifest:
         """Writes the programs and the probe, and returns the new manifest without its history."""
-        entries = {p.name: p.write(self.writer) for p in proved}
-        calls = {place: answers for p in proved for place, answers in p.probe.items()}
+        entries = {e.entry: e.write(self.writer) for e in self.entries}
+        calls = {place: answers for e in self.entries for place, answers in e.probe.items()}
         self._keep_costs(entries)
         return replace(
             self.old,
@@ -224,7 +227,7 @@ class Revision:
             weights=self.table.weights,
             entries=entries,
             probe=write_tensors(self.writer, "probe", probe.make(calls)) if self.old.probe else "",
-            verification=join_records({p.name: p.record for p in proved}),
+            verification=join_records(self._records()),
         )
 
     def _state_dicts(self) -> StateDicts:
@@ -246,9 +249,8 @@ class Revision:
         if name and same and not self.table.changed:
             self.writer.take(self.reader, [name])
         elif name:
-            before = stored_costs(self.reader)
-            known = [(e, before[e.entry]) for e in self.entries if e.entry in before]
-            write_costs(self.writer, [(e.entry, e, e.facts(costs)) for e, costs in known])
+            known = [e for e in self.entries if e.entry in stored_costs(self.reader)]
+            write_costs(self.writer, [(e.entry, e, artifact_facts(e)) for e in known])
 
     def _history(self, compared: bool) -> dict[str, Any]:
         """Returns the revision's row in the history of the artifact's provenance.
@@ -290,28 +292,26 @@ class Revision:
         self,
         manifest: form.Manifest,
         history: Mapping[str, Any],
-        proved: Sequence[ProvedRevision],
         left_out: list[str],
         way: str,
     ) -> ReviseReport:
-        rows, count = self.table.weights, self.table.count
         return ReviseReport(
             path=os.fspath(self.request.target),
             did=self.request.did,
             members=tuple(s.name for s in self.slots),
             changed=history["members"],
             kinds=history["kinds"],
-            lowered=[p.name for p in proved if p.wides],
+            lowered=[e.entry for e in self.entries if e.wides],
             left_out=left_out,
             written=way,
             asked=history["asked"],
-            weights={k: sum(w.bytes(count) for w in rows if w.kind == k) for k in KINDS},
+            weights=self.table.bytes_by_kind,
             bytes_disk=sum(f.bytes for f in manifest.files.values()),
             seconds=self.stages.seconds,
             before=history["from"],
             digest=manifest.digest,
             verification=manifest.verification,
-            not_finite=not_finite({p.name: p.record for p in proved}),
+            not_finite=not_finite(self._records()),
             unused=unused_names(
                 [s.new.checkpoint for s in self.slots if s.new is not None],
                 (*manifest.state_dicts.ignored, *self.request.how.ignore),

@@ -37,6 +37,10 @@ class VerifiedEntry(LoweringEntry):
         """The numbers of the inputs that are buffers of the member."""
         return frozenset(s.input for s in self.states if s.how == BUFFER)
 
+    def initial(self, state: CarriedState) -> str:
+        """Returns the weight that a state begins with; "" for an input, which begins with zeros."""
+        raise NotImplementedError
+
 
 class CapturedEntry(VerifiedEntry):
     """An entry that was captured here.
@@ -114,6 +118,10 @@ class ArtifactEntry(VerifiedEntry):
         self.result = self.returned = row.result
         self.output_names = [o.name for o in row.outputs]
         self.conditions = [g.expr for g in row.guards]
+
+    def initial(self, state: CarriedState) -> str:
+        """Returns the weight that a state begins with; "" for an input."""
+        return next(s.initial for s in self.row.state if s.input == state.input)
 
 
 def _states(row: Entry) -> list[CarriedState]:

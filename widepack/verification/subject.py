@@ -318,17 +318,21 @@ def subject_of(
     members: Sequence[str],
     files: weight_files.Weights,
     *,
-    initial: Callable[[int, CarriedState], torch.Tensor | None],
     module: Callable[[int], nn.Module] | None = None,
     before: Callable[[Subject], None] = lambda subject: None,
     makes: Mapping[str, Make] = MappingProxyType({}),
 ) -> Subject:
     """Returns the subject of the comparisons of an entry.
 
-    members: their names. files: their weights. initial, module: as `Subject` has them. before: is called
+    members: their names. files: their weights. module: as `Subject` has it. before: is called
     before a member's program runs for the first time. makes: what makes the objects of a call that are of a
     class with named fields; without it, modules get dicts.
     """
+
+    def initial(i: int, state: CarriedState) -> torch.Tensor | None:
+        weight = entry.initial(state)
+        return entry.weight(weight, i, files) if weight else None
+
     made = Subject(
         members=tuple(members),
         programs=entry.programs,
