@@ -24,7 +24,7 @@ from ..ir.fake_values import CPU, Fakes
 from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
 from ..planning.apply_choice import apply_choice
 from ..planning.plan import NodeChoice
-from ..registry.registry import REGISTRY, Strategy
+from ..registry.registry import Strategy, strategies_of
 from ..registry.writer import Writer, unwrap, wide_items
 
 
@@ -121,9 +121,7 @@ def run_node(
 
 def applicable(w: Writer, op: str, args: Any, kwargs: Any) -> list[Strategy]:
     """Returns the op's strategies that apply to these arguments, in order."""
-    return (
-        [s for s in REGISTRY[op].strategies.values() if s.when(w, *args, **kwargs)] if op in REGISTRY else []
-    )
+    return [s for s in strategies_of(op).values() if s.when(w, *args, **kwargs)]
 
 
 def compare(wide: Any, own: Any, members: int) -> str:

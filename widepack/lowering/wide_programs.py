@@ -11,7 +11,7 @@ from ..errors import CaptureError
 from ..ir.kinds import weights_only
 from ..planning.plan import NodeChoice, Plan
 from ..planning.request import StrategyRequest
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..spec.entries import PATTERNS
 from .lower import Lowered
 from .pattern_programs import LoweringEntry, PatternPrograms
@@ -105,7 +105,7 @@ def filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
         choice = choices.get(node.name)
         # a choice with another strategy did not apply here
         if used != "loop" and (choice is None or choice.strategy != used):
-            known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+            known = strategies_of(node.op)
             why = known[used].note if used in known else _REASONS.get(used, "")
             choices[node.name] = NodeChoice(used, why)
     return replace(plan, choices=choices)

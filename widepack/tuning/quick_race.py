@@ -29,7 +29,7 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.random_ops import uses_random_ops
 from ..planning.plan import NodeChoice, Plan
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
 from ..system.machine import name_of
@@ -159,7 +159,7 @@ class QuickSearch(Search):
         return {
             n.name: NodeChoice(PACKED, "measured")
             for n in self.tuned
-            if not self.plain and PACKED in REGISTRY[n.op].strategies
+            if not self.plain and PACKED in strategies_of(n.op)
         }
 
     def _time(self, c: Candidate) -> None:

@@ -35,7 +35,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs
 from ..errors import VerificationError
 from ..ir.encoding import map_arguments
 from ..planning.plan import NodeChoice, Plan
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
 from ..system.progress import Report
@@ -269,7 +269,7 @@ class Search(CandidatePool):
         """Returns for each strategy the wide program, timed node by node, and the loop, if strategies have a
         form in it.
         """
-        several = [p.strategies.values() for n in self.tuned if len((p := REGISTRY[n.op]).strategies) > 1]
+        several = [s.values() for n in self.tuned if len(s := strategies_of(n.op)) > 1]
         names = list(dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request))
         profiles: list[Candidate | None] = []
         loops: list[Candidate | None] = []
@@ -279,7 +279,7 @@ class Search(CandidatePool):
                 continue
             self.report(f"strategy {name}", i, len(names))
             choices = {
-                n.name: NodeChoice(name, "measured") for n in self.tuned if name in REGISTRY[n.op].strategies
+                n.name: NodeChoice(name, "measured") for n in self.tuned if name in strategies_of(n.op)
             }
             profiles.append(self.screened(self._profiled(name, with_choices(wide, choices))))
             if loop is not None:
@@ -366,7 +366,7 @@ class Search(CandidatePool):
             for strategy in dict.fromkeys(p.used[name] for p in profiles):
                 if time.perf_counter() - start > 0.75 * self.budget_s or limit.over:
                     return best, changes
-                if strategy == best.used[name] or strategy not in REGISTRY[op].strategies:
+                if strategy == best.used[name] or strategy not in strategies_of(op):
                     continue
                 other = self._changed(best, nodes, strategy)
                 if other is None:
