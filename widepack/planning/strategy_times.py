@@ -8,7 +8,7 @@ runs once at load, and takes no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..ir.limits import tensors as tensors_in
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import memory_id
 from ..ir.values import Ragged, Shared, Stacked, Value
-from ..registry.registry import Strategy, family_of, strategies_of
+from ..registry.registry import family_of, strategies_of
 from ..registry.writer import Writer, unwrap, wide_items
 from ..runtime.meta_values import META, meta_key, run_on_meta
 from ..spec.dtypes import dtype_of
@@ -152,15 +152,16 @@ class TimedWriter(Writer):
             self.spent = NOTHING
             value, used = apply_choice(self, node, args, kwargs, name)
             values[used], times[used] = value, self.spent
-        found = NodeRuns(values, times, self._first(node, strategies_of(node.op), args, kwargs))
+        found = NodeRuns(values, times, self._first(node, args, kwargs))
         if key is not None:
             self._runs[key] = found
         return found
 
-    def _first(self, node: Node, known: Sequence[Strategy], args: Any, kwargs: Any) -> str | None:
+    def _first(self, node: Node, args: Any, kwargs: Any) -> str | None:
         """Returns the strategy that lowering takes by itself; None if it depends on the kind of device."""
         if runs_once(node, args, kwargs):
             return "once"
+        known = strategies_of(node.op).values()
         names = []
         for device in ("cpu", "cuda"):
             writer = Writer(self.members, device)
