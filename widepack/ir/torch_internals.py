@@ -205,6 +205,19 @@ def in_transform() -> bool:
 
 
 @contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Switches off the fast path of torch's transformer layers inside a with block. Its nested tensors give
+    other answers at padded positions.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
 def outside_transforms() -> Iterator[None]:
     """Runs code inside a with block outside of all transforms of `torch.func` around it.
 

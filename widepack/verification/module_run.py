@@ -23,7 +23,7 @@ from ..capture.derivatives import weights_fixed
 from ..capture.named_fields import known_forms
 from ..capture.state import owner_of
 from ..ir.overlapping import copy_into
-from ..ir.torch_internals import buffers_of, op_base_name
+from ..ir.torch_internals import buffers_of, op_base_name, without_fast_path
 from ..spec.entries import FORWARD, method_of
 from ..spec.state import BUFFER, CHANGED
 from .subject import Subject
@@ -150,7 +150,7 @@ def run_module(
     """
     values = [x.detach().clone() for x in inputs]
     args, kwargs = subject.bind(values)
-    with _restored_buffers(module), _without_fast_path(), weights_fixed(module):
+    with _restored_buffers(module), without_fast_path(), weights_fixed(module):
         owners = {s.name: owner_of(module, s.name) for s in subject.states if s.how == BUFFER}
         for s in subject.states:
             if s.how == BUFFER:
@@ -189,13 +189,3 @@ def _restored_buffers(module: nn.Module) -> Iterator[None]:
             for part, name, buffer, value in before:
                 buffers_of(part)[name] = buffer
                 copy_into(buffer, value)
-
-
-@contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
