@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 from capture.attribute_members import QUICK, Net, Scaled, X, by_member, numbered, refused, right, save
@@ -61,11 +63,8 @@ class Wide(nn.Module):
 
 
 def heads(folder: Path) -> list[str]:
-    paths = [str(folder / f"h{i}.pt") for i in range(3)]
-    for i, path in enumerate(paths):
-        torch.manual_seed(i)
-        torch.save(Wide({"last.bias": torch.zeros(3 + i // 2)}).state_dict(), path)
-    return paths
+    shapes = [{"last.bias": torch.zeros(3 + i // 2)} for i in range(3)]
+    return list(map(str, files_of(folder, [seeded(partial(Wide, s), i) for i, s in enumerate(shapes)])))
 
 
 @pytest.mark.extended
@@ -231,13 +230,12 @@ def test_the_command_line_refuses_a_number_that_differs(tmp_path: Path) -> None:
         "        self.bound = 1000.0 * next(turn)\n"
         "    def forward(self, x):\n        return self.last(self.first(x).clamp(max=self.bound))\n"
     )
-    paths = [str(tmp_path / f"m{i}.pt") for i in range(2)]
-    for path in paths:
-        net = nn.Sequential(collections.OrderedDict(first=nn.Linear(6, 5), last=nn.Linear(5, 3)))
-        torch.save(net.state_dict(), path)
+    layers = [
+        collections.OrderedDict[str, nn.Module](first=nn.Linear(6, 5), last=nn.Linear(5, 3)) for _ in range(2)
+    ]
     words = [
         "build",
-        *paths,
+        *map(str, files_of(tmp_path, [nn.Sequential(x) for x in layers])),
         "-o",
         str(tmp_path / "e.wide"),
         "--model",

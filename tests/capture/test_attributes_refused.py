@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded import files_of
 from torch import Tensor, nn
 
 from capture.attribute_members import (
@@ -131,15 +132,11 @@ KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
     "how", [pytest.param(k, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, k in enumerate(KEPT)]
 )
 def test_a_limit_is_found_wherever_it_is_stored(how: str, tmp_path: Path) -> None:
-    limits = [200, 200, 100]
-
     def make(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
         return Guarded(*KEPT[how], 200 if state_dict is None else int(state_dict["tag"]))
 
-    for i, limit in enumerate(limits):
-        torch.save(Guarded(*KEPT[how], limit).state_dict(), tmp_path / f"m{i}.pt")
+    paths = files_of(tmp_path, [Guarded(*KEPT[how], limit) for limit in (200, 200, 100)])
     with pytest.raises(MemberMismatch, match="m2 has another program than member m0"):
-        paths = sorted(tmp_path.glob("*.pt"))
         build(paths, tmp_path / "e.wide", model=make, inputs=["x=float32[B,T,4]"], **QUICK)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from loaded import files_of
 from small_builds import QUICK
 from support import Bound, double, fresh, must
 from torch import Tensor, nn
@@ -67,10 +68,7 @@ def members() -> list[Auto]:
 
 
 def save(folder: Path) -> list[str]:
-    paths = [str(folder / f"m{i}.pt") for i in range(MEMBERS)]
-    for member, path in zip(members(), paths):
-        torch.save({**member.state_dict()}, path)
-    return paths
+    return [str(path) for path in files_of(folder, [dict(m.state_dict()) for m in members()])]
 
 
 def make(state_dict: Mapping[str, Tensor]) -> Auto:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of
 from torch import nn
 
 import widepack
@@ -176,9 +177,7 @@ class Bounded(nn.Module):
 
 
 def test_the_report_and_inspect_name_the_lines_of_bounds(tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"{i}.pt") for i in range(2)]
-    for path in paths:
-        torch.save(Bounded().state_dict(), path)
+    paths = files_of(tmp_path, [Bounded(), Bounded()])
     out, dynamic = tmp_path / "e.wide", {"x": {0: "B", 1: "T"}}
     report = widepack.build(
         paths, out, model=Bounded, sample=(torch.ones(4, 6, 3),), dynamic=dynamic, race=False

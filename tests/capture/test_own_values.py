@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
@@ -69,14 +70,10 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(7))
 
 def saved(folder: Path, *steps: int) -> list[str]:
     """Saves a member for each number of steps."""
-    paths = []
-    for i, n in enumerate(steps):
-        torch.manual_seed(i)
-        member = Branching()
+    members = [seeded(Branching, i) for i in range(len(steps))]
+    for member, n in zip(members, steps):
         member.steps.fill_(n)
-        paths.append(str(folder / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    return paths
+    return [str(path) for path in files_of(folder, members)]
 
 
 def alone(path: str, x: Tensor = X) -> Any:
@@ -237,15 +234,11 @@ CONDITIONS: dict[str, Callable[[Any], Any]] = {
 
 def members_of(folder: Path, model: Callable[[], nn.Module], *scales: float) -> list[str]:
     """Saves a member for each scale; its mask has the same value everywhere."""
-    paths = []
-    for i, scale in enumerate(scales):
-        torch.manual_seed(i)
-        member: Any = model()
+    members = [seeded(model, i) for i in range(len(scales))]
+    for member, scale in zip(members, scales):
         member.scale.fill_(scale)
         member.mask.fill_(scale)
-        paths.append(str(folder / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    return paths
+    return [str(path) for path in files_of(folder, members)]
 
 
 def check_members(ens: Any, model: Callable[[], nn.Module], paths: list[str]) -> None:

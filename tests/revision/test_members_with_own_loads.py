@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -107,15 +108,9 @@ def files(
     folder: Path, make: Callable[[], nn.Module], last: Callable[[Any], object] = lambda m: None
 ) -> list[Path]:
     """Writes three checkpoints, and returns their paths. last: changes the third before it is written."""
-    found = []
-    for i in range(3):
-        torch.manual_seed(i)
-        module = make()
-        if i == 2:
-            last(module)
-        found.append(folder / f"{i}.pt")
-        torch.save(module.state_dict(), found[-1])
-    return found
+    members = [seeded(make, i) for i in range(3)]
+    last(members[2])
+    return files_of(folder, members)
 
 
 def alone(make: Callable[[], nn.Module], path: Path) -> nn.Module:

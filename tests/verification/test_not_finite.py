@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
@@ -29,10 +30,7 @@ def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     models = [make() for _ in range(3)]
     with torch.no_grad():
         models[1][0].weight[1, 1, 0, 1] = float(value)  # type: ignore[index]
-    for i, m in enumerate(models):
-        torch.save(m.state_dict(), tmp_path / f"m{i}.pt")
-    out = tmp_path / "ens.wide"
-    files = sorted(tmp_path.glob("*.pt"))
+    files, out = files_of(tmp_path, models), tmp_path / "ens.wide"
     report = widepack.build(files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False)
     assert [(row["member"], row["places"]) for row in report.not_finite] == [("m1", "any")]
 
@@ -82,9 +80,7 @@ def test_only_calls_whose_own_answers_overflow_are_free(
                 outputs = [y.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(float("nan")))]
             yield call, i, outputs
 
-    for i, scale in enumerate((1.0, 1.7e38)):
-        torch.save({"scale": torch.tensor(scale)}, tmp_path / f"m{i}.pt")
-    files = sorted(tmp_path.glob("*.pt"))
+    files = files_of(tmp_path, [{"scale": torch.tensor(scale)} for scale in (1.0, 1.7e38)])
     monkeypatch.setattr(reference.WideRun, "answers", answers)
 
     def build() -> Any:
@@ -114,13 +110,10 @@ class AlwaysOverflows(nn.Module):
 def test_a_member_that_overflows_in_every_call_is_compared(
     wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = []
-    for i in range(3):
-        torch.manual_seed(i)
-        module = AlwaysOverflows()
+    members = [seeded(AlwaysOverflows, i) for i in range(3)]
+    for i, module in enumerate(members):
         module.s.data.fill_(100.0 if i == 1 else 1.0)
-        paths.append(tmp_path / f"{i}.pt")
-        torch.save(module.state_dict(), paths[-1])
+    paths = files_of(tmp_path, members)
     right = reference.WideRun.answers
 
     def answers(*args: Any) -> Iterator[tuple[int, int, list[Tensor]]]:
