@@ -105,7 +105,7 @@ def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, shar
 
 def test_members_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
     paths = saved(tmp_path, 2, 3)
-    with pytest.raises(MemberMismatch, match="steps.*It is 2 in 0, and 3 in 1"):
+    with pytest.raises(MemberMismatch, match="steps.*It is 2 in m0, and 3 in m1"):
         widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), race=False)
 
 
@@ -265,7 +265,7 @@ def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None
         with pytest.raises(MemberMismatch, match=f"reads {re.escape(text)}.*is True in .*, and False in"):
             ens.swap(0, other)
     check_members(ens, model, [paths[2], paths[1]])
-    with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in 0, and False in 3"):
+    with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in m0, and False in m3"):
         widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False, force=True)
 
 
