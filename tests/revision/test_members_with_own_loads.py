@@ -133,7 +133,7 @@ def test_code_that_changes_the_new_weights_only(make: Callable[[], nn.Module], t
     with pytest.raises(MemberMismatch, match="has code of its own that runs when it loads a state dict"):
         ens.swap(1, paths[2])
     with pytest.raises(MemberMismatch, match="name the model, whose code does it"):
-        widepack.update(path, {"1": paths[2]})
+        widepack.update(path, {"m1": paths[2]})
     with pytest.raises(MemberMismatch, match="name the model, whose code does it"):
         widepack.append(path, [paths[2]])
     ens.swap(1, paths[2], model=make)
@@ -159,7 +159,7 @@ def test_hooks_of_torch_convert_names_only(tmp_path: Path) -> None:
 
 def test_a_state_that_the_model_would_change_is_not_given(tmp_path: Path) -> None:
     ens = widepack.load(built(tmp_path, files(tmp_path, Doubles), Doubles))
-    with pytest.raises(UsageError, match="member 0: load_state_dict of the model changes state dicts"):
+    with pytest.raises(UsageError, match="member m0: load_state_dict of the model changes state dicts"):
         ens.state_dict(0)
     assert sorted(ens.stored_state(0)) == ["a.bias", "a.weight"]
 
@@ -168,10 +168,10 @@ def test_extra_state_that_forward_reads_is_named(tmp_path: Path) -> None:
     paths = files(tmp_path, Scaled, lambda m: setattr(m, "scale", 3.0))
     path = built(tmp_path, paths, Scaled)
     words = r"its extra state \(_extra_state\) differs from that of the artifact's members, and forward"
-    with pytest.raises(MemberMismatch, match=f"member 2: {words}"):
+    with pytest.raises(MemberMismatch, match=f"member m2: {words}"):
         widepack.append(path, [paths[2]], model=Scaled)
-    with pytest.raises(MemberMismatch, match=f"member 1: {words}"):
-        widepack.update(path, {"1": paths[2]}, model=Scaled)
+    with pytest.raises(MemberMismatch, match=f"member m1: {words}"):
+        widepack.update(path, {"m1": paths[2]}, model=Scaled)
 
 
 def test_extra_state_that_forward_does_not_read(tmp_path: Path) -> None:
