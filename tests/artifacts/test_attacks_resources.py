@@ -226,7 +226,7 @@ def test_long_names_in_error_messages(tmp_path: Path) -> None:
         refused(forged.save(tmp_path / str(i)))  # `refused` checks the length of the error
 
 
-@pytest.mark.extended(keep=11)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     "change",
     [
@@ -276,7 +276,7 @@ def test_many_entries_that_are_lowered_at_load(tmp_path: Path, monkeypatch: pyte
         assert over()
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
 def test_memory_that_a_small_view_keeps_alive(tmp_path: Path, how: str) -> None:
     """Twelve tensors of 48 MB stay in memory, because the last nodes read one number of each."""

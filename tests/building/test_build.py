@@ -350,7 +350,7 @@ def test_equal_members_are_all_shared(nets: list[str], tmp_path: Path) -> None:
     torch.testing.assert_close(y[1], run(seeded(Net, 0), (x,), {}), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "strategy", ["auto", "wide", "loop", "sequential", ["wide", "sequential"], ["bmm", "grouped"]]
 )

@@ -126,6 +126,7 @@ def test_names_counters_and_dates_are_built(tmp_path: Path, captures: list[int])
     )  # an attribute that differs in each of these captures is ignored after them
 
 
+@pytest.mark.extended
 def test_nothing_is_captured_again_where_nothing_differs(tmp_path: Path, captures: list[int]) -> None:
     right(tmp_path, save(tmp_path, count=5), Net)
     assert len(captures) == 1
@@ -165,6 +166,7 @@ def test_a_state_is_carried_beside_a_name_that_differs(tmp_path: Path) -> None:
     build(save(tmp_path, Counting), tmp_path / "e.wide", model=Counting, inputs=X, state=["seen"], **QUICK)
 
 
+@pytest.mark.extended
 def test_fifty_members_cost_little(tmp_path: Path, captures: list[int]) -> None:
     """Each member is constructed once, and the comparison takes a small part of the time."""
     constructed: list[float] = []

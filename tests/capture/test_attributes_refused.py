@@ -62,7 +62,7 @@ class Limited(Net):
         return super().forward(x)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "values", "words"),
     [
@@ -134,7 +134,7 @@ KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
 }
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "how", [pytest.param(k, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, k in enumerate(KEPT)]
 )
@@ -189,6 +189,7 @@ def test_a_factory_that_is_not_deterministic(tmp_path: Path) -> None:
     assert "The factory is not deterministic: batch.eps: " in message
 
 
+@pytest.mark.extended
 def test_a_list_of_numbers_that_is_drawn(tmp_path: Path) -> None:
     class Drawn(Net):
         def __init__(self) -> None:
@@ -214,6 +215,7 @@ def test_a_config_inside_a_module(tmp_path: Path) -> None:
     assert "config.nested.act.slope: 1000.0 in member m0, 10000.0 in member m2" in message
 
 
+@pytest.mark.extended
 def test_a_numpy_scalar(tmp_path: Path) -> None:
     def make(bound: float) -> nn.Module:
         net = Net()
@@ -272,6 +274,7 @@ def test_a_number_that_no_attribute_shows(tmp_path: Path) -> None:
     assert "he plain attributes of the modules do not explain it" in message
 
 
+@pytest.mark.extended
 def test_a_scale_in_a_closure_is_named(tmp_path: Path) -> None:
     make = by_member(lambda s: Net(lambda x: x * s), 1.0, 1.0, 3.0)
     message = refused(VerificationError, tmp_path, numbered(tmp_path), model=make)

@@ -224,6 +224,7 @@ def test_each_entry_keeps_its_conditions(ens: WideModel) -> None:
         ens.encode(torch.zeros(2, 8), gain=2.0)
 
 
+@pytest.mark.extended
 def test_a_fresh_process_without_the_model(artifact: Path, ens: WideModel, tmp_path: Path) -> None:
     x, z = inputs(5, 3)
     torch.save((x, z), tmp_path / "in.pt")

@@ -67,7 +67,7 @@ def test_a_build_answers_as_each_member(tmp_path: Path, fused: bool, per_channel
         torch.testing.assert_close(y, member(X).detach(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("fused", [True, False])
 def test_fake_quantization_trains_as_each_member_alone(fused: bool) -> None:
     members = [make(qconfig(fused, True), i) for i in range(2)]

@@ -86,6 +86,7 @@ def alone(path: str, x: Tensor = X) -> Any:
         return member(x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("share", ["auto", "none"])
 def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, share: str) -> None:
     paths = saved(tmp_path, 2, 2, 3, 2)

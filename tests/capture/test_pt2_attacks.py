@@ -263,6 +263,7 @@ def bomb(megabytes: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("inner", [False, True])
 def test_example_inputs_that_are_a_zip_bomb(small: Path, tmp_path: Path, inner: bool) -> None:
     data = bomb(300) if inner else bytes(40 << 20)

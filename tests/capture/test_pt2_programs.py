@@ -86,7 +86,7 @@ def test_the_weights_of_a_program_go_into_any_model(tmp_path: Path) -> None:
         build([path], tmp_path / "f.wide", sample=(torch.zeros(2, 2, 8),), **QUICK)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["guard_size", "bert", "ragged_heads", "encoder"])
 def test_networks(name: str, tmp_path: Path) -> None:
     case = cases.load(name)
@@ -118,6 +118,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
             ens(input_ids=ids[:, :6], attention_mask=ids[:1, :6] + 1)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strict", [False, True])
 def test_conditions_of_a_strict_export(strict: bool, tmp_path: Path) -> None:
     class Halved(nn.Module):

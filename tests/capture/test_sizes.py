@@ -177,6 +177,7 @@ def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     assert line_in_class(message, Strict).endswith("# always")
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "shape", "axis"),
     [(Asserted, (8, 6, 3), 0), (Unbound, (5, 6, 3), 0), (Remembered, (8, 2, 3), 0), (Counted, (5, 6, 3), 0)],
@@ -259,7 +260,7 @@ class Upsampled(nn.Module):
         return self.conv(nn.functional.interpolate(x, scale_factor=2.0))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "spec", "letter", "inside", "outside"),
     [
@@ -312,7 +313,7 @@ class Convolutions(nn.Module):
         return self.d(self.c(self.b(self.a(x).relu()).relu()))
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> None:
     """torch chooses a convolution kernel by batch and threads. The choice must not become a condition."""
@@ -375,6 +376,7 @@ class Distances(Base):
         return (*by_mode, *by_p, torch.cdist(self.few[None], y[:, None]))
 
 
+@pytest.mark.extended
 def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
     ens = widepack.load(built(Distances, tmp_path, inputs=["x=float32[B,3]"]))
     for b in (1, 2, 25, 26, 70):

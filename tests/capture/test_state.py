@@ -34,6 +34,7 @@ def ens(artifact: Path) -> WideModel:
     return load(artifact)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("strategy", [None, "wide", "loop"])
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_every_step_is_that_of_each_member(pattern: str, strategy: str | None, artifact: Path) -> None:
@@ -150,6 +151,7 @@ def test_ensemble_statistics_use_state(ens: WideModel) -> None:
     assert torch.equal(after["window"], state["window"])
 
 
+@pytest.mark.extended
 def test_fresh_process(artifact: Path, ens: WideModel, tmp_path: Path) -> None:
     torch.save([rows(t) for t in range(3)], tmp_path / "in.pt")
     must(

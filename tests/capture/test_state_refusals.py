@@ -94,7 +94,7 @@ class TwoNames(nn.Module):
         return x + self.view
 
 
-@pytest.mark.extended(keep=7)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     ("make", "words", "error", "expected"),
     [
@@ -229,6 +229,7 @@ def test_an_input_called_state(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.extended
 def test_a_number_that_changes_is_caught(tmp_path: Path) -> None:
     assert "gives other answers than the members" in refused(
         VerificationError, tmp_path, Counts, state=CARRIED

@@ -82,6 +82,7 @@ def test_numbers_of_pickled_modules_that_differ_are_noticed(tmp_path: Path) -> N
     assert not (tmp_path / "e.wide").exists()
 
 
+@pytest.mark.extended
 def test_pickled_modules_of_several_widths_and_dtypes(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(0, width=4).half(), net(1, width=6)])
     build(paths, tmp_path / "e.wide", trust_pickle=True, dtype="float32", **QUICK)

@@ -60,7 +60,7 @@ def refused(code: int, *words: str | Path, quiet: bool = True) -> str:
 
 
 def options() -> list[str]:
-    return ["--model", MODEL, *(part for spec in CASE.INPUTS for part in ("--input", spec))]
+    return ["--model", MODEL, "--no-pt2", *(part for spec in CASE.INPUTS for part in ("--input", spec))]
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +545,7 @@ def deep_network() -> nn.Module:
 
 
 def test_trace_explains_the_chain_of_layers_of_a_gpu(tmp_path: Path) -> None:
-    saved(deep_network, tmp_path, "input=float32[B,8]")
+    saved(deep_network, tmp_path, "input=float32[B,8]", targets=("cuda",))
     found = json.loads(done("trace", tmp_path / "e.wide", "--device", "cuda", "--json").stdout)
     assert found["batch"][0] == 1, "without a batch, the plan of small ones is shown"
     layers = [s for s in found["steps"] if s["op"] == "aten.linear.default"]

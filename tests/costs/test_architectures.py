@@ -53,7 +53,7 @@ FEW = ("llama", "bert")
 CASES = [*((name, "decoder") for name in DECODERS), *((name, "encoder") for name in ENCODERS)]
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "form"),
     [case if case[0] in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

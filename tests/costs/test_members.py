@@ -48,6 +48,7 @@ class FrozenTrunk(nn.Module):
         return self.head(torch.relu(x @ self.trunk))  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_a_shared_trunk_is_paid_once(wide: int) -> None:
     costs = model_costs(FrozenTrunk, ["x=float32[B,64]"], wide=wide)

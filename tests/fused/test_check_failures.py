@@ -77,6 +77,7 @@ def test_an_op_without_a_derivative() -> None:
     assert all(p.grad is None or not p.grad.any() for n, p in fused.named_parameters() if n != "weight")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("training", [True, False])
 def test_drawn_inputs_stay_within_the_range_of_the_sample(training: bool) -> None:
     """A standard deviation is not negative."""
@@ -130,7 +131,7 @@ def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
 @pytest.mark.parametrize("rows", [2, 3])
 def test_gradients_that_are_zero_but_for_rounding_are_accepted(rows: int) -> None:
     """The bias before a BatchNorm has no effect, and its gradient is the rounding error of large numbers."""
-    for seed in range(6):
+    for seed in range(2):
         torch.manual_seed(seed)
         models = [
             nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -61,6 +62,11 @@ class Artifacts:
         if not folder.is_dir():
             return cases.write_checkpoints(name, folder)
         return [str(folder / f"{name}-{i}.pt") for i in range(cases.load(name).N)]
+
+
+def quick_first(names: Sequence[str]) -> list[Any]:
+    """Returns the names as cases of a test. Those outside of `cases.QUICK` are extended."""
+    return [n if n in cases.QUICK else pytest.param(n, marks=pytest.mark.extended) for n in names]
 
 
 def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -33,6 +33,7 @@ from widepack.layers.catalog import LAYERS
 from widepack.registry.registry import REGISTRY
 
 
+@pytest.mark.extended(keep=100)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wide_layer_equals_its_modules(name: str) -> None:
     for train in (True, False) if "Norm" in name else (True,):
@@ -100,6 +101,7 @@ def test_every_wide_layer_has_a_case() -> None:
     assert widepack.primitives is primitives
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -119,6 +121,7 @@ def test_an_input_for_all_members_gives_each_members_answer(name: str) -> None:
             assert_members(b, [m.get_buffer(key) for m in alone])
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

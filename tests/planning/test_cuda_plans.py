@@ -50,7 +50,7 @@ def made(make: Any, spec: str, members: int, pattern: str = "each") -> PreviewMe
     return Preview(make, [spec]).of(members, pattern=pattern, device="cuda")
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "pattern", "expected"),
     [
@@ -165,6 +165,7 @@ def chain(side: int = 6) -> Program:
     ], ["y"])  # fmt: skip
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("preferred", ["auto", "streams", "unfold_bmm", "bmm_1x1", "grouped_channels_last"])
 def test_plans_for_cuda_run_right_on_the_cpu(preferred: str) -> None:
     net = chain()

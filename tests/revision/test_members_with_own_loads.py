@@ -125,11 +125,11 @@ def alone(make: Callable[[], nn.Module], path: Path) -> nn.Module:
 
 
 def built(folder: Path, paths: list[Path], make: Callable[[], nn.Module]) -> Path:
-    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False)
+    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False, targets=("cpu",))
     return folder / "e.wide"
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [LargeOnly, LargeOnlyAfter, LargeOnlyByMethod])
 def test_code_that_changes_the_new_weights_only(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     paths = files(tmp_path, make, lambda m: m.a.weight.data.mul_(100))

@@ -81,7 +81,7 @@ MOVES = {
 }
 
 
-@pytest.mark.extended(keep=5)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_select_moves_before_ops(name: str) -> None:
     nodes, dim, index = MOVES[name]
@@ -172,7 +172,7 @@ def layer(causal: bool = False, mask: str | None = None) -> Program:
     return chosen([*heads, attention, *after], 1, 0, {"x": "float32[B,T,5]", **({"m": mask} if mask else {})})
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("mask", [None, "float32[B,1,1,T]", "float32[T,T]", "float32[B,1,T,T]"])
 def test_one_token_needs_one_query(mask: str | None) -> None:
     net = layer(mask=mask)
@@ -202,7 +202,7 @@ ROWS = {
 }
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("back", [True, False], ids=["turned back", "as it is"])
 def test_linear_layers_read_rows_in_memory_order(name: str, back: bool) -> None:

@@ -169,6 +169,7 @@ def test_without_time_the_plans_by_rules_of_thumb_serve_the_rest(
     widepack.load(tmp_path / "e.wide")(torch.randn(40, 4))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.usefixtures("with_race")
 @pytest.mark.parametrize("options", [{"race": False}, {"strategy": "wide"}, {"dry_run": True}])
 def test_builds_without_a_race(checkpoints: list[str], tmp_path: Path, options: dict[str, Any]) -> None:

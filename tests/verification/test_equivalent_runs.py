@@ -131,6 +131,7 @@ def program_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Program:
     return capture(Module, arrange(Module(), [x], {}, {}, {})).program
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("function", "others"),
     [

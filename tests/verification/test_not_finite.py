@@ -22,6 +22,7 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     """Kernels multiply it with padding, or spread it over tiles: each one to other places."""
@@ -33,7 +34,9 @@ def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
         torch.save(m.state_dict(), tmp_path / f"m{i}.pt")
     out = tmp_path / "ens.wide"
     files = sorted(tmp_path.glob("*.pt"))
-    report = widepack.build(files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False)
+    report = widepack.build(
+        files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False, targets=("cpu",)
+    )
     assert [(row["member"], row["places"]) for row in report.not_finite] == [("m1", "any")]
 
     ens = widepack.load(out)
@@ -68,6 +71,7 @@ class Large(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_only_calls_whose_own_answers_overflow_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
@@ -89,7 +93,9 @@ def test_only_calls_whose_own_answers_overflow_are_free(
 
     def build() -> Any:
         out = tmp_path / "ens.wide"
-        return widepack.build(files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False)
+        return widepack.build(
+            files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False, targets=("cpu",)
+        )
 
     if wrong:
         with pytest.raises(VerificationError, match="NaN or inf in other places"):
@@ -110,6 +116,7 @@ class AlwaysOverflows(nn.Module):
         return torch.cat([self.a(x), torch.exp(self.s) + 0 * x[:, :1]], 1)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_member_that_overflows_in_every_call_is_compared(
     wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,5 +137,10 @@ def test_a_member_that_overflows_in_every_call_is_compared(
     monkeypatch.setattr(wide.WideRun, "answers", answers)
     with pytest.raises(VerificationError, match="member 1") if wrong else contextlib.nullcontext():
         widepack.build(
-            paths, tmp_path / "e.wide", model=AlwaysOverflows, sample=(torch.randn(4, 4),), pt2=False
+            paths,
+            tmp_path / "e.wide",
+            model=AlwaysOverflows,
+            sample=(torch.randn(4, 4),),
+            pt2=False,
+            targets=("cpu",),
         )

@@ -72,6 +72,7 @@ class Scaled(nn.Module):
         return self.linear(x) * self.size  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("size", [1e-318, 1e-200, 1e155, 1e306])
 def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
