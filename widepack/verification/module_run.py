@@ -56,6 +56,13 @@ class _Switched(TorchFunctionMode):
     ) -> Any:
         given, named = list(args), dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        # torch's derivatives of these two are zero, those of the ops in their place are not
+        if name.partition(".")[0] == "poisson":
+            return (given[0] if given else named["input"]).clone()
+        if name.partition(".")[0] == "normal":
+            mean, std = _two(given, named, ("mean", "std"), (0.0, 1.0))
+            if isinstance(mean, torch.Tensor):
+                return mean + std
         if name == "scaled_dot_product_attention":
             if len(given) > 4:
                 given[4] = 0.0
@@ -106,21 +113,19 @@ class _Fixed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
             return args[0].fill_(mean + 0.5 * std) if writes else torch.full_like(args[0], mean + 0.5 * std)
         if name in ("rand", "randn", "rand_like", "randn_like"):
             return func(*args, **kwargs).fill_(0.5)
+        if name == "normal" and len(args) > 2:  # of a size
+            return func(*args, **kwargs).fill_(args[0] + 0.5 * args[1])
         if name == "randint":
             return func(*args, **kwargs).fill_(0)
         if name == "randperm":
             return func(*args, **kwargs).sort().values
-        if name == "poisson":
-            return args[0].clone()
-        if name == "normal" and isinstance(args[0], torch.Tensor):
-            return args[0] + (args[1] if len(args) > 1 else kwargs.get("std", 1.0))
         return func(*args, **kwargs)
 
 
 def _two(
     args: Sequence[Any], kwargs: Mapping[str, Any], names: tuple[str, str], defaults: tuple[float, float]
-) -> tuple[float, float]:
-    """Returns two arguments of a draw into a tensor."""
+) -> tuple[Any, Any]:
+    """Returns two arguments of a draw."""
     first, second = (
         args[i] if len(args) > i else kwargs.get(name, default)
         for i, (name, default) in enumerate(zip(names, defaults))
