@@ -193,7 +193,7 @@ def test_an_invalid_dtype_is_refused(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
-    (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
+    (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8-sig")
     path = tmp_path / "names.txt"
     for names in ("Zürich, St. Gallen", path, str(path), ["Zürich", "St. Gallen"]):
         report = build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK)

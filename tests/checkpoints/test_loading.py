@@ -298,6 +298,11 @@ def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
         widepack.build(paths, wide, model=norm, ignore=["criterion.*", "epoch", "note", "0.*"], **QUICK)
 
 
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(MemberMismatch, match="which the model does not have"):
+        widepack.build(save(tmp_path, [old_norm(0)]), tmp_path / "e.wide", model=torch.nn.ReLU, **QUICK)
+
+
 def test_versions_under_a_prefix(tmp_path: Path) -> None:
     class Wrapper(nn.Module):
         def __init__(self, model: nn.Module) -> None:

@@ -137,6 +137,7 @@ def test_main_is_a_script() -> None:
         ),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "/root/x: Permission denied"),
         (MemoryError(), 1, "not enough memory"),
+        (RuntimeError("you tried to allocate 16 bytes. Error code 12"), 1, "not enough memory for 16 bytes"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
         (KeyboardInterrupt(), 130, "Aborted!"),
     ],
