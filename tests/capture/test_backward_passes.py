@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from widepack import CaptureError, fuse
-from widepack.capture.patches.backward_passes import backward_table
+from widepack.capture.patches.decompositions import backward_table
 
 N = 3
 Op = Callable[[Tensor], Tensor]

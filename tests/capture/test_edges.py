@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from small_builds import QUICK, agree, loaded, member
 from small_builds import built as small_build
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import CaptureError, InputError, VerificationError
 from widepack.verification import small_sizes
-from widepack.verification.coarse_eps import coarsest
+from widepack.verification.rounding import coarsest
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.reader import Reader
 
@@ -570,7 +571,5 @@ def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
-    paths = [tmp_path / f"m{i}.pt" for i in range(8)]
-    for i, path in enumerate(paths):
-        torch.save(member(make, 100 * seed + i).state_dict(), path)
+    paths = files_of(tmp_path, [member(make, 100 * seed + i) for i in range(8)])
     widepack.build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], **QUICK)

@@ -15,12 +15,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import seeded
 
-from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save, seeded
+from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save
 from widepack import build
-from widepack.errors import (
-    WidepackError,
-)
+from widepack.errors import WidepackError
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> Path:

@@ -9,7 +9,7 @@ from counted import flops, torch_flops
 from torch import nn
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 
 transformers: Any = pytest.importorskip("transformers")
 

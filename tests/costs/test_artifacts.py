@@ -18,7 +18,7 @@ from support import Artifacts
 import widepack
 from cases import load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.reader import Reader
 from widepack_cli.main import cli

@@ -13,7 +13,7 @@ from counted import torch_flops
 from torch import Tensor, nn
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack_artifacts.costs import FORMAT, MASKED_FORMAT, documents, read_documents
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.main import cli

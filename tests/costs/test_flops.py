@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cases import GUARDED, NAMES, load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.kernels.library import FUNCTIONS
 from widepack.runtime.flop_formulas import own_formula
 from widepack_bench.models.blocks import BLOCKS

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cases import load
 from widepack import primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.errors import UsageError
 from widepack.primitives import formula
 from widepack_cli.main import cli

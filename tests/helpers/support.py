@@ -8,8 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 import cases
 from widepack import BuildReport, build
+from widepack.ir.torch_internals import without_fast_path
 
 
 class Artifacts:
@@ -87,20 +87,9 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Disables the fast path of nn.TransformerEncoder, which gives padded positions other numbers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs one member without gradients."""
-    with plain_attention(), torch.no_grad():
+    with without_fast_path(), torch.no_grad():
         return module(*args, **kwargs)
 
 

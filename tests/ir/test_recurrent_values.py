@@ -12,11 +12,7 @@ from widepack.ir import ops
 from widepack.ir.fake_values import Fakes
 from widepack.kernels.checks import OperandError
 
-LAYERS = {
-    "aten.gru.input": nn.GRU,
-    "aten.lstm.input": nn.LSTM,
-    "aten.rnn_tanh.input": nn.RNN,
-}
+LAYERS = {"aten.gru.input": nn.GRU, "aten.lstm.input": nn.LSTM, "aten.rnn_tanh.input": nn.RNN}
 
 
 def operands(

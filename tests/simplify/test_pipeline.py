@@ -19,9 +19,8 @@ from simplify_programs import (
 )
 from small import all_kinds, node, program
 
-from widepack.ir.edit import sweep
+from widepack.ir.edit import drop_duplicates, sweep
 from widepack.ir.kinds import kinds
-from widepack.simplify.common_subexpressions import drop_duplicates
 from widepack.simplify.horizontal_fusion import NARROW, join_siblings
 from widepack.simplify.pipeline import drop_copies
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag

@@ -15,9 +15,8 @@ from widepack.ir import ops
 from widepack.ir.fake_values import Shapes
 from widepack.ir.kinds import kinds
 from widepack.lowering.lower import lower
-from widepack.simplify.linear_rows import rows_in_order
 from widepack.simplify.select_pushdown import narrow
-from widepack.simplify.view_chains import merge_views
+from widepack.simplify.view_chains import merge_views, rows_in_order
 from widepack_artifacts.program import Node, Program, Ref, Tag
 
 X, W, V = Ref("x"), Ref("w"), Ref("v")

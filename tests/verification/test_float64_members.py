@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import VerificationError
 from widepack.fused.check import LiveWeights
-from widepack.verification.float64_members import _moved
+from widepack.verification.rounding import _moved
 
 Head = Callable[[Tensor], Tensor]
 

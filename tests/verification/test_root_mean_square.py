@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.spec.draws import InputSource, draw, spread_of
 from widepack.verification.record import OutputBounds
-from widepack.verification.root_mean_square import RootMeanSquare, root_mean_square
-from widepack.verification.tolerance import ErrorStats
+from widepack.verification.tolerance import ErrorStats, RootMeanSquare, root_mean_square
 from widepack_artifacts.reader import Reader
 
 

@@ -12,7 +12,7 @@ from loaded import save_members
 from torch import Tensor, nn
 
 import widepack
-from widepack.verification import answers, term_sizes
+from widepack.verification import answers, rounding
 from widepack.verification.subject import AnsweredCalls
 from widepack.verification.tolerance import ErrorStats
 
@@ -136,7 +136,7 @@ def test_the_message_says_that_float64_is_no_reference() -> None:
 def test_answers_with_a_size_keep_their_bounds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancellation in a part of the terms, as in every sum, changes no scale."""
     noted: list[list[ErrorStats]] = []
-    scale = term_sizes.scale_by_terms
+    scale = rounding.scale_by_terms
 
     def note(answered: Any, coarse: Any) -> None:
         scale(answered, coarse)
