@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.errors import VerificationError
-from widepack.fused.gradient_differences import ExactGradients, compare_gradients
-from widepack.fused.gradients import Gradients
+from widepack.fused.gradients import ExactGradients, Gradients, compare_gradients
 from widepack.kernels import onednn
 
 

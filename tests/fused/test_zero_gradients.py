@@ -8,8 +8,7 @@ from torch import nn
 
 import widepack
 from widepack.errors import VerificationError
-from widepack.fused.gradient_differences import ExactGradients, compare_gradients
-from widepack.fused.gradients import Gradients, terms_of
+from widepack.fused.gradients import ExactGradients, Gradients, compare_gradients, terms_of
 
 
 def module(seed: int) -> nn.Sequential:

@@ -14,12 +14,10 @@ captured from one member, and that autograd can differentiate.
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
 | `check_draws.py` | Compares a member program that draws random numbers with the members' own modules |
-| `check_gradients.py` | Compares gradients of a wide program with the members' own |
+| `check_gradients.py` | Compares gradients of a wide program with the members' own; explains a wrong one |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
-| `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
-| `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
-| `gradients.py` | Computes gradients of a weighted sum of answers and the size of their terms |
+| `gradients.py` | Computes gradients of a weighted sum of outputs, and compares them up to rounding |
 | `local_classes.py` | Copies the classes of a function whose methods hold parts of a module |
 | `member_capture.py` | Captures the program of one member of a fused module, in its mode |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |

@@ -12,59 +12,46 @@ from widepack_artifacts.program import Program
 from ..capture.attributes import attributes_of, differences
 from ..errors import VerificationError
 from ..ir.overlapping import copy_into
-from ..spec.draws import InputSource, draw_all
 from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
 from ..verification.unsteady import generator_states, moved_since
-from .check_gradients import trained
-from .gradient_causes import way_out
-from .gradient_differences import WAY_OUT, compare_gradients
-from .member_runs import LiveMembers, run_module, run_program
-from .programs import CPU, FusedEntry
+from .check_gradients import way_out
+from .gradients import WAY_OUT, compare_gradients
+from .member_runs import FLOAT64_ULPS, MemberRuns
+from .programs import CPU
 
-FLOAT64_ULPS = 1000
-"""The error of float64 members that is accepted. A wrong program is off by more."""
+SEED = 29  # of torch, for a program and the module that it is compared with
 
 
-def check_draws(
-    fused: LiveMembers,
-    entry: FusedEntry,
-    program: Program,
-    resting: Program,
-    sources: Sequence[InputSource],
-    gradients: bool,
-) -> None:
+def check_draws(runs: MemberRuns, program: Program, gradients: bool) -> None:
     """Compares a member program that draws with the members' own modules, both from one seed.
 
-    The module's answers are the reference, since float64 would draw other numbers. The bound is that of
+    The module's outputs are the reference, since float64 would draw other numbers. The bound is that of
     outputs without a float64 reference. If it is exceeded, the own error is that of the program without its
-    draws, which has a float64 reference, in parts of the answers' rms.
+    draws, which has a float64 reference, in parts of the outputs' rms.
 
-    resting: the program without its draws. sources: how the inputs are drawn. Raises: VerificationError for
-    other outputs, and with `gradients` for other gradients.
+    Raises: VerificationError for other outputs, and with `gradients` for other gradients.
     """
-    names = trained(fused, entry) if gradients else []
-    for i in range(len(fused)):
-        leaves = draw_all(sources, entry.sizes, 3 + i)
+    names = runs.trained if gradients else []
+    for i in range(len(runs.fused)):
+        leaves = runs.inputs(3 + i)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(29 + i)
-            outputs, grads = run_program(fused, entry, program, i, leaves, names)
-            torch.manual_seed(29 + i)
-            expected, expected_grads = run_module(fused, i, leaves, names)
-        if wrong := _difference(fused, entry, resting, i, leaves, outputs, expected):
+            torch.manual_seed(SEED + i)
+            outputs, grads = runs.run_program(program, i, leaves, names)
+            torch.manual_seed(SEED + i)
+            expected, expected_grads = runs.run_module(i, leaves, names)
+        if wrong := _difference(runs, i, leaves, outputs, expected):
             raise VerificationError(
                 f"the captured program differs from the module of member {i}, with the same seed of torch: "
-                f"{wrong}. {_why_draws_differ(fused, i, leaves, expected)}"
+                f"{wrong}. {_why_draws_differ(runs, i, leaves, expected)}"
             )
         if not i:
-            _refuse_kept(fused, leaves)
-        why = partial(way_out, fused, entry, program, i, leaves, names)
+            _refuse_kept(runs, leaves)
+        why = partial(way_out, runs, program, i, leaves, names)
         compare_gradients(i, grads, expected_grads, expected_grads, way_out=why)
 
 
 def _difference(
-    fused: LiveMembers,
-    entry: FusedEntry,
-    resting: Program,
+    runs: MemberRuns,
     i: int,
     leaves: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
@@ -79,7 +66,7 @@ def _difference(
     found = []
     for k, (y, own) in enumerate(zip(outputs, expected)):
         y, own = y.detach(), own.detach()
-        stats = ErrorStats(entry.captured.outputs[k][0])
+        stats = ErrorStats(runs.entry.captured.outputs[k][0])
         stats.add_own(own, reference_of(own))
         if stats.eps == FLOAT64_EPS:
             stats.accept_float64(FLOAT64_ULPS)
@@ -88,7 +75,7 @@ def _difference(
         stats.add_wide("", "", y, own, reference_of(own))
         found.append(stats)
     if any(map(_out_of_bounds, found)):
-        _raise_to_resting(fused, entry, resting, i, leaves, found)
+        _raise_to_resting(runs, i, leaves, found)
     return next((words for s in found if (words := _out_of_bounds(s))), "")
 
 
@@ -105,19 +92,14 @@ def _out_of_bounds(stats: ErrorStats) -> str:
 
 
 def _raise_to_resting(
-    fused: LiveMembers,
-    entry: FusedEntry,
-    resting: Program,
-    i: int,
-    leaves: Sequence[torch.Tensor],
-    stats: Sequence[ErrorStats],
+    runs: MemberRuns, i: int, leaves: Sequence[torch.Tensor], stats: Sequence[ErrorStats]
 ) -> None:
     """Raises the own errors of outputs to those of member i's program without its draws, where it is defined
     in float64.
     """
     try:
-        own, _ = run_program(fused, entry, resting, i, leaves, [])
-        exact, _ = run_program(fused, entry, resting, i, leaves, [], exact=True)
+        own, _ = runs.run_program(runs.resting, i, leaves)
+        exact, _ = runs.run_program(runs.resting, i, leaves, exact=True)
     except (RuntimeError, TypeError, ValueError):
         return
     for output, mine, truth in zip(stats, own, exact):
@@ -129,23 +111,23 @@ def _raise_to_resting(
             output.raise_own(at_rest.own_rms * size, at_rest.own_max * size)
 
 
-def _refuse_kept(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> None:
+def _refuse_kept(runs: MemberRuns, leaves: Sequence[torch.Tensor]) -> None:
     """Refuses members that keep something outside of their buffers from one call to the next.
 
     Member 0 runs twice from one seed of torch and with the same buffers. Raises: VerificationError.
     """
-    member = fused.member(0, CPU)
+    member = runs.fused.member(0, CPU)
     buffers = {name: b.clone() for name, b in member.named_buffers()}
     answers = []
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
-            torch.manual_seed(29)
+            torch.manual_seed(SEED)
             with torch.no_grad():
                 for name, b in member.named_buffers():
                     if name in buffers and b.shape == buffers[name].shape:
                         copy_into(b, buffers[name])
             before = attributes_of(member)
-            answers.append(run_module(fused, 0, leaves, [], member=member)[0])
+            answers.append(runs.run_module(0, leaves, member=member)[0])
     if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers)):
         changed = [d.path for d in differences(before, attributes_of(member))]
         names = ", ".join(changed[:5])
@@ -158,13 +140,13 @@ def _refuse_kept(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> None:
 
 
 def _why_draws_differ(
-    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    runs: MemberRuns, i: int, leaves: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> str:
     """Returns what a second run of member i's module shows. expected: what it answered from the same seed."""
     before = generator_states()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(29 + i)
-        again, _ = run_module(fused, i, leaves, [])
+        torch.manual_seed(SEED + i)
+        again, _ = runs.run_module(i, leaves)
     moved = [name for name in moved_since(before) if name != "torch"]
     if moved:
         return (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from ..capture.call import MemberCall
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from ..inference.input_values import each_if_tensor
 from ..inference.output import build_answer
 from ..inference.programs.failed_call import Run, unknown_row
-from ..ir.guards import InputLeaf
-from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import in_forward_mode, in_transform, outside_transforms
-from ..spec.dtypes import dtype_name
 from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
@@ -37,69 +32,7 @@ from .parts import refuse_apply, refuse_setting
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
-from .skeleton import weights_of
 from .unchanged import unchanged
-
-
-def with_dtypes(call: MemberCall, dtypes: Mapping[torch.dtype, torch.dtype]) -> MemberCall:
-    """Returns a call with its tensors on the CPU. dtypes: the new dtype for each old one that changes."""
-
-    def converted(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().to(CPU, dtypes.get(value.dtype, value.dtype))
-
-    args, kwargs = pytree.tree_map(converted, (call.args, call.kwargs))
-    leaves = [_with_example(leaf, converted(leaf.example)) for leaf in call.leaves]
-    return replace(call, args=args, kwargs=kwargs, leaves=tuple(leaves))
-
-
-def _with_example(leaf: InputLeaf, example: torch.Tensor) -> InputLeaf:
-    """Returns a leaf of the call with another example."""
-    slot = parse_slot(leaf.type).with_dtype(dtype_name(example.dtype))
-    return replace(leaf, example=example, type=str(slot))
-
-
-def index_out_of_range(
-    entry: FusedEntry,
-    weights: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    stacked: Sequence[bool],
-) -> InputError | None:
-    """Returns the error of a call in which a member looks up a row that a table does not have.
-
-    Args:
-        entry: The programs of the call.
-        weights: The weights by name.
-        inputs: The inputs of the call, and the buffers that members change.
-        stacked: For each input of the call whether it has a member axis. Buffers have one.
-
-    Returns:
-        An error that names the input, the value, the possible values, and the line of the model. None if the
-        call failed for another reason, or inside a transform of `torch.func`, which hides values.
-    """
-    if in_transform():
-        return None
-    with torch.random.fork_rng(devices=[]):  # members that draw run once more
-        return unknown_row("fused", _runs(entry, weights, inputs, stacked))
-
-
-def _runs(
-    entry: FusedEntry,
-    weights: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    stacked: Sequence[bool],
-) -> Iterator[Run]:
-    """Yields the program of each member with its weights and inputs."""
-    (program,) = entry.programs
-    per_member = [*stacked, *(True for _ in entry.carried)]
-    for i in range(entry.count):
-        own = [
-            weights[s.source][i] if entry.kinds[s.source] == "stacked" else weights[s.source]
-            for s in program.weights
-        ]
-        yield program, own, [x[i] if split else x for x, split in zip(inputs, per_member)]
-
 
 if TYPE_CHECKING:
     from ..building.report import BuildReport
@@ -128,7 +61,6 @@ class Fused(FusedMembers):
 
     __module__ = "widepack"  # pickles name the public place
 
-    _parts: dict[str, nn.Module]
     _compiled: dict[str, Any] | None = None
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
@@ -266,19 +198,35 @@ class Fused(FusedMembers):
         stacked: Sequence[bool],
         error: Exception,
     ) -> None:
-        """Raises an InputError if a call failed because an index is out of range. error: what it raised."""
-        from .module import index_out_of_range  # only a call that fails needs it
+        """Raises an InputError if a call failed because a member looks up a row that a table does not have.
 
-        refused = index_out_of_range(entry, weights, inputs, stacked)
+        Nothing is raised inside a transform of `torch.func`, which hides values.
+
+        Args:
+            entry: The programs of the call.
+            weights: The weights by name.
+            inputs: The inputs of the call, and the buffers that members change.
+            stacked: For each input of the call whether it has a member axis. Buffers have one.
+            error: What the call raised.
+        """
+        if in_transform():
+            return
+        (program,) = entry.programs
+        per_member = [*stacked, *(True for _ in entry.carried)]
+
+        def runs() -> Iterator[Run]:
+            """Yields the program of each member with its weights and inputs."""
+            for i in range(entry.count):
+                own = [
+                    weights[s.source][i] if entry.kinds[s.source] == "stacked" else weights[s.source]
+                    for s in program.weights
+                ]
+                yield program, own, [x[i] if split else x for x, split in zip(inputs, per_member)]
+
+        with torch.random.fork_rng(devices=[]):  # members that draw run once more
+            refused = unknown_row("fused", runs())
         if refused is not None:
             raise refused from error
-
-    def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
-        """Returns the weights and constants that an entry's programs read, by name."""
-        return {
-            s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source)
-            for s in entry.programs[0].weights
-        }
 
     def prepare(self) -> None:
         """Makes the program of the current mode now, instead of at the first call.
@@ -376,29 +324,10 @@ class Fused(FusedMembers):
             entry.compile(chosen)
         self.__dict__["_compiled"] = chosen
 
-    def _modes(self) -> tuple[bool, ...]:
-        """Returns for each part whether it is in train mode."""
-        if not self._parts:
-            self._parts.update(self.named_modules())
-        return tuple([part.training for part in self._parts.values()])
-
-    def sample(self) -> MemberCall:
-        """Returns the sample on the CPU, in the dtypes that the weights have now."""
-        recipe = self._recipe
-        captured = {name: value.dtype for name, value in weights_of(recipe.skeletons[0].module).items()}
-        now = {w.name: self.tensor_of(w.name).dtype for w in recipe.weights}
-        dtypes = {captured[name]: dtype for name, dtype in now.items() if captured[name] != dtype}
-        return with_dtypes(recipe.call, dtypes)
-
     @property
     def draws(self) -> bool:
         """Whether members draw random numbers in the current mode."""
         return self.current_entry().random
-
-    @property
-    def drops_only_when_fused(self) -> bool:
-        """Whether the fused module applies dropout where a member by itself, in this mode, does not."""
-        return self._recipe.dropout and not any(self._modes())
 
     def train(self, mode: bool = True) -> Fused:
         """Sets train or eval mode for all parts, as `nn.Module.train` does, and returns the module."""

@@ -27,7 +27,7 @@ from ..capture.reachable import walk
 from ..errors import UsageError
 from ..ir.overlapping import copy_into, overlaps
 from ..ir.torch_internals import memory_id
-from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .gradients import Gradients, error_above, gradients_of, largest_of, relative_bound, weighted_sum
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .unchanged import unchanged
 
@@ -133,20 +133,18 @@ def _words(found: _Answer, expected: _Answer) -> str:
         return f"it returns {[list(y.shape) for y in outputs]}, and the member {[list(y.shape) for y in own]}"
     bound = relative_bound(own)
     for k, (a, b) in enumerate(zip(outputs, own)):
-        error, size = error_and_size(a, b)
-        if error > bound * size:
-            return f"with the same weights, output {k} differs by {error:.1e} at a size of {size:.1e}"
+        if (above := error_above(a, b, bound)) is not None:
+            return f"with the same weights, output {k} differs by {above[0]:.1e} at a size of {above[1]:.1e}"
     bound = relative_bound([g for g in own_gradients.values() if g is not None])
-    largest = max((error_and_size(g, g)[1] for g in own_gradients.values() if g is not None), default=0.0)
+    largest = largest_of(own_gradients.values())
     for name in own_gradients.keys() & gradients.keys():
         ours, theirs = gradients[name], own_gradients[name]
-        if (ours is None) != (theirs is None):
-            has, lacks = ("member", "copy") if ours is None else ("copy", "member")
-            return f"{name} gets a gradient in the {has}, and none in the {lacks}"
-        if ours is not None and theirs is not None:
-            error, size = error_and_size(ours, theirs)
-            if error > bound * max(size, PART * largest):
-                return f"the gradient of {name} differs by {error:.1e} at a size of {size:.1e}"
+        if ours is None or theirs is None:
+            if ours is not theirs:
+                has, lacks = ("member", "copy") if ours is None else ("copy", "member")
+                return f"{name} gets a gradient in the {has}, and none in the {lacks}"
+        elif (above := error_above(ours, theirs, bound, largest)) is not None:
+            return f"the gradient of {name} differs by {above[0]:.1e} at a size of {above[1]:.1e}"
     return ""
 
 

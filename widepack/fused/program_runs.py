@@ -15,7 +15,7 @@ from widepack_artifacts.program import Program
 from ..ir.random_ops import uses_random_ops
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
-from .gradients import PART, error_and_size, gradients_of, relative_bound, weighted_sum
+from .gradients import error_above, gradients_of, largest_of, relative_bound, weighted_sum
 from .torch_module import write_count
 
 
@@ -28,7 +28,7 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
         given: The weights and inputs of a call.
     """
     found, expected = (_answers_and_gradients(run, given) for run in (compiled, plain))
-    largest = max((error_and_size(t, t)[1] for t in expected if t is not None), default=0.0)
+    largest = largest_of(expected)
     for a, b in zip(found, expected):
         if (a is None) != (b is None):
             return "a gradient is missing"
@@ -44,10 +44,8 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
             continue
         if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
             return "NaN or infinity in other places"
-        error, size = error_and_size(a, b)
-        size = max(size, PART * largest)
-        if error > relative_bound([b]) * size + torch.finfo(b.dtype).tiny:
-            return f"a result is off by {error:.2e} at a size of {size:.2e}"
+        if (above := error_above(a, b, relative_bound([b]), largest)) is not None:
+            return f"a result is off by {above[0]:.2e} at a size of {above[1]:.2e}"
     return ""
 
 
