@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusing import same_gradients, stacked
 from torch import Tensor, nn
 
 from widepack import fuse
@@ -46,10 +47,6 @@ def test_the_gradients_of_a_force_are_the_members(norm: str, strategy: str) -> N
             expected = member(x)
             torch.testing.assert_close(answers[i], expected)
             expected.square().sum().backward()
-    for i, member in enumerate(members):
-        for name, p in member.named_parameters():
-            grad = fused.get_parameter(name).grad
-            expected = torch.zeros_like(p) if p.grad is None else p.grad
-            torch.testing.assert_close(torch.zeros_like(p) if grad is None else grad[i], expected)
-        for name, b in member.named_buffers():
-            torch.testing.assert_close(fused.get_buffer(name)[i], b)
+    same_gradients(fused, members)
+    for name, value in stacked(members).items():
+        torch.testing.assert_close(fused.state_dict()[name], value)

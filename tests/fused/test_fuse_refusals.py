@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import widepack
 from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
 from widepack.fused import captures as fused_captures
-from widepack.fused.member_capture import capture_member
+from widepack.fused.captures import capture_member
 
 
 def test_one_error_names_all_differences_of_architecture() -> None:
@@ -306,58 +306,33 @@ def test_members_that_differ_outside_of_attributes_are_refused() -> None:
         widepack.fuse([Scaled().eval(), Scaled().eval()], draw(5, 4))
 
 
-def test_a_custom_gradient_is_refused() -> None:
-    class Sign(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.sign()
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
 
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:
-            return g
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
 
-    class Binary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = Sign.apply(self.layer(x))  # type: ignore[no-untyped-call]
-            return y
+class Adversary(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(dropout)
 
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Reversed.apply(self.drop(self.layer(x)))  # type: ignore[no-untyped-call]
+        return y
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5], ids=["plain", "a program that draws"])
+def test_a_custom_gradient_is_refused(dropout: float) -> None:
     with pytest.raises(
         (VerificationError, CaptureError),
         match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function",
     ):
-        widepack.fuse([m.train() for m in members(Binary)], draw(5, 4))
-
-
-def test_a_program_that_draws_is_compared_too() -> None:
-    """A capture may lose a changed gradient after dropout; the comparison finds it."""
-
-    class Reversed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:
-            return -g
-
-    class Adversary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = Reversed.apply(self.drop(self.layer(x)))  # type: ignore[no-untyped-call]
-            return y
-
-    with pytest.raises(
-        (VerificationError, CaptureError),
-        match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function",
-    ):
-        widepack.fuse([m.train() for m in members(Adversary)], draw(5, 4))
+        widepack.fuse([m.train() for m in members(lambda: Adversary(dropout))], draw(5, 4))
 
 
 def test_random_numbers_of_another_source_are_found() -> None:

@@ -44,7 +44,7 @@ class RankEntry(SplitEntry):
     ) -> None:
         here = {ranks.rank: model.entry(name)}
         super().__init__(name, here, model.manifest, members, parts, gate, model.device)
-        self._ranks = ranks
+        self._ranks, self._lock = ranks, ranks.lock
         self._places = parts[ranks.rank]
 
     @property
@@ -58,26 +58,8 @@ class RankEntry(SplitEntry):
                 f"{self._ranks.rank}; take it there, or load it with widepack.load(members=[{place}])"
             )
 
-    # ---------------------------------------------------------------- calls, one at a time in every process
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._ranks.lock:
-            return super().__call__(*args, **kwargs)
-
-    def each(self, *args: Any, **kwargs: Any) -> Any:
-        with self._ranks.lock:
-            return super().each(*args, **kwargs)
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
-        with self._ranks.lock:
-            return super().reduce(*args, **kwargs)
-
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
-        with self._ranks.lock:
-            return super().route(*args, member=member, **kwargs)
-
     def state(self, **sizes: int) -> dict[str, Tensor]:
-        with self._ranks.lock:
+        with self._lock:
             text = f"{self.name} state {sorted(sizes.items())}"
             found = self._ranks.agreed(lambda: self._first.state(**sizes), lambda _: text)
             shapes = [[(len(p), *v.shape[1:]) for v in found.values()] for p in self.parts]

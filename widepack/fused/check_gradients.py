@@ -29,8 +29,7 @@ from .gradients import (
     whose,
 )
 from .member_runs import MemberRuns
-from .program_runs import DifferentiableProgram
-from .programs import CPU, Runner
+from .programs import CPU, DifferentiableProgram, Runner
 
 DRAWS = 3  # how often gradients that a near-tie may have changed are compared again
 

@@ -24,8 +24,7 @@ from ..verification.rest_mode import without_draws
 from ..verification.subject import Subject, fitting, with_accepted_inputs
 from .gradients import Gradients, gradients_of, terms_of, weighted_sum
 from .members import FusedMembers
-from .program_runs import DifferentiableProgram
-from .programs import CPU, FusedEntry
+from .programs import CPU, DifferentiableProgram, FusedEntry
 from .skeleton import weights_of
 
 FLOAT64_ULPS = 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,14 +257,19 @@ class Fused(FusedMembers):
             trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
             refuse_gradients(recipe.skeletons[0].module, trained)
         if recipe.validate:
-            with torch.inference_mode(False), plain_modes(), outside_transforms(), self._members_unchanged():
+            with self._apart():
                 check(self, entry, runner)
         runner.checked = True
         return runner
 
-    def _members_unchanged(self) -> AbstractContextManager[None]:
-        """Leaves what the members' code reaches outside of them (globals, closures of classes) as it is."""
-        return unchanged(list(dict.fromkeys(s.module for s in self._recipe.skeletons)))
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keeps the modes of a call away from a program that is made, and leaves what the members' code
+        reaches outside of them (globals, closures of classes) as it is.
+        """
+        own = list(dict.fromkeys(s.module for s in self._recipe.skeletons))
+        with torch.inference_mode(False), plain_modes(), outside_transforms(), unchanged(own):
+            yield
 
     @_disable_dynamo
     def current_entry(self) -> FusedEntry:
@@ -286,12 +291,7 @@ class Fused(FusedMembers):
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
-            with ExitStack() as modes_off:
-                modes_off.enter_context(torch.inference_mode(False))
-                modes_off.enter_context(torch.enable_grad())
-                modes_off.enter_context(plain_modes())
-                modes_off.enter_context(outside_transforms())
-                modes_off.enter_context(self._members_unchanged())
+            with self._apart(), torch.enable_grad():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
                 entry.reads_as_captured(self.tensor_of)

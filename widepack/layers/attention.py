@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..errors import UsageError
@@ -35,7 +35,7 @@ class WideMultiheadAttention(WideLayer):
           `need_weights=False`. With `average_attn_weights=False` the weights are `[N, B, heads, L, S]`.
     """
 
-    member, ops = nn.MultiheadAttention, ("linear", _ATTENTION)
+    ops = ("linear", _ATTENTION)
 
     def wide(
         self,

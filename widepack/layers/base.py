@@ -35,6 +35,7 @@ from ..registry.sequential import sequential
 from ..registry.writer import EagerWriter, put_shared, wide_items
 from .arguments import (
     Form,
+    checked_modules,
     class_name,
     device_type,
     form_of,
@@ -44,7 +45,6 @@ from .arguments import (
     stack_results,
     tensors_in,
 )
-from .member_checks import checked_modules
 from .recorder import Recorder, Steps
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class WideLayer(nn.Module):
     The parameters are stacked to `[N, ...]` and keep the module's names, for example `weight`. Inputs and
     outputs have the member axis in front: `[N, B, ...]`. The modules are copied, and they do not change.
 
-    A subclass sets the class attributes and `wide`:
+    A subclass sets the class attributes and `wide`. Two follow from its name: `member`, the class of
+    `torch.nn` that is named after `Wide`, and `spatial`, the digit in it: 2 for `WideConv2d`.
 
-    - `member`: the `torch.nn` class.
-    - `ops`: the ops whose strategies the layer runs.
+    - `ops`: the ops whose strategies the layer runs. `{n}` in a name stands for `spatial`.
     - `draws`: whether the layer draws random numbers, for each member its own.
     - `excluded_strategies`: strategies that make no sense in a layer.
 
@@ -83,6 +83,7 @@ class WideLayer(nn.Module):
     """
 
     member: ClassVar[type[nn.Module]]
+    spatial: ClassVar[int] = 0
     ops: ClassVar[tuple[str, ...]]
     draws: ClassVar[bool] = False
     excluded_strategies: ClassVar[frozenset[str]] = frozenset()
@@ -91,6 +92,9 @@ class WideLayer(nn.Module):
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith(f"{__package__}.") and not cls.__name__.startswith("_"):
             cls.__module__ = _PUBLIC  # pickles name the public place
+            cls.member = getattr(nn, cls.__name__.removeprefix("Wide"))
+            cls.spatial = int("".join(filter(str.isdigit, cls.__name__)) or 0)
+            cls.ops = tuple(op.format(n=cls.spatial) for op in cls.ops)
 
     def __init__(self, modules: Sequence[nn.Module], strategy: str = "auto") -> None:
         super().__init__()
