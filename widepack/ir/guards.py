@@ -6,6 +6,7 @@ import ast
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,26 @@ def factor_of(text: str) -> tuple[int, str]:
     """`32*H` as its factor and its dim: (32, "H"). `B` has the factor 1."""
     head, _, tail = text.partition("*")
     return (int(head), tail) if tail else (1, head)
+
+
+_LARGEST_SIZE = 2**31
+
+
+def ratio_of(number: float) -> Fraction | None:
+    """Returns the ratio a / b for which `n * a // b` is `math.floor(n * number)`, and `-(-n * a // b)` is
+    `math.ceil(n * number)`, at all sizes n. None if there is none, as for 0.7: 10 * 0.7 is 7.0, but 170 *
+    0.7 is 118.99999999999999.
+    """
+    if not 0 < number < _LARGEST_SIZE:
+        return None
+    exact = Fraction(number)
+    if exact.numerator * _LARGEST_SIZE <= 2**53:  # no product is rounded
+        return exact
+    # A product that is not whole is at least 1/1000 away from a whole number. One that is whole for the ratio
+    # must be rounded to it, and half a unit in the last place is at least 2**-54 of it.
+    ratio = exact.limit_denominator(1000)
+    near = ratio > 0 and number < 2**10 and abs(exact / ratio - 1) * 2**54 <= 1
+    return ratio if near else None
 
 
 _SYMBOLIC: dict[str, Callable[..., Any]] = {

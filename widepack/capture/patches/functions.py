@@ -25,6 +25,7 @@ is made functional.
 | `torch.tensor` of a list of tensors | reads their values | their stack |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
 | `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
+| `torch.sym_int` of a part of a size, in `interpolate` | a condition that is no arithmetic | n * a // b |
 """
 
 from __future__ import annotations
@@ -37,13 +38,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._decomp import decompositions
 from torch.fx import graph as fx_graph
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...ir.torch_internals import aten_packet, check_while_exporting, op_base_name, same_size, traced_tensor
+from ...ir.guards import ratio_of
+from ...ir.torch_internals import (
+    aten_packet,
+    check_while_exporting,
+    op_base_name,
+    same_size,
+    surely_larger,
+    traced_tensor,
+)
 from .tensor_index import set_item
 
 _MODES = {
@@ -363,14 +374,28 @@ def sqrt(x: Any) -> Any:
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """Divides a dynamic size, and notes both sides in the result for `floor` and `ceil`."""
+    """Divides a dynamic size, and notes both sides in the result for `floor`, `ceil` and `sym_int`."""
     result = _ORIGINALS[torch.SymInt, "__truediv__"](a, b)
     if isinstance(result, torch.SymFloat) and isinstance(b, (int, torch.SymInt)):
         setattr(result, _SIDES, (a, b))
     return result
 
 
+def product(a: Any, b: Any) -> Any:
+    """Multiplies a dynamic size; by a float, notes the sides of the same quotient as `quotient` does."""
+    result = _ORIGINALS[torch.SymInt, "__mul__"](a, b)
+    ratio = ratio_of(b) if isinstance(b, float) and isinstance(result, torch.SymFloat) else None
+    if ratio is not None:
+        setattr(result, _SIDES, (a * ratio.numerator, ratio.denominator))
+    return result
+
+
 _SIDES = "_widepack_quotient"
+
+
+def sym_float(x: Any) -> Any:
+    """`torch.sym_float`; a dynamic size stays one, for `product`."""
+    return x if isinstance(x, torch.SymInt) else _ORIGINALS[decompositions, "sym_float"](x)
 
 
 def floor(x: Any) -> Any:
@@ -383,6 +408,14 @@ def ceil(x: Any) -> Any:
     """`math.ceil`; of a quotient of sizes by `//`."""
     sides = getattr(x, _SIDES, None)
     return -(-sides[0] // sides[1]) if sides else _ORIGINALS[torch.SymFloat, "__ceil__"](x)
+
+
+def sym_int(x: Any) -> Any:
+    """`torch.sym_int`; of a quotient of sizes that is surely not negative as `//`."""
+    sides = getattr(x, _SIDES, None)
+    if sides and all(surely_larger(side, -1) for side in sides):
+        return sides[0] // sides[1]
+    return _ORIGINALS[torch, "sym_int"](x)
 
 
 def _target_text(base: str, target: str) -> str:
@@ -423,6 +456,12 @@ REPLACEMENTS: dict[tuple[Any, str], Any] = {
     (torch, "tensor"): tensor,
     (math, "sqrt"): sqrt,
     (torch.SymInt, "__truediv__"): quotient,
+    (torch.SymInt, "__mul__"): product,
+    (torch.SymInt, "__rmul__"): product,
+    (torch, "sym_int"): sym_int,
+    (F, "_sym_int"): sym_int,
+    (decompositions, "sym_int"): sym_int,
+    (decompositions, "sym_float"): sym_float,
     (torch.SymFloat, "__floor__"): floor,
     (torch.SymFloat, "__ceil__"): ceil,
 }
