@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import widepack
-from widepack.backends.graph_recorders import RECORDERS
+from widepack.backends.graph_capture import RECORDERS
 from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]

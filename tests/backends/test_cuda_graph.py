@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from widepack.backends import cuda_graph
-from widepack.backends.cuda_graph import CudaRecorder
+from widepack.backends import graph_capture
+from widepack.backends.graph_capture import CudaRecorder
 
 
 class Calls:
@@ -98,9 +98,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     for name, value in replaced.items():
         assert hasattr(torch.cuda, name)
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(cuda_graph, "clear_product_workspaces", lambda: made.called("clear"))
+    monkeypatch.setattr(graph_capture, "clear_product_workspaces", lambda: made.called("clear"))
     monkeypatch.setattr(
-        cuda_graph, "end_allocation_to_pool", lambda device, handle: made.called(f"release {handle}")
+        graph_capture, "end_allocation_to_pool", lambda device, handle: made.called(f"release {handle}")
     )
     return made
 

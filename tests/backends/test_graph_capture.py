@@ -9,8 +9,7 @@ import torch
 from graph_stand_in import GARBAGE, StandInGraph, StandInRecorder
 from torch import Tensor
 
-from widepack.backends.graph_capture import GraphRecorder
-from widepack.backends.graph_recorders import recorder_for
+from widepack.backends.graph_capture import GraphRecorder, recorder_for
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from widepack.backends.onnx_reshapes import simplify_reshapes
-from widepack.backends.onnx_split_join import join_members
+from widepack.backends.onnx_rewrites import join_members, simplify_reshapes
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnxscript = pytest.importorskip("onnxscript")

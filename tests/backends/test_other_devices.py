@@ -20,9 +20,8 @@ from networks.patterns.check import build_case
 from widepack import load
 from widepack.backends import torch_compile
 from widepack.backends.flat import Flat
-from widepack.backends.flat_values import fake_values
 from widepack.backends.task import Task, Unavailable
-from widepack.backends.tracing import traced
+from widepack.backends.tracing import fake_values, traced
 
 META = torch.device("meta")
 PATTERNS = ["encoder_layer", "bag_padding_mean", "mha_float_mask", "conv_bn_relu_pool", "layer_norm"]

@@ -233,7 +233,7 @@ def test_sizes_that_depend_on_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
 def test_weights_too_large_for_protobuf_are_in_a_second_file(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("widepack.exporters.onnx_weights.INSIDE_BYTES", 100)
+    monkeypatch.setattr("widepack.exporters.onnx_file.INSIDE_BYTES", 100)
     report = export(small, tmp_path / "e.onnx")
     (data,) = (f for f in report.files if f.endswith(".data"))
     assert file_names(tmp_path) == {"e.onnx", data} and report.files[data] > 3 * 4 * 64
@@ -254,12 +254,12 @@ def test_weights_too_large_for_protobuf_are_in_a_second_file(
 def test_a_file_that_answers_wrongly_is_not_kept(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widepack.exporters import onnx_weights
+    from widepack.exporters import onnx_file
 
     (tmp_path / "old.onnx").write_bytes(b"old")
-    before = onnx_weights.tensor_inside
+    before = onnx_file.tensor_inside
     monkeypatch.setattr(
-        onnx_weights,
+        onnx_file,
         "tensor_inside",
         lambda weight, name: before(weight * 1.01 if name == "head.weight" else weight, name),
     )

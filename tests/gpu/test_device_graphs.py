@@ -33,8 +33,7 @@ from support import Artifacts
 
 import cases
 from widepack import load
-from widepack.backends.graph_capture import GraphRecorder
-from widepack.backends.graph_recorders import recorder_for
+from widepack.backends.graph_capture import GraphRecorder, recorder_for
 from widepack.inference.load import on_device
 from widepack.inference.model import WideModel
 

@@ -16,7 +16,7 @@ from loaded import saved
 from torch import Tensor, nn
 
 from widepack import load
-from widepack.backends.graph_recorders import recorder_for
+from widepack.backends.graph_capture import recorder_for
 from widepack.inference.load import on_device
 from widepack.planning.cuda_costs import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta

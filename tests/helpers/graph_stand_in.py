@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from widepack.backends import graph_recorders
+from widepack.backends import graph_capture
 from widepack.ir.torch_internals import inference_guard
 from widepack.system.autocast import autocast_off
 
@@ -193,5 +193,5 @@ def use_stand_in(patch: pytest.MonkeyPatch) -> list[StandInRecorder]:
         made.append(StandInRecorder())
         return made[-1]
 
-    patch.setitem(graph_recorders.RECORDERS, "cpu", recorder)
+    patch.setitem(graph_capture.RECORDERS, "cpu", recorder)
     return made

@@ -30,8 +30,7 @@ from widepack.ir.kinds import SIZES
 from widepack.ir.torch_internals import schema_of
 from widepack.ir.values import Shared, Stacked, Value
 from widepack.kernels.library import DIFFERENTIABLE
-from widepack.lowering.interpreter import applicable
-from widepack.lowering.sequential_ops import once_a_member
+from widepack.lowering.interpreter import applicable, once_a_member
 from widepack.registry.registry import REGISTRY, Strategy, register
 from widepack.registry.samples import SAMPLES, B, Draw, Sample, call, samples
 from widepack.registry.writer import EagerWriter, put_shared

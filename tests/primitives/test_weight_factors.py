@@ -6,7 +6,8 @@ the base and the factors are random, of several ranks and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,200 +98,119 @@ DTYPES = [
     (torch.bfloat16, torch.float32),
     (torch.float32, torch.bfloat16),
 ]
-members_ = pytest.mark.parametrize("members", [1, 3])
-kinds_ = pytest.mark.parametrize("kind", ["shared", "stacked"])
-dtypes_ = pytest.mark.parametrize(("dtype", "thin"), DTYPES)
-biases_ = pytest.mark.parametrize("bias", [None, "shared", "stacked"])
-
-
-@members_
-@dtypes_
-@pytest.mark.parametrize("rank", [1, 8])
-@pytest.mark.parametrize("shape", [(6, 10), (6, 4, 3, 2)])
-def test_a_merged_weight_is_rounded_once_and_keeps_its_factors(
-    members: int, dtype: torch.dtype, thin: torch.dtype, rank: int, shape: tuple[int, ...]
-) -> None:
-    weight, exact = factored(members, shape, rank, dtype, thin)
-    assert weight.factors is not None and weight.value.dtype == dtype
-    for i in range(members):
-        want = exact(i)
-        # float32 sums of r + 1 terms, then half an ulp of the base's dtype
-        bound = 4e-6 * float(want.abs().max()) + 0.51 * torch.finfo(dtype).eps * want.abs()
-        assert bool(((weight.value.fake[i].double() - want).abs() <= bound).all())
-        base, left, right = (
-            v.value.fake if isinstance(v, Shared) else v.value.fake[i]
-            for v in (weight.factors.base, weight.factors.left, weight.factors.right)
-        )
-        alone = FUNCTIONS[WEIGHT](base, left, right)
-        assert alone.dtype == dtype
-        assert bool(((alone.double() - want).abs() <= bound).all())
-
-
 SCALES = ["outputs", "inputs"]
+W = object()
+"""Stands for the weight among the arguments of a call."""
+Calls = Iterator[tuple[str, list[Any]]]
+BATCHES: list[tuple[int, ...]] = [(), (5,), (2, 5), (2, 3, 5)]
+Wide = Callable[..., Any]
 
 
-@members_
-@kinds_
-@dtypes_
-@biases_
-@pytest.mark.parametrize("scaled", SCALES)
-@pytest.mark.parametrize("batch", [(), (5,), (2, 5)])
-def test_layers_over_scaled_weights_equal_the_members(
-    members: int,
-    kind: str,
+def linear(x: Wide, b: Wide) -> Calls:
+    for batch in BATCHES:
+        yield "linear", [x(*batch, 10), W, *b(6)]
+    for width in ((), (1,), (5, 6)):  # biases that broadcast
+        yield "linear", [x(5, 10), W, *b(*width)]
+
+
+def products(x: Wide, b: Wide) -> Calls:
+    yield "mm", [x(5, 10), W]
+    for batch in BATCHES:
+        yield "matmul", [x(*batch, 10), W]
+    for width in ((6,), (5, 6), (5, 1), ()):
+        if bias := b(*width):
+            yield "addmm", [*bias, x(5, 10), W]
+
+
+def convolutions(x: Wide, b: Wide, spatial: int) -> Calls:
+    for batch in BATCHES[:2]:
+        image = x(*batch, 4, *(7, 6, 6)[:spatial])
+        (bias,) = b(6) or [None]
+        for stride, padding, dilation in ((1, 0, 1), (2, 1, 1), (1, 1, 2)):
+            rest = [[stride] * spatial, [padding] * spatial, [dilation] * spatial]
+            yield f"conv{spatial}d", [image, W, bias, *rest, 1]
+        yield f"conv{spatial}d.padding", [image, W, bias, [1] * spatial, "same"]
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], Callable[[Wide, Wide], Calls]]] = {
+    "linear": ((6, 10), linear),
+    "products": ((10, 6), products),
+    "conv1d": ((6, 4, 3), partial(convolutions, spatial=1)),
+    "conv2d": ((6, 4, 3, 2), partial(convolutions, spatial=2)),
+    "conv3d": ((6, 4, 3, 2, 2), partial(convolutions, spatial=3)),
+}
+"""The shape of a weight, and the calls over it, of inputs and biases that two functions draw."""
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("kind", ["shared", "stacked"])
+@pytest.mark.parametrize(("dtype", "thin"), DTYPES)
+@pytest.mark.parametrize("bias", [None, "shared", "stacked"])
+@pytest.mark.parametrize(
+    ("layer", "scaled"),
+    [(k, s) for k in LAYERS for s in ("", *SCALES) if s != "inputs" or not k.startswith("conv")],
+)
+def test_split_layers_equal_the_members(
+    layer: str,
+    scaled: str,
+    bias: str | None,
     dtype: torch.dtype,
     thin: torch.dtype,
-    bias: str | None,
-    scaled: str,
-    batch: tuple[int, ...],
+    kind: str,
+    members: int,
 ) -> None:
-    weight, exact = factored(members, (6, 10), 2, dtype, thin, scaled)
-    x = wide(kind, 7, members, *batch, 10, dtype=dtype)
-    b = [] if bias is None else [wide(bias, 8, members, 6, dtype=dtype)]
-    compare("linear", members, [x, weight, *b], 1, exact)
-    x = wide(kind, 7, members, *batch, 6, dtype=dtype)
-    compare("matmul", members, [x, weight], 1, exact)
-    if len(batch) == 1:
-        compare("mm", members, [x, weight], 1, exact)
-        if bias is not None:
-            compare("addmm", members, [wide(bias, 8, members, 10, dtype=dtype), x, weight], 2, exact)
+    shape, calls = LAYERS[layer]
+
+    def x(*sizes: int) -> Any:
+        return wide(kind, 7, members, *sizes, dtype=dtype)
+
+    def b(*sizes: int) -> list[Any]:
+        return [] if bias is None else [wide(bias, 8, members, *sizes, dtype=dtype)]
+
+    for rank in (1, 8):
+        weight, exact = factored(members, shape, rank, dtype, thin, scaled)
+        for op, args in calls(x, b):
+            at = args.index(W)
+            compare(op, members, [weight if a is W else a for a in args], at, exact)
 
 
-@members_
-@kinds_
-@pytest.mark.parametrize("scaled", SCALES)
-@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
-def test_rows_of_scaled_tables_equal_the_members(
-    members: int, kind: str, scaled: str, batch: tuple[int, ...]
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("kind", ["shared", "stacked"])
+@pytest.mark.parametrize(("dtype", "thin"), DTYPES)
+@pytest.mark.parametrize("scaled", ["", *SCALES])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_split_tables_equal_the_members(
+    batch: tuple[int, ...], scaled: str, dtype: torch.dtype, thin: torch.dtype, kind: str, members: int
 ) -> None:
-    weight, exact = factored(members, (9, 6), 2, torch.float32, torch.float32, scaled)
+    weight, exact = factored(members, (9, 6), 3, dtype, thin, scaled)
     shape = (members, *batch) if kind == "stacked" else batch
     ids = Value(None, torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(5)))
-    compare("embedding", members, [weight, Stacked(ids) if kind == "stacked" else Shared(ids)], 0, exact)
-
-
-@members_
-@kinds_
-@biases_
-def test_convolutions_over_scaled_weights_equal_the_members(
-    members: int, kind: str, bias: str | None
-) -> None:
-    weight, exact = factored(members, (6, 4, 3, 3), 2, torch.float32, torch.float32, "outputs")
-    x = wide(kind, 7, members, 2, 4, 8, 8)
-    b = [] if bias is None else [wide(bias, 8, members, 6)]
-    compare("conv2d", members, [x, weight, *b], 1, exact)
-
-
-@pytest.mark.parametrize("scaled", SCALES)
-@pytest.mark.parametrize("shape", [(6, 10), (6, 4, 3, 2)])
-def test_a_scaled_weight_is_rounded_once(shape: tuple[int, ...], scaled: str) -> None:
-    weight, exact = factored(2, shape, 2, torch.bfloat16, torch.float32, scaled)
-    for i in range(2):
-        want = exact(i)
-        bound = 4e-6 * float(want.abs().max()) + 0.51 * torch.finfo(torch.bfloat16).eps * want.abs()
-        assert bool(((weight.value.fake[i].double() - want).abs() <= bound).all())
-        assert weight.factors is not None and weight.factors.scale is not None
-        parts = (
-            weight.factors.base.value.fake,
-            *(v.value.fake[i] for v in (weight.factors.left, weight.factors.right, weight.factors.scale)),
-        )
-        assert bool(((FUNCTIONS[WEIGHT](*parts).double() - want).abs() <= bound).all())
-
-
-@members_
-@kinds_
-@dtypes_
-@biases_
-@pytest.mark.parametrize("batch", [(), (5,), (2, 5), (2, 3, 5)])
-@pytest.mark.parametrize("rank", [1, 8])
-def test_a_split_linear_layer_equals_the_members(
-    members: int,
-    kind: str,
-    dtype: torch.dtype,
-    thin: torch.dtype,
-    bias: str | None,
-    batch: tuple[int, ...],
-    rank: int,
-) -> None:
-    weight, exact = factored(members, (6, 10), rank, dtype, thin)
-    x = wide(kind, 7, members, *batch, 10, dtype=dtype)
-    b = [] if bias is None else [wide(bias, 8, members, 6, dtype=dtype)]
-    compare("linear", members, [x, weight, *b], 1, exact)
-
-
-@members_
-@kinds_
-@pytest.mark.parametrize("width", [(), (1,), (5, 6)])
-def test_a_bias_that_broadcasts_is_added(members: int, kind: str, width: tuple[int, ...]) -> None:
-    weight, exact = factored(members, (6, 10), 2, torch.float32, torch.float32)
-    x = wide(kind, 7, members, 5, 10)
-    compare("linear", members, [x, weight, wide(kind, 8, members, *width)], 1, exact)
-
-
-@members_
-@kinds_
-@dtypes_
-@pytest.mark.parametrize("op", ["mm", "matmul"])
-def test_a_split_matrix_product_equals_the_members(
-    members: int, kind: str, dtype: torch.dtype, thin: torch.dtype, op: str
-) -> None:
-    weight, exact = factored(members, (10, 6), 3, dtype, thin)
-    for batch in ((5,),) if op == "mm" else ((), (5,), (2, 3, 5)):
-        compare(op, members, [wide(kind, 7, members, *batch, 10, dtype=dtype), weight], 1, exact)
-
-
-@members_
-@kinds_
-@dtypes_
-@pytest.mark.parametrize("bias", ["shared", "stacked"])
-@pytest.mark.parametrize("width", [(6,), (5, 6), (5, 1), ()])
-def test_a_split_addmm_equals_the_members(
-    members: int, kind: str, dtype: torch.dtype, thin: torch.dtype, bias: str, width: tuple[int, ...]
-) -> None:
-    weight, exact = factored(members, (10, 6), 3, dtype, thin)
-    b, x = wide(bias, 8, members, *width, dtype=dtype), wide(kind, 7, members, 5, 10, dtype=dtype)
-    compare("addmm", members, [b, x, weight], 2, exact)
-
-
-@members_
-@kinds_
-@dtypes_
-@pytest.mark.parametrize("batch", [(), (5,), (2, 5), (2, 3, 5)])
-def test_a_split_table_equals_the_members(
-    members: int, kind: str, dtype: torch.dtype, thin: torch.dtype, batch: tuple[int, ...]
-) -> None:
-    weight, exact = factored(members, (9, 6), 3, dtype, thin)
-    lead = batch if kind == "shared" else (members, *batch)
-    ids = torch.randint(0, 9, lead, generator=torch.Generator().manual_seed(5))
-    value = Shared(Value(None, ids)) if kind == "shared" else Stacked(Value(None, ids))
+    value = Stacked(ids) if kind == "stacked" else Shared(ids)
     compare("embedding", members, [weight, value], 0, exact)
     if batch:
         compare("embedding", members, [weight, value, 2], 0, exact)
 
 
-@members_
-@kinds_
-@dtypes_
-@biases_
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("batch", [(), (5,)])
-def test_a_split_convolution_equals_the_members(
-    members: int,
-    kind: str,
-    dtype: torch.dtype,
-    thin: torch.dtype,
-    bias: str | None,
-    spatial: int,
-    batch: tuple[int, ...],
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(("dtype", "thin"), DTYPES)
+@pytest.mark.parametrize("scaled", ["", *SCALES])
+@pytest.mark.parametrize("rank", [1, 8])
+@pytest.mark.parametrize("shape", [(6, 10), (6, 4, 3, 2)])
+def test_a_merged_weight_is_rounded_once_and_keeps_its_factors(
+    shape: tuple[int, ...], rank: int, scaled: str, dtype: torch.dtype, thin: torch.dtype, members: int
 ) -> None:
-    window, image = (3, 2, 2)[:spatial], (7, 6, 6)[:spatial]
-    weight, exact = factored(members, (6, 4, *window), 3, dtype, thin)
-    x = wide(kind, 7, members, *batch, 4, *image, dtype=dtype)
-    b = None if bias is None else wide(bias, 8, members, 6, dtype=dtype)
-    for stride, padding, dilation in ((1, 0, 1), (2, 1, 1), (1, 1, 2)):
-        rest = [[stride] * spatial, [padding] * spatial, [dilation] * spatial]
-        compare(f"conv{spatial}d", members, [x, weight, b, *rest, 1], 1, exact)
-    compare(f"conv{spatial}d.padding", members, [x, weight, b, [1] * spatial, "same"], 1, exact)
+    weight, exact = factored(members, shape, rank, dtype, thin, scaled)
+    found = weight.factors
+    assert found is not None and weight.value.dtype == dtype and (found.scale is not None) == bool(scaled)
+    for i in range(members):
+        want = exact(i)
+        # float32 sums of r + 1 terms, then half an ulp of the base's dtype
+        bound = 4e-6 * float(want.abs().max()) + 0.51 * torch.finfo(dtype).eps * want.abs()
+        parts = [v.value.fake[i] for v in (found.left, found.right, found.scale) if v is not None]
+        alone = FUNCTIONS[WEIGHT](found.base.value.fake, *parts)
+        assert alone.dtype == dtype
+        for y in (weight.value.fake[i], alone):
+            assert bool(((y.double() - want).abs() <= bound).all())
 
 
 def test_split_applies_only_where_the_whole_weight_is_factored() -> None:

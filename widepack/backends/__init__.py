@@ -9,7 +9,7 @@ Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
 | `aot` | an AOTInductor package from the local cache | once, by `widepack compile` or `compile="now"` |
 | `onnxruntime` | an ONNX Runtime session | never (writes an ONNX file once, into the cache) |
 
-A graph is no backend: it records what one of these runs on a GPU (`cuda_graph.py`).
+A graph is no backend: it records what one of these runs on a GPU (`graph_capture.py`).
 
 `auto` is the backend that the plan names, if it can run here; else a compiled program of the cache that was
 measured to be faster (`inference/programs/program_binder.py`); else `eager`.
@@ -18,19 +18,14 @@ measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 |---|---|
 | `aot.py` | The backend `aot`: AOTInductor packages from a cache |
 | `covering.py` | Compiles variants of a program until they cover its sizes, and checks each |
-| `cuda_graph.py` | Captures runs as CUDA graphs |
 | `eager.py` | The backend `eager`: the flat graph |
 | `exported_graph.py` | Assembles an ExportedProgram of torch from the nodes of a program |
 | `flat.py` | Writes a program as a flat graph, for compilers and readers |
-| `flat_values.py` | Computes shapes and dtypes of a flat program, with named dims as symbols |
-| `graph_capture.py` | Defines the interface to a device's graphs, which `cuda_graph.py` has |
-| `graph_recorders.py` | Names the devices that have graphs, and makes their recorders |
+| `graph_capture.py` | Records runs as graphs of a device |
 | `index_flags.py` | Adds flags for indices out of range, and for divisions by 0, to a flat program |
-| `onnx_constants.py` | Reads and adds constants of an ONNX model |
 | `onnx_model.py` | Translates a flat program into an ONNX model, and makes a session of it |
-| `onnx_reshapes.py` | Replaces computed sizes of reshapes in an ONNX model by constants |
+| `onnx_rewrites.py` | Rewrites an ONNX model to few nodes |
 | `onnx_session.py` | The backend `onnxruntime`: an ONNX Runtime session |
-| `onnx_split_join.py` | Splits values by member, and joins members, with few nodes of an ONNX model |
 | `task.py` | Defines the argument and the result of a backend |
 | `torch_compile.py` | The backend `compile`: TorchInductor in this process |
 | `torch_export.py` | Writes a wide program as a torch.export program, for readers without widepack |

@@ -14,10 +14,7 @@ without a compiler.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import platform
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,16 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from widepack_artifacts.errors import WidepackError
 from widepack_artifacts.guards import check as check_condition
 
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
-from ..system.compiled_cache import CompiledCache, default_folder
-from .covering import covering, traced_for
+from .covering import compiled_at, covering, key_of, refuse_other_devices, stored
 from .flat import Flat, flatten
 from .index_flags import is_flagged
-from .task import Sizes, Task, Unavailable, first_line, quiet
+from .task import Sizes, Task
 from .variants import Checked, Variant
 
 if TYPE_CHECKING:
@@ -58,27 +53,25 @@ def bind(task: Task) -> Checked:
     Raises: Unavailable without a compiled program, unless the task may compile; LoweringError if compiling
     fails; UsageError for a folder that other users can write.
     """
-    if task.device.type != "cpu":
-        raise Unavailable(
-            f"backend 'aot' runs on the cpu in this version, and the model is on {task.device}; load with "
-            "backend='eager'"
-        )
+    refuse_other_devices(task, NAME)
     flat = flatten(task.program, task.weights, NAME, task.title)
-    cache = CompiledCache(task.cache or default_folder())
-    key = key_of(task, flat)
-    found = cache.find(key)
-    if found is None:
-        if not task.compile:
-            raise Unavailable(
-                f"{task.title} has not been compiled for this machine: {cache.folder} has no program "
-                f"of torch {torch.__version__} and {torch.backends.cpu.get_cpu_capability()} for it, "
-                "and loading compiles only on request.\n"
-                "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a "
-                "container image), load(compile='now') compiles here, and backend='eager' needs no "
-                "compiler."
-            )
-        found = cache.make(key, lambda folder: compile_into(task, flat, folder))
-    place, record = found
+    key = key_of(
+        task,
+        form=_FORM,
+        weights=_shapes(flat.weights),
+        example=dict(task.example),
+        device=str(task.device),
+        instructions=[platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
+        torch=[torch.__version__, torch.version.git_version, torch.version.cuda],
+        options=OPTIONS,
+    )
+    why = (
+        f"has not been compiled for this machine: {{folder}} has no program of torch {torch.__version__} and "
+        f"{torch.backends.cpu.get_cpu_capability()} for it, and loading compiles only on request.\n"
+        "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a container image), "
+        "load(compile='now') compiles here, and backend='eager' needs no compiler."
+    )
+    place, record = stored(task, key, why, lambda folder: compile_into(task, flat, folder))
     try:
         variants = [
             _open(place / _named(v["file"], record), flat.weights, v, task) for v in record["variants"]
@@ -92,21 +85,8 @@ def bind(task: Task) -> Checked:
     return Checked(task.device, flat, variants, task.eager, place, flagged=flagged)
 
 
-def key_of(task: Task, flat: Flat) -> str:
-    """The key of a package: everything that it depends on."""
-    parts = {
-        "form": _FORM,
-        "program": task.content,
-        "pattern": task.pattern,
-        "weights": [[str(w.dtype), list(w.shape), list(w.stride())] for w in flat.weights],
-        "dims": {d: list(v) for d, v in task.dims.items()},
-        "example": dict(task.example),
-        "device": str(task.device),
-        "instructions": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
-        "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
-        "options": OPTIONS,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def _shapes(weights: Sequence[torch.Tensor]) -> list[list[Any]]:
+    return [[str(w.dtype), list(w.shape), list(w.stride())] for w in weights]
 
 
 # ---------------------------------------------------------------- loading
@@ -117,13 +97,12 @@ def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], t
 
     Raises: ArtifactError, RuntimeError and others for a package that cannot be used.
     """
-    expected = [[str(w.dtype), list(w.shape), list(w.stride())] for w in weights]
-    if row["weights"] != expected:
+    if row["weights"] != _shapes(weights):
         raise ArtifactError("it was compiled for weights of other shapes")
     for condition in row["conditions"]:
         check_condition(condition, task.dims)
     loader = _loader(path)
-    names = {_name(i): w for i, w in enumerate(weights)}
+    names = {f"w{i}": w for i, w in enumerate(weights)}
     needed = loader.get_constant_fqns()
     if missing := sorted(set(needed) - set(names)):
         raise ArtifactError(f"it needs the constants {', '.join(missing[:3])}")
@@ -160,10 +139,6 @@ def _loader(path: Path) -> Any:
     return torch._inductor.aoti_load_package(str(path)).loader
 
 
-def _name(i: int) -> str:
-    return f"w{i}"
-
-
 # ---------------------------------------------------------------- compiling
 
 
@@ -172,25 +147,23 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
 
     Returns: the record. Raises: LoweringError.
     """
-    names: list[str] = []
+    shapes = _shapes(flat.weights)
 
     def compile_at(number: int, example: Sizes) -> Variant:
-        path = folder / f"program-{number}.pt2"
-        names.append(path.name)
+        path = folder / _file(number)
         made = _compile(task, flat, example, path)
         row = {"weights": shapes, "conditions": made.conditions(), "least": {}}
         return replace(_open(path, flat.weights, row, task), fixed=bool(made.fixed))
 
-    shapes = [[str(w.dtype), list(w.shape), list(w.stride())] for w in flat.weights]
     rows = [
         {
-            "file": name,
+            "file": _file(number),
             "weights": shapes,
-            "conditions": list(made.variant.conditions),
-            "least": dict(made.variant.least or {}),
-            "example": dict(made.example),
+            "conditions": list(variant.conditions),
+            "least": dict(variant.least or {}),
+            "example": dict(variant.example or {}),
         }
-        for made, name in zip(covering(task, flat, compile_at), names, strict=True)
+        for number, variant in enumerate(covering(task, flat, compile_at))
     ]
     return {
         "form": _FORM,
@@ -201,28 +174,21 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
     }
 
 
+def _file(number: int) -> str:
+    return f"program-{number}.pt2"
+
+
 def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> TracedGraph:
     """Compiles one package. Returns: what the compiler was given. Raises: LoweringError."""
     from torch._inductor.package.package import package_aoti
 
-    def compile_(made: TracedGraph) -> Any:
+    def compile_(made: TracedGraph) -> None:
         if 0 < task.most_nodes < (many := len(made.module.graph.nodes)):
             raise LoweringError(
                 f"{task.title} has {many} nodes for the compiler, and the limit is {task.most_nodes}: "
                 "compiling would take long"
             )
-        return torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))
+        files: Any = torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))
+        package_aoti(str(path), files)
 
-    try:
-        with warnings.catch_warnings(), quiet(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            files, made = traced_for(task, flat, example, compile_)
-            package_aoti(str(path), files)
-        return made
-    except WidepackError:
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{task.title} does not compile with AOTInductor of torch {torch.__version__}: "
-            f"{type(e).__name__}: {first_line(e)}; load with backend='eager'"
-        ) from e
+    return compiled_at(task, flat, example, "AOTInductor", compile_)[1]

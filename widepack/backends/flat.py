@@ -6,7 +6,7 @@ program without loops, without lists of weights, and without nodes that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,8 +69,8 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
             "compilation would take hours.\n"
             "Load with backend='eager', or with strategies='wide' so that less runs in loops."
         )
-    weights = _TensorWeights(program, values)
-    whole = sweep(unroll(weights.without_lists(program)))
+    over_tensors, values_of, parts = _over_tensors(program, values)
+    whole = sweep(unroll(over_tensors))
     leaves: dict[str, int] = {}
     shape = tuple(
         substitute(o.value, lambda n: _TensorLeaf(leaves.setdefault(n, len(leaves)))) for o in whole.outputs
@@ -78,59 +78,61 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
     outputs = tuple(replace(whole.outputs[0], value=Ref(n), kind="stacked") for n in leaves)
     return Flat(
         replace(whole, outputs=outputs),
-        [dense(weights.tensors[s.name]) for s in whole.weights],
+        [dense(values_of[s.name]) for s in whole.weights],
         shape,
-        tuple(weights.places[s.name] for s in whole.weights),
+        tuple(parts[s.name] for s in whole.weights),
     )
 
 
-class _TensorWeights:
-    """The weights of a program with each list of tensors replaced by single weights.
+def _over_tensors(
+    program: Program, values: Sequence[Any]
+) -> tuple[Program, dict[str, torch.Tensor], dict[str, tuple[int, int]]]:
+    """Replaces each list of tensors among a program's weights by single weights.
 
-    slots: the new weights. tensors, places: the value of each, and its place as in `Flat.parts`. lists: for
-    each weight that is no tensor, what its readers read instead.
+    Returns the program, and for each of its weights the value, and the place as in `Flat.parts`.
     """
+    slots: list[Slot] = []
+    tensors: dict[str, torch.Tensor] = {}
+    places: dict[str, tuple[int, int]] = {}
+    instead: dict[str, Any] = {}  # what the readers of a weight that is no tensor read
 
-    def __init__(self, program: Program, values: Sequence[Any]) -> None:
-        self.slots: list[Slot] = []
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.places: dict[str, tuple[int, int]] = {}
-        self.lists: dict[str, Any] = {}
-        for number, (slot, value) in enumerate(zip(program.weights, values)):
-            if isinstance(value, torch.Tensor):
-                self._add(slot, value, (number, -1))
-            elif isinstance(value, (list, tuple)):
-                self.lists[slot.name] = [self._part(slot, p, (number, i)) for i, p in enumerate(value)]
-            else:
-                self.lists[slot.name] = value  # a number that the prologue computed
+    def add(slot: Slot, value: torch.Tensor, place: tuple[int, int]) -> Ref:
+        slots.append(slot)
+        tensors[slot.name], places[slot.name] = value, place
+        return Ref(slot.name)
 
-    def _add(self, slot: Slot, value: torch.Tensor, place: tuple[int, int]) -> None:
-        self.slots.append(slot)
-        self.tensors[slot.name] = value
-        self.places[slot.name] = place
+    for number, (slot, value) in enumerate(zip(program.weights, values)):
+        if isinstance(value, torch.Tensor):
+            add(slot, value, (number, -1))
+        elif isinstance(value, (list, tuple)):
+            instead[slot.name] = [
+                add(member_slot(slot, i), part, (number, i)) if isinstance(part, torch.Tensor) else part
+                for i, part in enumerate(value)
+            ]
+        else:
+            instead[slot.name] = value  # a number that the prologue computed
+    return with_weights(program, slots, instead), tensors, places
 
-    def _part(self, slot: Slot, part: Any, place: tuple[int, int]) -> Any:
-        if not isinstance(part, torch.Tensor):
-            return part
-        i = place[1]
-        source = f"{slot.source}@{i}" if slot.source else ""  # the name in the weights file
-        self._add(replace(slot, name=f"{slot.name}__{i}", source=source, kind="shared", type=""), part, place)
-        return Ref(self.slots[-1].name)
 
-    def without_lists(self, program: Program) -> Program:
-        """The program over these weights."""
+def member_slot(slot: Slot, member: int, type_: str = "") -> Slot:
+    """Returns the weight of one member of a weight that is a list."""
+    source = f"{slot.source}@{member}" if slot.source else ""  # the name in the weights file
+    return replace(slot, name=f"{slot.name}__{member}", source=source, kind="shared", type=type_)
 
-        def to(name: str) -> Any:
-            return self.lists.get(name, Ref(name))
 
-        if self.lists:
-            nodes = tuple(
-                replace(n, args=substitute(n.args, to), kwargs=substitute(n.kwargs, to))
-                for n in program.nodes
-            )
-            outputs = tuple(replace(o, value=substitute(o.value, to)) for o in program.outputs)
-            program = replace(program, nodes=nodes, outputs=outputs)
-        return replace(program, weights=tuple(self.slots))
+def with_weights(program: Program, slots: Sequence[Slot], instead: Mapping[str, Any]) -> Program:
+    """Returns the program over other weights. instead: what is read in the place of those that are gone."""
+
+    def to(name: str) -> Any:
+        return instead.get(name, Ref(name))
+
+    if instead:
+        nodes = tuple(
+            replace(n, args=substitute(n.args, to), kwargs=substitute(n.kwargs, to)) for n in program.nodes
+        )
+        outputs = tuple(replace(o, value=substitute(o.value, to)) for o in program.outputs)
+        program = replace(program, nodes=nodes, outputs=outputs)
+    return replace(program, weights=tuple(slots))
 
 
 def nodes_unrolled(program: Program) -> int:

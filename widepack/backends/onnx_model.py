@@ -23,8 +23,7 @@ from widepack_artifacts.program import Node, Ref, Slot
 
 from ..errors import LoweringError
 from .flat import Flat
-from .onnx_reshapes import simplify_reshapes
-from .onnx_split_join import join_members
+from .onnx_rewrites import join_members, simplify_reshapes
 from .task import Mapped, Sizes, quiet
 
 _WEIGHT = re.compile(r"w([0-9]+)\Z")
@@ -189,8 +188,8 @@ def _exported(
     """
     from ..ir.fake_values import replay
     from .exported_graph import assemble, exported_graph, size_bounds
-    from .flat_values import fake_values
     from .index_flags import add_flags, is_flagged
+    from .tracing import fake_values
 
     program = flat.program
     fakes, values = fake_values(flat, example)
@@ -208,6 +207,14 @@ def _exported(
     exported = assemble(graph, list(state), state, outputs, arguments, tuple(range(len(outputs))), bounds)
     symbols = {str(fakes.dims[d].node.expr): d for d in dims}
     return exported, [v.dtype == torch.bool for v in results], symbols
+
+
+def external_tensor(weight: Initializer, file: str, offset: int, size: int) -> Any:
+    """Returns a tensor of onnx_ir whose bytes are in another file. file: relative to the model's folder."""
+    import onnx_ir
+
+    shape, name = weight.shape, weight.value.name
+    return onnx_ir.ExternalTensor(file, offset, size, weight.dtype, shape=shape, name=name, base_dir="")
 
 
 def in_order(flat: Flat) -> Flat:

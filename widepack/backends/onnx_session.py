@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +19,11 @@ from typing import Any
 import torch
 
 from ..errors import ArtifactError, LoweringError, WidepackError
-from ..system.compiled_cache import CompiledCache, default_folder
+from .covering import agree, key_of, refuse_other_devices, stored
 from .flat import Flat, flatten
 from .index_flags import is_flagged
-from .onnx_model import in_order, onnx_model, session, where_mapped
-from .task import Task, Unavailable, first_cause, first_line, sizes_to_try, words
+from .onnx_model import external_tensor, in_order, onnx_model, session, where_mapped
+from .task import Task, Unavailable, first_cause, first_line
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
@@ -41,11 +39,7 @@ def bind(task: Task) -> Checked:
     Raises: Unavailable without the package, or without a file if it may not be written now; LoweringError if
     ONNX cannot express the program.
     """
-    if task.device.type != "cpu":
-        raise Unavailable(
-            f"backend 'onnxruntime' runs on the cpu in this version, and the model is on {task.device}; "
-            "load with backend='eager'"
-        )
+    refuse_other_devices(task, NAME)
     try:
         version = metadata.version("onnxruntime")
         import onnxruntime
@@ -54,21 +48,21 @@ def bind(task: Task) -> Checked:
             f"backend 'onnxruntime' needs the package onnxruntime ({e}): pip install 'widepack[onnx]', or "
             "load with backend='eager'"
         ) from e
-    flat = flatten(task.program, task.weights, NAME, task.title)
-    flat = in_order(flat)
-    cache = CompiledCache(task.cache or default_folder())
-    key = key_of(task, flat)
-    found = cache.find(key)
-    if found is None:
-        if not task.compile:
-            raise Unavailable(
-                f"{task.title} has not been written as ONNX: {cache.folder} has no file of torch "
-                f"{torch.__version__} for it, and loading compiles only on request.\n"
-                "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, "
-                "load(compile='now') writes it here, and backend='eager' needs no file."
-            )
-        found = cache.make(key, lambda folder: _write(task, flat, folder, onnxruntime))
-    place, record = found
+    flat = in_order(flatten(task.program, task.weights, NAME, task.title))
+    key = key_of(  # the processor is not part of it: a session is made for each
+        task,
+        form=_FORM,
+        backend=NAME,
+        weights=[[str(w.dtype), list(w.shape)] for w in flat.weights],
+        torch=[torch.__version__, torch.version.git_version],
+    )
+    why = (
+        f"has not been written as ONNX: {{folder}} has no file of torch {torch.__version__} for it, and "
+        "loading compiles only on request.\n"
+        "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, load(compile='now') writes it "
+        "here, and backend='eager' needs no file."
+    )
+    place, record = stored(task, key, why, lambda folder: _write(task, flat, folder, onnxruntime))
     try:
         run = _session(place / MODEL, record, flat, onnxruntime, task.workers)
     except Exception as e:
@@ -81,20 +75,6 @@ def bind(task: Task) -> Checked:
     return Checked(
         task.device, flat, [Variant(run, (), least)], task.eager, place, flagged=is_flagged(flat.program)
     )
-
-
-def key_of(task: Task, flat: Flat) -> str:
-    """Everything that the file depends on. The processor is not part of it: a session is made for each."""
-    parts = {
-        "form": _FORM,
-        "backend": NAME,
-        "program": task.content,
-        "pattern": task.pattern,
-        "weights": [[str(w.dtype), list(w.shape)] for w in flat.weights],
-        "dims": {d: list(v) for d, v in task.dims.items()},
-        "torch": [torch.__version__, torch.version.git_version],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- running
@@ -134,59 +114,18 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
             f"torch {torch.__version__} cannot write {task.title} as an ONNX file that ONNX Runtime "
             f"runs: {first_cause(e)}; load with backend='eager'"
         ) from e
-    return {**record, "least": _agree(task, flat, run)}
-
-
-def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
-    """Checks a session against the flat graph.
-
-    Returns: the dims at which it is wrong at size 1, with the smallest valid size. Raises: LoweringError.
-    """
-    least: dict[str, int] = {}
-    for sizes in sizes_to_try(task):
-        try:
-            inputs = [x.contiguous() for x in task.inputs(sizes)]
-            with torch.inference_mode():
-                want = task.eager(*inputs)
-        except (RuntimeError, ValueError, IndexError):
-            continue  # members do not accept inputs of these sizes
-        try:
-            with torch.inference_mode():
-                wrong = task.differ(flat.outputs(run(inputs)[: len(flat.program.outputs)]), want)
-        except Exception as e:  # noqa: BLE001  a session has its own classes of errors
-            wrong = f"it fails: {type(e).__name__}: {first_line(e)}"
-        ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
-        if wrong and not ones:
-            raise LoweringError(
-                f"{task.title}: ONNX Runtime's answer differs from the flat graph's at "
-                f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
-            )
-        least.update(dict.fromkeys(ones, 2) if wrong else {})
-    return least
+    return {**record, "least": agree(task, flat, Variant(run), "ONNX Runtime's answer")}
 
 
 def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
     import onnx_ir
 
-    made = onnx_model(
-        flat,
-        task.device,
-        {d: (least, most) for d, (least, most, _) in task.dims.items()},
-        task.example,
-        task.title,
-        flags=True,
-    )
+    dims = {d: (least, most) for d, (least, most, _) in task.dims.items()}
+    made = onnx_model(flat, task.device, dims, task.example, task.title, flags=True)
     located = task.located()
     for w in made.weights:
-        weight = flat.weights[w.number]
-        file, offset = where_mapped(weight, located) or (MADE, 0)
-        size = weight.numel() * weight.element_size()
-        made.give(
-            w,
-            onnx_ir.ExternalTensor(
-                file, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""
-            ),
-        )
+        file, offset = where_mapped(flat.weights[w.number], located) or (MADE, 0)
+        made.give(w, external_tensor(w, file, offset, flat.weights[w.number].nbytes))
     onnx_ir.save(made.model, path)
     return {
         "form": _FORM,

@@ -8,16 +8,14 @@ exist until the process ends, apart from torch's cache; the backend `aot` stores
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import LoweringError, WidepackError
-from .covering import covering, traced_for
+from .covering import compiled_at, covering
 from .flat import Flat, flatten
 from .index_flags import is_flagged
-from .task import Sizes, Task, Unavailable, first_line, quiet, words
+from .task import Sizes, Task, Unavailable
 from .variants import Checked, Variant
 
 if TYPE_CHECKING:
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
 
 NAME = "compile"
 COPIES = False
-OPTIONS: dict[str, Any] = {
-    "always_keep_tensor_constants": True
-}  # else the values of small weights become constants
+# else the values of small weights become constants
+OPTIONS: dict[str, Any] = {"always_keep_tensor_constants": True}
 
 
 def bind(task: Task) -> Checked:
@@ -44,26 +41,14 @@ def bind(task: Task) -> Checked:
             "for all processes."
         )
     flat = flatten(task.program, task.weights, NAME, task.title)
-    made = covering(task, flat, lambda _, sizes: _compile(task, flat, sizes))
-    variants = [c.variant for c in made]
+    variants = covering(task, flat, lambda _, sizes: _compile(task, flat, sizes))
     return Checked(task.device, flat, variants, task.eager, flagged=is_flagged(flat.program))
 
 
 def _compile(task: Task, flat: Flat, example: Sizes) -> Variant:
     """Compiles a variant at sizes. Raises: LoweringError."""
-    try:
-        with warnings.catch_warnings(), quiet(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            run, made = traced_for(task, flat, example, _inductor)
-        return Variant(lambda inputs: run(*inputs), made.conditions(), fixed=bool(made.fixed))
-    except WidepackError:
-        raise
-    except Exception as e:
-        raise LoweringError(
-            f"{task.title} does not compile with torch.compile of torch {torch.__version__}"
-            f"{f' at {words(example)}' if example else ''}: {type(e).__name__}: {first_line(e)}; "
-            "load with backend='eager'"
-        ) from e
+    run, made = compiled_at(task, flat, example, "torch.compile", _inductor)
+    return Variant(lambda inputs: run(*inputs), made.conditions(), fixed=bool(made.fixed))
 
 
 def _inductor(made: TracedGraph) -> Any:

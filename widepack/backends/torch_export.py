@@ -22,7 +22,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from widepack_artifacts import tree
-from widepack_artifacts.program import Node, Output, Program, Ref
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 from ..ir.encoding import iter_arguments
 from ..ir.fake_values import CPU, Fakes, replay
@@ -30,6 +30,7 @@ from ..ir.tensor_type import member_types
 from ..kernels.decompose import decompose
 from ..runtime.unroll import unroll
 from .exported_graph import assemble, exported_graph, size_bounds
+from .flat import member_slot, with_weights
 
 
 def export_program(
@@ -136,25 +137,16 @@ def without_literals(result: tree.Tree) -> tree.Tree:
 
 def flat_weights(program: Program) -> Program:
     """The program with each Ragged weight replaced by N weights, which loops read as a list."""
-    slots, lists = [], {}
+    slots: list[Slot] = []
+    lists: dict[str, list[Ref]] = {}
     for slot in program.weights:
         if slot.kind != "ragged":
             slots.append(slot)
             continue
-        types = member_types(slot.type)
-        parts = [
-            replace(slot, name=f"{slot.name}_{i}", source=f"{slot.source}@{i}", kind="shared", type=t)
-            for i, t in enumerate(types)
-        ]
+        parts = [member_slot(slot, i, type_) for i, type_ in enumerate(member_types(slot.type))]
         slots += parts
         lists[slot.name] = [Ref(p.name) for p in parts]
-    if not lists:
-        return program
-    nodes = [
-        replace(n, args=tuple(lists.get(a.name, a) if isinstance(a, Ref) else a for a in n.args))
-        for n in program.nodes
-    ]
-    return replace(program, weights=tuple(slots), nodes=tuple(nodes))
+    return with_weights(program, slots, lists)
 
 
 def spread(program: Program) -> Program:
@@ -169,13 +161,9 @@ def spread(program: Program) -> Program:
         if output.kind != "shared" or not isinstance(output.value, Ref):
             outputs.append(output)
             continue
-        nodes.append(Node(f"border_{k}", "aten.unsqueeze.default", (output.value, 0)))
-        nodes.append(
-            Node(
-                f"border_{k}_stacked",
-                "aten.repeat_interleave.self_int",
-                (Ref(f"border_{k}"), program.members, 0),
-            )
-        )
-        outputs.append(Output(Ref(f"border_{k}_stacked"), "stacked"))
+        border, stacked = f"border_{k}", f"border_{k}_stacked"
+        repeated = (Ref(border), program.members, 0)
+        nodes.append(Node(border, "aten.unsqueeze.default", (output.value, 0)))
+        nodes.append(Node(stacked, "aten.repeat_interleave.self_int", repeated))
+        outputs.append(Output(Ref(stacked), "stacked"))
     return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))

@@ -17,13 +17,32 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from ..errors import LoweringError
+from ..ir.fake_values import Fakes, replay
 from ..ir.guards import always, arithmetic
 from ..ir.tensor_type import parse_slot
 from ..runtime.graph_module import graph_module
 from ..spec.dtypes import dtype_of
+from ..system import deadline
 from .flat import Flat
-from .flat_values import fake_values
 from .index_flags import add_flags
+
+
+def fake_values(flat: Flat, example: Mapping[str, int]) -> tuple[Fakes, dict[str, Any]]:
+    """Computes the fake value of each weight, input and node of a flat program, by name.
+
+    The program may be a stranger's, so the time has a limit.
+
+    example: sizes at which the guards hold. Raises: LoweringError when the time is over, or for a size that
+    is an endless expression.
+    """
+    fakes = Fakes({d: max(2, s) for d, s in example.items()})
+    with fakes.mode:  # all values are on the CPU, wherever the weights are
+        weights = {
+            s.name: torch.empty_strided(w.shape, w.stride(), dtype=w.dtype)
+            for s, w in zip(flat.program.weights, flat.weights)
+        }
+    with deadline.within(60 + 0.5 * len(flat.program.nodes)):
+        return fakes, replay(flat.program, fakes, weights)
 
 
 @dataclass

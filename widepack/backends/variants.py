@@ -37,13 +37,14 @@ class Variant:
 
     run: takes a new list of contiguous inputs and returns the outputs. conditions: under which it is valid.
     least: the smallest valid size of dims at which it is wrong at 1. fixed: whether the compiler took the
-    program at one size of a dim only.
+    program at one size of a dim only. example: the sizes that it was compiled at.
     """
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     conditions: Sequence[Expr] = ()
     least: Mapping[str, int] | None = None
     fixed: bool = False
+    example: Mapping[str, int] | None = None
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the program is valid at these sizes."""

@@ -9,7 +9,5 @@
 | `export.py` | Defines `widepack.export`, which writes a program |
 | `subject.py` | Defines `ExportSubject`: a program to export, its trial inputs, and the comparison |
 | `onnx_file.py` | Writes a program as an ONNX file with metadata, and checks it in ONNX Runtime |
-| `onnx_names.py` | Names the inputs, outputs and weights of an ONNX model |
-| `onnx_weights.py` | Stores an ONNX model's weights in it, beside it, or in the artifact's files |
 | `pt2_file.py` | Writes a program of an artifact as a `torch.export` program |
 """

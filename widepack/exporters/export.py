@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
+from ..errors import ArtifactError, LoweringError, UsageError, VerificationError
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system import atomic_file
@@ -154,7 +154,6 @@ def export(
     stages = Stages(progress)
     try:
         atomic_file.admit(out, force)
-        strategies = ["wide"]
         if to == "onnx":
             from . import onnx_file
 
@@ -162,12 +161,13 @@ def export(
             onnx_file.require_packages()
             if weights == "beside":
                 onnx_file.artifact_location(path, out)
-            strategies += ["loop"] if member is None else []
-        return _first_that_runs(
-            strategies,
-            partial(_opened, stages, path, entry, pattern, member, members),
-            lambda subject: _write(subject, to, out, weights, opset or 0, force, stages),
-        )
+
+        def write(strategy: str) -> ExportReport:
+            with stages.stage("reading the artifact"), guarded(f"{path}: a member program"):
+                subject = subject_of(path, entry, pattern, member, members, strategy)
+            return _write(subject, to, out, weights, opset or 0, force, stages)
+
+        return _wide_or_loop(write, may_loop=to == "onnx" and member is None)
     except OSError as e:
         raise ArtifactError(
             f"{out}: cannot be written: {e.strerror or e}; no part of the new file is left, and an earlier "
@@ -203,35 +203,21 @@ def _check_options(
         raise UsageError(f"opset={opset!r} is an option of ONNX files; leave it out for to={to!r}")
 
 
-def _opened(stages: Stages, path: Path, *program: Any) -> ExportSubject:
-    """Opens the artifact's program. program: the other arguments of `subject_of`."""
-    with stages.stage("reading the artifact"), guarded(f"{path}: a member program"):
-        return subject_of(path, *program)
-
-
-def _first_that_runs(
-    strategies: Sequence[str],
-    opened: Callable[[str], ExportSubject],
-    write: Callable[[ExportSubject], ExportReport],
-) -> ExportReport:
-    """Writes the program with the first strategy that the form can express and that answers rightly.
-
-    Raises: LoweringError, VerificationError of the first strategy if none does.
+def _wide_or_loop(write: Callable[[str], ExportReport], *, may_loop: bool) -> ExportReport:
+    """Writes the wide program, or every op once for each member if the form cannot express the wide program,
+    or answers wrongly for it. Raises: LoweringError, VerificationError of the wide program if neither works.
     """
-    first: WidepackError | None = None
-    for strategy in strategies:
+    try:
+        return write("wide")
+    except (LoweringError, VerificationError) as first:
+        if not may_loop:
+            raise
         try:
-            report = write(opened(strategy))
+            report = write("loop")
         except (LoweringError, VerificationError) as e:
-            if strategy != strategies[-1]:
-                first = e
-                continue
-            if first is None:
-                raise
             raise first from e
-        report.written, report.why = strategy, str(first or "")
+        report.written, report.why = "loop", str(first)
         return report
-    raise AssertionError("the last of the strategies has returned or raised")
 
 
 def _write(

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..backends.graph_capture import ONE_CAPTURE, CapturedRun, GraphRecorder, Run
-from ..backends.graph_recorders import recorder_for
+from ..backends.graph_capture import ONE_CAPTURE, CapturedRun, GraphRecorder, Run, recorder_for
 from ..errors import UsageError
 
 

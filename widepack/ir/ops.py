@@ -43,8 +43,7 @@ from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS
 from ..kernels.pooling import max_pool2d
-from ..kernels.replacements import REPLACEMENTS
-from ..kernels.size_arithmetic import limited
+from ..kernels.replacements import REPLACEMENTS, limited
 from ..kernels.traced_ops import opaque, traced_op
 from .torch_internals import base_name, can_decompose, is_overload, overload_behind, overload_name, schema_of
 

@@ -85,9 +85,11 @@ def _single(x: Tensor | None) -> Tensor | None:
     return x.float() if x is not None and x.dtype in _HALVES else x
 
 
-def _dense(x: Tensor | None) -> Tensor | None:
-    """Returns parameters that a kernel reads as if their stride were 1."""
-    return None if x is None else x.contiguous()
+def _image_for_torch(input: Tensor, training: bool) -> Tensor | None:
+    """Returns the image that torch's kernel of batch normalization normalizes exactly; None if none does."""
+    if not training or not _is_channels_last(input):
+        return input
+    return input.contiguous() if input.dtype in _HALVES else None
 
 
 def native_group_norm(
@@ -101,17 +103,15 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `aten.native_group_norm`, whose kernel takes images that are dense in one of two orders."""
-    op = torch.ops.aten.native_group_norm.default
-    weight, bias = _dense(weight), _dense(bias)
-    if not _is_channels_last(input):
-        y, mean, rstd = op(input, weight, bias, N, C, HxW, group, eps)
-    elif input.dtype in _HALVES:
-        y, mean, rstd = op(input.contiguous(), weight, bias, N, C, HxW, group, eps)
-    else:
+    # the kernel reads parameters as if their stride were 1
+    weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))
+    means, image = None, _image_for_torch(input, training=True)
+    if image is None:
         means = _group_means(input, group)
-        y, mean, rstd = op(input - _on_channels(means, input), weight, bias, N, C, HxW, group, eps)
-        mean = mean + means
-    return y, mean, rstd
+        image = input - _on_channels(means, input)
+    op = torch.ops.aten.native_group_norm.default
+    y, mean, rstd = op(image, weight, bias, N, C, HxW, group, eps)
+    return y, mean if means is None else mean + means, rstd
 
 
 def batch_norm_functional(
@@ -125,9 +125,8 @@ def batch_norm_functional(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Computes `aten._native_batch_norm_legit_functional`."""
-    if not training or not _is_channels_last(input) or input.dtype in _HALVES:
+    if (image := _image_for_torch(input, training)) is not None:
         op = torch.ops.aten._native_batch_norm_legit_functional.default
-        image = input.contiguous() if training and _is_channels_last(input) else input
         found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = op(
             image, weight, bias, running_mean, running_var, training, momentum, eps
         )
@@ -148,9 +147,8 @@ def batch_norm_of_batch(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `aten._native_batch_norm_legit.no_stats`."""
-    if not training or not _is_channels_last(input) or input.dtype in _HALVES:
+    if (image := _image_for_torch(input, training)) is not None:
         op = torch.ops.aten._native_batch_norm_legit.no_stats
-        image = input.contiguous() if training and _is_channels_last(input) else input
         found: tuple[Tensor, Tensor, Tensor] = op(image, weight, bias, training, momentum, eps)
         return found
     return _batch_norm(input, weight, bias, momentum, eps)[:3]

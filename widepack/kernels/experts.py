@@ -8,9 +8,9 @@
 Programs of one member have `expert_mm` where the network calls a grouped product. `expert_linear` is what it
 becomes for all members. The ops sort the rows of all members by expert: expert e of member i has the number
 i*E + e. Each expert that has rows is one product. If the matrices are small, and almost all experts of a
-member have about as many rows, one batched product serves all of them. No matrix is copied. `decompose.py`
-writes the ops in ATen ops. These copy one matrix for each row, or, with `few`, multiply each row by the
-matrices of all experts. `expert_mm` has a derivative.
+member have about as many rows, one batched product serves all of them. No matrix is copied. In ATen ops they
+copy one matrix for each row, or, with `few`, multiply each row by the matrices of all experts. `expert_mm`
+has a derivative.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Tag
+from widepack_artifacts.program import Tag
 
-from .checks import experts as checks
-from .library import define, differentiate
-from .node_list import NodeList
-from .second_derivatives import differentiable_by
+from .checks.require import dense, integers, of_shape, require
+from .library import NodeList, differentiable_by, differentiate, in_aten, own_op
 
 OP = "widepack.expert_linear.default"
 OF_ONE_MEMBER = "widepack.expert_mm.default"
@@ -41,7 +39,29 @@ SMALL = 1 << 14
 faster, although it pads the rows of all experts to one count."""
 
 
+def check_experts(x: Tensor, weight: Tensor, index: Tensor, inputs: int) -> None:
+    """Checks the operands of an op of experts: x: `[*, R, I]`, weight: `[*, E, ...]`, index: `[*, R]`."""
+    rank = weight.dim() - 1
+    require(weight.shape[rank - 2] > 0, "weight has no experts")
+    before = list(weight.shape[: rank - 2])
+    rows = dense("x", x, rank).shape[rank - 2]
+    of_shape("x", x, [*before, rows, inputs], weight)
+    of_shape("index", integers("index", index, rank - 1), [*before, rows])
+    require(index.device == weight.device, f"index is on {index.device}; weight is on {weight.device}")
+
+
+@own_op(
+    "expert_linear(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
+    lambda x, weight, *_: x.new_empty((weight.shape[0], x.shape[1], weight.shape[2])),
+)
 def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
+    inputs = dense("weight", weight, 4).shape[3]
+    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
+    check_experts(x, weight, index, inputs)
+    return _of_members(x, weight, index)
+
+
+def _of_members(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     members, experts, outputs, inputs = weight.shape
     rows = index.shape[1]
     if not index.numel():
@@ -58,9 +78,20 @@ def _expert_linear(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) 
     return y.view(members, rows, outputs)
 
 
+@own_op(
+    "expert_mm(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
+    lambda x, weight, *_: x.new_empty((x.shape[0], weight.shape[2])),
+)
 def _expert_mm(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
+    inputs = dense("weight", weight, 3).shape[1]
+    require(weight.is_floating_point(), f"weight is {weight.dtype}; a float is needed")
+    check_experts(x, weight, index, inputs)
+    return _of_one_member(x, weight, index)
+
+
+def _of_one_member(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     matrices = weight.transpose(1, 2).unsqueeze(0)
-    return _expert_linear(x.unsqueeze(0), matrices, index.unsqueeze(0)).squeeze(0)
+    return _of_members(x.unsqueeze(0), matrices, index.unsqueeze(0)).squeeze(0)
 
 
 def _products(x: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
@@ -122,7 +153,7 @@ def _plain(ctx: Any, x: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor]:
 @differentiable_by(_plain, 3)
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, weight, index = ctx.saved_tensors
-    of_x = _expert_mm(gradient, weight.transpose(1, 2), index)
+    of_x = _of_one_member(gradient, weight.transpose(1, 2), index)
     of_weight, expert = torch.zeros_like(weight), index.remainder(weight.shape[0])
     for number in expert.unique().tolist():
         rows = (expert == number).nonzero().squeeze(1)
@@ -130,33 +161,11 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return of_x, of_weight, None, None
 
 
-def _fake(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
-    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
-
-
-def _fake_of_one(x: Tensor, weight: Tensor, index: Tensor, few: bool = False) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[2]))
-
-
-define(
-    "expert_linear(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
-    _expert_linear,
-    _fake,
-    checks.expert_linear,
-)
-define(
-    "expert_mm(Tensor x, Tensor weight, Tensor index, bool few=False) -> Tensor",
-    _expert_mm,
-    _fake_of_one,
-    checks.expert_mm,
-)
 differentiate("expert_mm", _keep, _backward)
 
 
-def expert_linear_in_aten(node: Node, members: int) -> list[Node]:
-    """Returns an `expert_linear` node as ATen nodes. members: N."""
-    new = NodeList(node)
-    x, weight, index, few = (*node.args, False)[:4]
+@in_aten(OP)
+def _in_aten(new: NodeList, members: int, x: Any, weight: Any, index: Any, few: bool = False) -> None:
     options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
     numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
     numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
@@ -172,13 +181,10 @@ def expert_linear_in_aten(node: Node, members: int) -> list[Node]:
         columns = new.add("aten.unsqueeze.default", x, -1, suffix="columns")
         product = new.add("aten.matmul.default", matrices, columns, suffix="product")
         new.add("aten.squeeze.dim", product, -1, suffix="rows")
-    return new.named_as_the_node()
 
 
-def expert_mm_in_aten(node: Node) -> list[Node]:
-    """Returns an `expert_mm` node as ATen nodes."""
-    new = NodeList(node)
-    x, weight, index, few = (*node.args, False)[:4]
+@in_aten(OF_ONE_MEMBER)
+def _of_one_in_aten(new: NodeList, _: int, x: Any, weight: Any, index: Any, few: bool = False) -> None:
     if few:
         products = new.add("aten.matmul.default", x, weight, suffix="products")  # [E, R, O]
         options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
@@ -190,4 +196,3 @@ def expert_mm_in_aten(node: Node) -> list[Node]:
         rows = new.add("aten.unsqueeze.default", x, 1, suffix="rows")
         product = new.add("aten.bmm.default", rows, matrices, suffix="product")
         new.add("aten.squeeze.dim", product, 1, suffix="of_rows")
-    return new.named_as_the_node()

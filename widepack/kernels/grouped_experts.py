@@ -7,20 +7,22 @@ The op sorts the rows of all members by expert, and calls torch's `grouped_mm` w
 That is one kernel on CUDA devices of compute capability 9.0, and the host waits for nothing, so a CUDA graph
 can capture it. That kernel takes at most `MOST_GROUPS` groups, one for each expert of each member. The op
 divides more members into several grouped products, whose rows are known without their values. A member with
-more experts copies the matrix of each row. Elsewhere torch runs one product after the other. `decompose.py`
-writes the op in ATen ops, which copy the matrix of each row.
+more experts copies the matrix of each row. Elsewhere torch runs one product after the other. In ATen
+ops the op copies the matrix of each row.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Tag
+from widepack_artifacts.program import Tag
 
-from .checks import experts as checks
-from .library import define
-from .node_list import NodeList
+from .checks.require import dense, require
+from .experts import check_experts
+from .library import NodeList, in_aten, own_op
 
 OP = "widepack.grouped_experts.default"
 MULTIPLE = 8
@@ -32,7 +34,20 @@ MOST_GROUPS = 1023
 """The most groups of one grouped product: torch's kernel for compute capability 9.0 refuses 1,024."""
 
 
+@own_op(
+    "grouped_experts(Tensor x, Tensor weight, Tensor index) -> Tensor",
+    lambda x, weight, _: x.new_empty((weight.shape[0], x.shape[1], weight.shape[3])),
+)
 def _grouped_experts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    inputs, outputs = dense("weight", weight, 4).shape[2:]
+    require(weight.dtype is torch.bfloat16, f"weight is {weight.dtype}; bfloat16 is needed")
+    require(inputs > 0 and outputs > 0, f"weight is {list(weight.shape)}; no size may be 0")
+    require(inputs % 8 == 0 and outputs % 8 == 0, f"{inputs} and {outputs} are not multiples of 8")
+    check_experts(x, weight, index, inputs)
+    return _products(x, weight, index)
+
+
+def _products(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     members, experts, inputs, outputs = weight.shape
     if members * experts > MOST_GROUPS:
         return _in_parts(x, weight, index)
@@ -55,7 +70,7 @@ def _in_parts(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
         places = torch.arange(members, device=index.device).unsqueeze(1)
         return torch.matmul(x.unsqueeze(2), weight[places, index]).squeeze(2)
     parts = (torch.split(t, MOST_GROUPS // experts) for t in (x, weight, index))
-    return torch.cat([_grouped_experts(*part) for part in zip(*parts, strict=True)])
+    return torch.cat([_products(*part) for part in zip(*parts, strict=True)])
 
 
 def _aligned(matrices: Tensor) -> Tensor:
@@ -68,22 +83,8 @@ def _aligned(matrices: Tensor) -> Tensor:
     return matrices.clone(memory_format=torch.contiguous_format)
 
 
-def _fake(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
-    return x.new_empty((weight.shape[0], x.shape[1], weight.shape[3]))
-
-
-define(
-    "grouped_experts(Tensor x, Tensor weight, Tensor index) -> Tensor",
-    _grouped_experts,
-    _fake,
-    checks.grouped_experts,
-)
-
-
-def grouped_experts_in_aten(node: Node, members: int) -> list[Node]:
-    """Returns a `grouped_experts` node as ATen nodes. members: N."""
-    new = NodeList(node)
-    x, weight, index = node.args
+@in_aten(OP)
+def _in_aten(new: NodeList, members: int, x: Any, weight: Any, index: Any) -> None:
     options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
     numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
     numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
@@ -91,4 +92,3 @@ def grouped_experts_in_aten(node: Node, members: int) -> list[Node]:
     rows = new.add("aten.unsqueeze.default", x, 2, suffix="one")
     product = new.add("aten.matmul.default", rows, matrices, suffix="product")
     new.add("aten.squeeze.dim", product, 2, suffix="of_rows")
-    return new.named_as_the_node()

@@ -25,10 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import int8 as checks
-from .checks.int8 import TAIL as TAIL
-from .checks.require import LARGEST
-from .library import define
+from .checks.require import LARGEST, dense, for_members, of_shape, require
+from .library import own_op
 
 SCALES = "widepack.int8_scales.default"
 WEIGHT = "widepack.int8_weight.default"
@@ -36,11 +34,23 @@ LINEAR = "widepack.int8_linear.default"
 OPS = frozenset({SCALES, WEIGHT, LINEAR})
 """The names of the ops in programs."""
 
+TAIL = 8
+"""The bytes at the end of each row of an int8 weight: a factor and a summand, both float32."""
 _MOST = 127  # the largest int8 number that is used
 _SHIFT = 128  # numbers are stored as unsigned bytes, larger by this
 
 
+def _float32(name: str, x: Tensor, rank: int) -> Tensor:
+    """Returns a float32 tensor of the CPU. Raises OperandError for others."""
+    dense(name, x, rank)
+    require(x.dtype is torch.float32, f"{name} is {x.dtype}; float32 is needed")
+    require(x.device.type in ("cpu", "meta"), f"{name} is on {x.device}; the CPU is needed")
+    return x
+
+
+@own_op("int8_scales(Tensor weight) -> Tensor", lambda weight: weight.new_empty(weight.shape[:2]))
 def _int8_scales(weight: Tensor) -> Tensor:
+    require(_float32("weight", weight, 3).shape[2] > 0, "weight has no inputs")
     largest = torch.maximum(weight.amax(2), -weight.amin(2)).abs()  # a fifth of the time of weight.abs()
     scales = largest / _MOST
     # The quotient may be rounded down, for denormal numbers by much: then 127 scales would not reach.
@@ -49,12 +59,15 @@ def _int8_scales(weight: Tensor) -> Tensor:
     return torch.where(torch.isfinite(largest), scales, torch.nan)
 
 
-def _fake_scales(weight: Tensor) -> Tensor:
-    return weight.new_empty(weight.shape[:2])
-
-
-def _int8_weight(weight: Tensor, scales: Tensor) -> Tensor:
+def _fake_weight(weight: Tensor, scales: Tensor) -> Tensor:
     members, outputs, inputs = weight.shape
+    return weight.new_empty((members * inputs, outputs + TAIL), dtype=torch.uint8)
+
+
+@own_op("int8_weight(Tensor weight, Tensor scales) -> Tensor", _fake_weight)
+def _int8_weight(weight: Tensor, scales: Tensor) -> Tensor:
+    members, outputs, inputs = _float32("weight", weight, 3).shape
+    of_shape("scales", scales, [members, outputs], weight)
     table = torch.empty((members, inputs, outputs + TAIL), dtype=torch.uint8)
     for member, (numbers, steps) in enumerate(zip(weight, scales)):  # one at a time: less memory
         steps = torch.where(steps > 0, steps, 1.0).unsqueeze(1)  # a row of zeros, or of NaN
@@ -63,11 +76,6 @@ def _int8_weight(weight: Tensor, scales: Tensor) -> Tensor:
     # Each row ends with what torch multiplies its bytes by, and then adds to them.
     table[:, :, outputs:] = torch.tensor([1.0, -float(_SHIFT)]).view(torch.uint8)
     return table.view(members * inputs, outputs + TAIL)
-
-
-def _fake_weight(weight: Tensor, scales: Tensor) -> Tensor:
-    members, outputs, inputs = weight.shape
-    return weight.new_empty((members * inputs, outputs + TAIL), dtype=torch.uint8)
 
 
 @cache
@@ -86,9 +94,19 @@ def _places(members: int, rows: int, inputs: int) -> tuple[Tensor, Tensor]:
         return of_members.expand(members, rows, inputs).reshape(-1).contiguous(), starts
 
 
+@own_op(
+    "int8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? bias) -> Tensor",
+    lambda x, _, scales, bias: x.new_empty((scales.shape[0], x.shape[1], scales.shape[1])),
+)
 def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    members, outputs = scales.shape
-    rows, inputs = x.shape[1:]
+    members, outputs = _float32("scales", scales, 2).shape
+    rows, inputs = _float32("x", x, 3).shape[1:]
+    for_members("x", x, members, [rows, inputs], scales)
+    of_shape("weight", weight, [members * inputs, outputs + TAIL])
+    require(weight.dtype is torch.uint8, f"weight is {weight.dtype}; uint8 is needed")
+    require(weight.device == x.device, f"weight is on {weight.device}; x is on {x.device}")
+    require(weight.is_contiguous(), "weight has gaps in its memory")
+    of_shape("bias", bias, [members, outputs], scales)
     if not members * rows * outputs * inputs:
         y = x.new_zeros((members, rows, outputs))
     else:
@@ -98,17 +116,3 @@ def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None)
         y = _bags()(weight, places, starts, False, 0, False, numbers).view(members, rows, outputs)
     steps = scales.unsqueeze(1)
     return y.mul_(steps) if bias is None else torch.addcmul(bias.unsqueeze(1), y, steps)
-
-
-def _fake_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty((scales.shape[0], x.shape[1], scales.shape[1]))
-
-
-define("int8_scales(Tensor weight) -> Tensor", _int8_scales, _fake_scales, checks.int8_scales)
-define("int8_weight(Tensor weight, Tensor scales) -> Tensor", _int8_weight, _fake_weight, checks.int8_weight)
-define(
-    "int8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? bias) -> Tensor",
-    _int8_linear,
-    _fake_linear,
-    checks.int8_linear,
-)

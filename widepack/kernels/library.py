@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Ref
 
 LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 """Holds the ops of the namespace `widepack`. They exist as long as it does."""
@@ -16,34 +19,33 @@ DIFFERENTIABLE: set[str] = set()
 """The ops that have a derivative."""
 INTEGER_ANSWERS: set[str] = set()
 """The ops whose answers are integers: they need no derivative, and run inside transforms of `torch.func`."""
+ATEN_FORMS: dict[str, Callable[..., None]] = {}
+"""What writes each op in ATen ops, by the same names: `write(new, members, *args, **kwargs)`."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+Backward = Callable[..., tuple[Any, ...]]
 
 
-def define(
-    schema: str,
-    function: Callable[..., Any],
-    fake: Callable[..., Any] | None,
-    check: Callable[..., None],
-) -> None:
-    """Defines an op of the namespace `widepack`.
+def own_op(schema: str, fake: Callable[..., Any] | None) -> Callable[[F], F]:
+    """Defines an op of the namespace `widepack` by the function that it decorates.
+
+    The function checks its operands first, and raises OperandError.
 
     Args:
         schema: The op's schema, as `torch.library` takes it.
-        function: Computes the op.
-        fake: Returns an answer of the right sizes, or None if `function` works on fake tensors too.
-        check: Checks the operands before `function` runs. It raises OperandError.
+        fake: Returns an answer of the right sizes, or None if the function works on fake tensors too.
     """
-
-    @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return function(*args, **kwargs)
-
     name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
-    if fake is not None:
-        torch.library.register_fake(f"widepack::{name}", fake, lib=LIBRARY)
-    FUNCTIONS[f"widepack.{name}.default"] = checked
+
+    def decorate(function: F) -> F:
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        if fake is not None:
+            torch.library.register_fake(f"widepack::{name}", fake, lib=LIBRARY)
+        FUNCTIONS[f"widepack.{name}.default"] = function
+        return function
+
+    return decorate
 
 
 def differentiate(name: str, keep: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -60,6 +62,37 @@ def differentiate(name: str, keep: Callable[..., None], backward: Callable[..., 
     DIFFERENTIABLE.add(f"widepack.{name}.default")
 
 
+def differentiable_by(plain: Callable[..., tuple[Tensor, ...]], count: int) -> Callable[[Backward], Backward]:
+    """Decorates a backward pass that writes in place, so that `create_graph=True` gives a right graph.
+
+    With `create_graph`, autograd differentiates `plain` instead: slower, and with derivatives of any order.
+    Without a graph of its own, the backward pass would give a second derivative of zero, silently.
+
+    Args:
+        plain: Computes the op's outputs that have derivatives: `plain(ctx, *inputs)`.
+        count: The number of inputs, the first of the saved tensors.
+    """
+
+    def decorate(backward: Backward) -> Backward:
+        def either(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+            if not torch.is_grad_enabled():
+                return backward(ctx, *gradients)
+            # new nodes of the graph, so that no derivative flows from one input to another
+            inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors[:count]]
+            arrived = [(y, g) for y, g in zip(plain(ctx, *inputs), gradients) if g is not None]
+            needed = ctx.needs_input_grad
+            wanted = [t for t, is_needed in zip(inputs, needed) if is_needed and t is not None]
+            if not arrived or not wanted:
+                return (None,) * len(needed)
+            ys, gs = zip(*arrived)
+            found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=True, allow_unused=True))
+            return tuple(next(found) if is_needed else None for is_needed in needed)
+
+        return either
+
+    return decorate
+
+
 def answer_integers(name: str, over_members: Callable[..., Any]) -> None:
     """Says that an op's answers are integers, so that it stays in programs that have gradients.
 
@@ -69,3 +102,45 @@ def answer_integers(name: str, over_members: Callable[..., Any]) -> None:
     """
     torch.library.register_vmap(f"widepack::{name}", over_members, lib=LIBRARY)
     INTEGER_ANSWERS.add(f"widepack.{name}.default")
+
+
+class NodeList:
+    """Collects the ATen nodes that replace one node of widepack's own ops, named after it."""
+
+    def __init__(self, node: Node, separator: str = "_") -> None:
+        self.node, self.separator = node, separator
+        self.nodes: list[Node] = []
+
+    def add(self, op: str, *args: Any, suffix: str = "", **kwargs: Any) -> Ref:
+        """Appends a node and returns its value."""
+        name = f"{self.node.name}{self.separator}{suffix or len(self.nodes)}"
+        self.nodes.append(Node(name, op, args, kwargs, "", self.node.source, self.node.member))
+        return Ref(name)
+
+    def product(self, x: Any, weight: Any, bias: Any, suffix: str = "product") -> Ref:
+        """Appends the nodes of `x weight + bias`. x: `[N, R, I]`, weight: `[N, I, O]`, bias: `[N, O]`."""
+        if bias is None:
+            return self.add("aten.bmm.default", x, weight, suffix=suffix)
+        added = self.add("aten.unsqueeze.default", bias, 1, suffix=f"{suffix}_bias")
+        return self.add("aten.baddbmm.default", added, x, weight, suffix=suffix)
+
+    def named_as_the_node(self) -> list[Node]:
+        """Returns the nodes, the last of them under the name of the node that they replace."""
+        *before, last = self.nodes
+        return [*before, replace(last, name=self.node.name, out=self.node.out)]
+
+
+def in_aten(*names: str) -> Callable[[F], F]:
+    """Says that the decorated function writes ops in ATen ops, for readers that know no other ops.
+
+    The function appends nodes to a `NodeList`. The last of them computes the answer.
+
+    Args:
+        *names: The ops' names in programs.
+    """
+
+    def decorate(write: F) -> F:
+        ATEN_FORMS.update(dict.fromkeys(names, write))
+        return write
+
+    return decorate

@@ -10,7 +10,7 @@ of any origin: an argument, a buffer, or computed from sizes.
 
 torch's kernel gets the whole call where the op would save little, and where a query may attend to no key:
 such a row is NaN or a mean of all values, as torch decides. A key with NaN or inf reaches fewer queries than
-in torch, where it reaches those that may not attend to it too. `decompose.py` writes the op in ATen ops.
+in torch, where it reaches those that may not attend to it too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks.attention import masked_attention as check
-from .library import define
+from .checks.layers import attention as check_attention
+from .checks.require import dense, require
+from .library import NodeList, in_aten, own_op
 from .replacements import attention, own_memory
 
 OP = "widepack.masked_attention.default"
@@ -42,6 +43,16 @@ _GATHERED = 0.7
 _Keys = slice | Tensor
 
 
+def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
+    y: Tensor = torch.ops.aten.scaled_dot_product_attention.default(query, key, value, *rest, **named)
+    return y
+
+
+@own_op(
+    "masked_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+    "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
+    _fake,
+)
 def _masked_attention(
     query: Tensor,
     key: Tensor,
@@ -53,6 +64,10 @@ def _masked_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    check_attention(query, key, value)
+    if attn_mask is not None:  # what its sizes may be, torch's op checks
+        boolean = dense("attn_mask", attn_mask).dtype == torch.bool
+        require(boolean or attn_mask.is_floating_point(), f"attn_mask is {attn_mask.dtype}; bool is needed")
     blocks = None
     if not dropout_p and _can_skip(query, key, value, enable_gqa):
         if attn_mask is None:
@@ -153,15 +168,6 @@ def _part(mask: Tensor, rows: slice, keys: _Keys) -> Tensor:
     return of_rows[..., keys] if isinstance(keys, slice) else of_rows.index_select(-1, keys)
 
 
-def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
-    y: Tensor = torch.ops.aten.scaled_dot_product_attention.default(query, key, value, *rest, **named)
-    return y
-
-
-define(
-    "masked_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
-    "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
-    _masked_attention,
-    _fake,
-    check,
-)
+@in_aten(OP)
+def _in_aten(new: NodeList, _: int, *args: Any, **kwargs: Any) -> None:
+    new.add(PLAIN, *args, **kwargs)

@@ -14,8 +14,7 @@ on a stream that another thread captures. The side streams have a priority of th
 another pool.
 
 The result is allocated on the current stream before the fork. Each stream writes its members' results into
-it, so no memory of a side stream is read after the join. `decompose.py` writes the op as one grouped
-convolution.
+it, so no memory of a side stream is read after the join. In ATen ops the op is one grouped convolution.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node
-
-from .checks import own_ops as checks
-from .library import define
-from .node_list import NodeList
+from .checks.images import extents, geometry, transposed_extents
+from .checks.require import dense, for_members, of_shape, require
+from .library import NodeList, in_aten, own_op
 
 OP = "widepack.member_convs.default"
 STREAMS = 8
@@ -61,6 +58,34 @@ class SideStreams(threading.local):
 SIDE = SideStreams()
 
 
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int] | None = None,
+) -> Tensor:
+    dims = list(zip(x.shape[3:], weight.shape[3:], stride, padding, dilation))
+    if output_padding is None:
+        outputs = weight.shape[1]
+        sizes = [(n + 2 * margin - step * (k - 1) - 1) // by + 1 for n, k, by, margin, step in dims]
+    else:
+        outputs = weight.shape[2] * groups
+        sizes = [
+            (n - 1) * by - 2 * margin + step * (k - 1) + more + 1
+            for (n, k, by, margin, step), more in zip(dims, output_padding)
+        ]
+    return x.new_empty((weight.shape[0], x.shape[1], outputs, *sizes))
+
+
+@own_op(
+    "member_convs(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+    "int groups, int[]? output_padding=None) -> Tensor",
+    _fake,
+)
 def _member_convs(
     x: Tensor,
     weight: Tensor,
@@ -71,13 +96,29 @@ def _member_convs(
     groups: int,
     output_padding: Sequence[int] | None = None,
 ) -> Tensor:
-    members, options = weight.shape[0], (stride, padding, dilation, groups, output_padding)
+    members, packed, of_group, *window = dense("weight", weight, 4, 5, 6).shape
+    dense("x", x, weight.dim())
+    geometry(len(window), stride, padding, dilation, groups)
+    outputs, inputs = packed, of_group * groups
+    if output_padding is not None:  # transposed
+        outputs, inputs = inputs, outputs
+    for_members("x", x, members, [None, inputs, *x.shape[3:]], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+    require(members > 0, "weight is for 0 members; at least 1 is needed")
+    require(packed % groups == 0, f"{packed} channels do not form {groups} groups")
+    if output_padding is None:
+        extents(x.shape[3:], window, padding, dilation)
+    else:
+        transposed_extents(x.shape[3:], window, stride, padding, dilation, output_padding)
+    options = (stride, padding, dilation, groups, output_padding)
     rows = x.expand(members, *x.shape[1:])
     if weight.device.type == "cuda":
         y = _fake(x, weight, bias, *options)
-        run_members(
-            lambda i: _run_into(y[i], rows[i], weight[i], _part(bias, i), *options), members, y.device
-        )
+
+        def run(i: int) -> None:
+            y[i].copy_(member_conv(rows[i], weight[i], _part(bias, i), *options))
+
+        run_members(run, members, y.device)
         return y
     return torch.stack([member_conv(rows[i], weight[i], _part(bias, i), *options) for i in range(members)])
 
@@ -111,82 +152,39 @@ def run_members(run: Any, members: int, device: torch.device) -> None:
             current.wait_stream(stream)
 
 
-def _run_into(y: Tensor, *given: Any) -> None:
-    y.copy_(member_conv(*given))
-
-
 def _part(bias: Tensor | None, i: int) -> Tensor | None:
     return None if bias is None else bias[i]
 
 
-def member_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None,
-) -> Tensor:
-    """Runs a member's convolution."""
+def member_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    """Runs a member's convolution. options: stride, padding, dilation, groups, output_padding."""
+    stride, padding, dilation, groups, output_padding = options
     spatial = weight.dim() - 2
     if output_padding is None:
         return _CONVOLUTIONS[spatial](x, weight, bias, stride, padding, dilation, groups)
     return _TRANSPOSED[spatial](x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None = None,
-) -> Tensor:
-    dims = list(zip(x.shape[3:], weight.shape[3:], stride, padding, dilation))
-    if output_padding is None:
-        outputs = weight.shape[1]
-        sizes = [(n + 2 * margin - step * (k - 1) - 1) // by + 1 for n, k, by, margin, step in dims]
-    else:
-        outputs = weight.shape[2] * groups
-        sizes = [
-            (n - 1) * by - 2 * margin + step * (k - 1) + more + 1
-            for (n, k, by, margin, step), more in zip(dims, output_padding)
-        ]
-    return x.new_empty((weight.shape[0], x.shape[1], outputs, *sizes))
-
-
-define(
-    "member_convs(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
-    "int groups, int[]? output_padding=None) -> Tensor",
-    _member_convs,
-    _fake,
-    checks.member_convs,
-)
-
-
-def member_convs_in_aten(node: Node, members: int) -> list[Node]:
-    """Returns a `member_convs` node as one convolution of N * groups groups. members: N."""
-    new = NodeList(node)
-    x, weight, bias, stride, padding, dilation, groups, *more = node.args
-    output_padding = more[0] if more else node.kwargs.get("output_padding")
+@in_aten(OP)
+def _in_aten(
+    new: NodeList, members: int, x: Any, weight: Any, bias: Any, *options: Any, output_padding: Any = None
+) -> None:
+    """Writes the op as one convolution of N * groups groups."""
+    stride, padding, dilation, groups, *last = options
+    output_padding = last[0] if last else output_padding
     spatial = len(stride)
     if output_padding is None:
-        op, options = f"aten.conv{spatial}d.default", [stride, padding, dilation, members * groups]
+        op, given = f"aten.conv{spatial}d.default", [stride, padding, dilation, members * groups]
     else:
         overload = "default" if spatial == 1 else "input"
         op = f"aten.conv_transpose{spatial}d.{overload}"
-        options = [stride, padding, output_padding, members * groups, dilation]
+        given = [stride, padding, output_padding, members * groups, dilation]
     rows = new.add("aten.expand.default", x, [members, *(-1 for _ in range(2 + spatial))], suffix="rows")
     image = new.add("aten.transpose.int", rows, 0, 1, suffix="image")  # [B, N, C, *s]
     image = new.add("aten.flatten.using_ints", image, 1, 2, suffix="packed")
     matrix = new.add("aten.flatten.using_ints", weight, 0, 1, suffix="weight")
     if bias is not None:
         bias = new.add("aten.flatten.using_ints", bias, 0, 1, suffix="bias")
-    y = new.add(op, image, matrix, bias, *options, suffix="conv")
+    y = new.add(op, image, matrix, bias, *given, suffix="conv")
     y = new.add("aten.unflatten.int", y, 1, [members, -1], suffix="members")
     new.add("aten.transpose.int", y, 0, 1, suffix="stacked")
-    return new.named_as_the_node()

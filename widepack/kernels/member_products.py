@@ -8,7 +8,7 @@ each member. oneDNN takes 0.5 to 0.9 times as long as torch's batched product th
 products are one batched product.
 
 The derivatives are products of the same form, so that they have derivatives too. `weight` may be a transposed
-view, which oneDNN reads without a copy. `decompose.py` writes the op in ATen ops.
+view, which oneDNN reads without a copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from . import onednn
-from .checks import own_ops as checks
-from .library import define, differentiate
+from .checks.require import dense, for_members, of_shape
+from .library import NodeList, differentiate, in_aten, own_op
 
 PRODUCTS = "widepack.member_products.default"
 LEAST, NARROW = 4 << 20, 64
@@ -28,7 +28,7 @@ LEAST, NARROW = 4 << 20, 64
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes `member_products`, without a derivative."""
+    """Computes `member_products`, without a derivative and without checks."""
     members, outputs, inputs = weight.shape
     rows = x.expand(members, -1, -1)
     if not _is_large(x.shape[1], inputs, outputs) or not (onednn.usable(x) and onednn.usable(weight)):
@@ -54,8 +54,21 @@ def _dense(matrix: Tensor) -> Tensor:
     return matrix.t().contiguous().t() if of_row == 1 else matrix.contiguous()
 
 
-def _fake_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(weight.shape[0], x.shape[1], weight.shape[1])
+@own_op(
+    "member_products(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    lambda x, weight, _: x.new_empty(weight.shape[0], x.shape[1], weight.shape[1]),
+)
+def _member_products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    members, outputs, inputs = dense("weight", weight, 3).shape
+    for_members("x", x, members, [None, inputs], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+    return multiply(x, weight, bias)
+
+
+@in_aten(PRODUCTS)
+def _in_aten(new: NodeList, members: int, x: Any, weight: Any, bias: Any) -> None:
+    turned = new.add("aten.transpose.int", weight, 1, 2, suffix="turned")
+    new.product(new.add("aten.expand.default", x, [members, -1, -1], suffix="rows"), turned, bias)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -78,10 +91,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return to_x, to_weight, grad.sum(1) if of_bias else None
 
 
-define(
-    "member_products(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-    multiply,
-    _fake_products,
-    checks.member_products,
-)
 differentiate("member_products", _keep, _backward)

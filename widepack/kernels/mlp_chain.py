@@ -6,7 +6,7 @@
     biases: of each layer, [N, O] or none   activations: of each layer, of `ACTIVATIONS`; "" is none
 
 On a CUDA device, one Triton kernel runs a chain of small layers (`triton_kernels`). Everywhere else the op is
-one batched product for each layer. `decompose.py` writes the op in ATen ops.
+one batched product for each layer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node
 
-from .checks import own_ops as checks
-from .library import define
-from .node_list import NodeList
+from .checks.require import OperandError, dense, for_members, of_shape, require
+from .library import NodeList, in_aten, own_op
 from .triton_kernels import launches
-from .triton_kernels.activations import ACTIVATIONS as ACTIVATIONS
+from .triton_kernels.available import ACTIVATIONS as ACTIVATIONS
 
 OP = "widepack.mlp_chain.default"
 
@@ -38,13 +37,6 @@ _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation_node(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the ATen op of an activation of `ACTIVATIONS`, and its arguments by name."""
-    if name == "gelu_tanh":
-        return "aten.gelu.default", {"approximate": "tanh"}
-    return f"aten.{name}.default", {}
-
-
 _PLAIN = {f"aten.{name}.default": name for name in ACTIVATIONS if name not in ("", "gelu_tanh")}
 
 
@@ -56,9 +48,34 @@ def activation_of(node: Node) -> str:
     return "" if options else name
 
 
+def _check(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str]
+) -> None:
+    require(len(weights) > 0, "there are no weights")
+    for name, found in (("biases", biases), ("activations", activations)):
+        if isinstance(found, str) or len(found) != len(weights):
+            raise OperandError(
+                f"there are {len(found)} {name}; {len(weights)} are needed, one for each layer"
+            )
+    first = weights[0]
+    members, _, inputs = dense("weights[0]", first, 3).shape
+    require(first.is_floating_point(), f"weights[0] is {first.dtype}; a float is needed")
+    for_members("x", x, members, [None, inputs], first)
+    for k, (weight, bias) in enumerate(zip(weights, biases)):
+        outputs = dense(f"weights[{k}]", weight, 3).shape[1]
+        of_shape(f"weights[{k}]", weight, [members, outputs, inputs], first)
+        of_shape(f"biases[{k}]", bias, [members, outputs], first)
+        inputs = outputs
+
+
+@own_op(
+    "mlp_chain(Tensor x, Tensor[] weights, Tensor?[] biases, str[] activations) -> Tensor",
+    lambda x, weights, *_: x.new_empty((weights[0].shape[0], x.shape[1], weights[-1].shape[1])),
+)
 def _mlp_chain(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str]
 ) -> Tensor:
+    _check(x, weights, biases, activations)
     for name in activations:
         if name not in ACTIVATIONS:
             raise ValueError(
@@ -76,31 +93,13 @@ def _mlp_chain(
     return y
 
 
-def _fake(x: Tensor, weights: Sequence[Tensor], biases: Any, activations: Any) -> Tensor:
-    return x.new_empty((weights[0].shape[0], x.shape[1], weights[-1].shape[1]))
-
-
-define(
-    "mlp_chain(Tensor x, Tensor[] weights, Tensor?[] biases, str[] activations) -> Tensor",
-    _mlp_chain,
-    _fake,
-    checks.mlp_chain,
-)
-
-
-def mlp_chain_in_aten(node: Node, members: int) -> list[Node]:
-    """Returns an `mlp_chain` node as ATen nodes. members: N."""
-    new = NodeList(node)
-    y, weights, biases, activations = node.args
-    y = new.add("aten.expand.default", y, [members, -1, -1], suffix="rows")
+@in_aten(OP)
+def _in_aten(new: NodeList, members: int, x: Any, weights: Any, biases: Any, activations: Any) -> None:
+    y = new.add("aten.expand.default", x, [members, -1, -1], suffix="rows")
     for i, (weight, bias, name) in enumerate(zip(weights, biases, activations)):
         turned = new.add("aten.transpose.int", weight, 1, 2, suffix=f"turned{i}")
-        if bias is None:
-            y = new.add("aten.bmm.default", y, turned, suffix=f"layer{i}")
-        else:
-            added = new.add("aten.unsqueeze.default", bias, 1, suffix=f"bias{i}")
-            y = new.add("aten.baddbmm.default", added, y, turned, suffix=f"layer{i}")
-        if name:
-            op, options = activation_node(name)
-            y = new.add(op, y, suffix=f"act{i}", **options)
-    return new.named_as_the_node()
+        y = new.product(y, turned, bias, f"layer{i}")
+        if name == "gelu_tanh":
+            y = new.add("aten.gelu.default", y, suffix=f"act{i}", approximate="tanh")
+        elif name:
+            y = new.add(f"aten.{name}.default", y, suffix=f"act{i}")

@@ -1,17 +1,64 @@
-"""Calls oneDNN, the library that runs torch's packed layers on a CPU, through torch's private ops."""
+"""Calls oneDNN, the library that runs torch's packed layers on a CPU, through torch's private ops.
+
+oneDNN trusts the sizes that it is given, and a weight in its order shows only some of them. So an op that
+packs a weight marks it with what it was packed for, and an op that reads it requires the same mark.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .checks.require import OperandError
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of layers whose weights oneDNN packs."""
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+_MARK = "widepack_mark"
+
+
+class Mark:
+    """The mark of a packed weight: its dtype before, its purpose, and the shape of the last image that passed
+    the check.
+    """
+
+    __slots__ = ("dtype", "image", "purpose")
+
+    def __init__(self, dtype: torch.dtype, purpose: tuple[Any, ...]) -> None:
+        self.dtype = dtype
+        self.purpose = purpose
+        self.image: torch.Size | None = None
+
+
+def mark(packed: Tensor, dtype: torch.dtype, *purpose: Any) -> Tensor:
+    """Marks a weight in oneDNN's order with its dtype before and its purpose, and returns it.
+
+    Other weights stay as they are.
+    """
+    if packed.is_mkldnn:
+        setattr(packed, _MARK, Mark(dtype, purpose))
+    return packed
+
+
+def mark_of(name: str, weight: Any, *purpose: Any) -> Mark | None:
+    """Returns the mark of a weight in oneDNN's order; None for other weights.
+
+    Raises: OperandError if it was packed for another purpose.
+    """
+    if not isinstance(weight, Tensor):
+        raise OperandError(f"{name} is not a tensor")
+    if weight.layout is torch.strided:
+        return None
+    found: Mark | None = getattr(weight, _MARK, None)
+    if found is None or found.purpose != purpose:
+        packed = found and found.purpose
+        raise OperandError(f"{name} was packed for {packed}; {purpose} is needed")
+    return found
 
 
 def usable(weight: Tensor) -> bool:

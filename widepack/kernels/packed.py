@@ -24,21 +24,21 @@ an odd number of inputs, the weight is packed in float32, and the answer is roun
 
 A packed weight is opaque: only its sizes can be read. The weight prologue makes it, and it is never saved.
 Without oneDNN, and for other devices and dtypes, packing copies the weight, and the layer runs in ATen ops.
-`decompose.py` writes every op in ATen ops.
+`decompose.py` leaves the packing out.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import onednn
-from .checks import own_ops as checks
-from .library import define
-from .onednn import packed_dtype
+from .checks.images import extents, geometry
+from .checks.require import OperandError, dense, numbers, of_shape, require
+from .library import NodeList, in_aten, own_op
+from .onednn import Mark, mark_of, packed_dtype
 
 ACTIVATIONS = {
     "": None,
@@ -61,11 +61,7 @@ def _activate(y: Tensor, act: str) -> Tensor:
     return y if activation is None else activation(y)
 
 
-def _channels_last(spatial: int) -> torch.memory_format:
-    return torch.channels_last if spatial == 2 else torch.channels_last_3d
-
-
-def _pack_convolution(
+def _pack(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
     dtype = packed_dtype(weight, weight.shape[1])
@@ -73,36 +69,48 @@ def _pack_convolution(
         return weight.clone(memory_format=torch.contiguous_format)
     example = [max(1, n) for n in size]  # oneDNN divides by these
     packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
-    return checks.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
+    return onednn.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
 
 
+def _check_pack(
+    shape: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
+) -> None:
+    """Checks the operands of packing. shape: of a member's weight."""
+    outputs, inputs, *window = shape
+    geometry(len(window), stride, padding, dilation, groups)
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    numbers("size", size, len(window) + 2, 0)
+    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
+    extents(size[2:], window, padding, dilation)
+
+
+@own_op(
+    "pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
+    " -> Tensor",
+    lambda weight, *_: torch.empty_like(weight),
+)
+def _pack_convolution(
+    weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
+) -> Tensor:
+    _check_pack(list(dense("weight", weight, 4, 5).shape), stride, padding, dilation, groups, size)
+    return _pack(weight, stride, padding, dilation, groups, size)
+
+
+@own_op(
+    "pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
+    " -> Tensor[]",
+    None,
+)
 def _pack_convolutions(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> list[Tensor]:
-    return [_pack_convolution(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
+    _check_pack(list(dense("weight", weight, 5, 6).shape[1:]), stride, padding, dilation, groups, size)
+    return [_pack(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    act: str = "",
-) -> Tensor:
-    memory_format = _channels_last(len(stride))
-    if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN refuses an empty batch
-        sizes = _output_sizes(x, weight, stride, padding, dilation)
-        return torch.empty(sizes, dtype=x.dtype).contiguous(memory_format=memory_format)
-    if weight.is_mkldnn:
-        image = x.to(weight.dtype, memory_format=memory_format).contiguous(memory_format=memory_format)
-        bias = None if bias is None else bias.to(weight.dtype).contiguous()
-        y = onednn.convolution(image, weight, bias, stride, padding, dilation, groups).to(x.dtype)
-    else:
-        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return _activate(y.contiguous(memory_format=memory_format), act)
+@in_aten("widepack.pack_convolutions.default")
+def _unpacked_in_aten(new: NodeList, _: int, weight: Any, *given: Any) -> None:
+    new.add("aten.unbind.int", weight, 0)
 
 
 def _output_sizes(
@@ -117,19 +125,108 @@ def _output_sizes(
     ]
 
 
+def _fake_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    n, c, *spatial = _output_sizes(x, weight, *options[:3])
+    order = [0, *range(2, 2 + len(spatial)), 1]
+    y = x.new_empty([n, *spatial, c])
+    return y.permute([order.index(d) for d in range(len(order))])
+
+
+def _require_dtype(found: Mark, x: Tensor) -> None:
+    """Checks that an operand has the dtype of the layer whose weight was packed."""
+    require(x.dtype is found.dtype and x.device.type == "cpu", f"x is not {found.dtype} on the CPU")
+
+
+def _is_plain_bias(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> bool:
+    if bias is None:
+        return True
+    plain = bias.dtype is dtype and bias.layout is torch.strided and bias.is_cpu
+    return plain and bias.shape == (outputs,)
+
+
+@own_op(
+    "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+    "int groups, str act='') -> Tensor",
+    _fake_convolution,
+)
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    act: str = "",
+) -> Tensor:
+    spatial = dense("x", x, 4, 5).dim() - 2
+    found = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
+    if found is None:  # a packed weight was packed for these numbers, which were checked then
+        geometry(spatial, stride, padding, dilation, groups)
+    else:
+        _require_dtype(found, x)
+    # a packed weight remembers the shape of the image that passed, which passes again
+    if not (found and x.shape == found.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
+        require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
+        inputs = weight.shape[1] * groups
+        require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
+        require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
+        of_shape("bias", bias, [weight.shape[0]], x)
+        extents(x.shape[2:], weight.shape[2:], padding, dilation)
+        if type(x) is Tensor and found:
+            found.image = x.shape
+    memory_format = torch.channels_last if spatial == 2 else torch.channels_last_3d
+    if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN refuses an empty batch
+        sizes = _output_sizes(x, weight, stride, padding, dilation)
+        return torch.empty(sizes, dtype=x.dtype).contiguous(memory_format=memory_format)
+    if weight.is_mkldnn:
+        image = x.to(weight.dtype, memory_format=memory_format).contiguous(memory_format=memory_format)
+        bias = None if bias is None else bias.to(weight.dtype).contiguous()
+        y = onednn.convolution(image, weight, bias, stride, padding, dilation, groups).to(x.dtype)
+    else:
+        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return _activate(y.contiguous(memory_format=memory_format), act)
+
+
+@in_aten("widepack.convolution.default")
+def _convolution_in_aten(
+    new: NodeList, _: int, x: Any, weight: Any, bias: Any, stride: Any, *given: Any
+) -> None:
+    *numbers, act = given if len(given) == 4 else (*given, "")
+    y = new.add(f"aten.conv{len(stride)}d.default", x, weight, bias, stride, *numbers, suffix="plain")
+    if act:
+        new.add(f"aten.{act}.default", y, suffix="act")
+
+
+@own_op(
+    "pack_linear(Tensor weight, int rows) -> Tensor",
+    lambda weight, _: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1),
+)
 def _pack_linear(weight: Tensor, rows: int) -> Tensor:
-    members, outputs, inputs = weight.shape
+    members, outputs, inputs = dense("weight", weight, 3).shape
+    require(0 <= rows <= 2**24, f"rows is {rows}; numbers up to {2**24} are possible")
     flat = weight.reshape(members * outputs, inputs, 1, 1)
     dtype = packed_dtype(weight, inputs)
     if dtype is None:
         return flat.clone(memory_format=torch.contiguous_format)
     size = [1, members * inputs, max(rows, 1), 1]
     packed = onednn.reorder_convolution_weight(flat.to(dtype), [1, 1], [0, 0], [1, 1], members, size)
-    return checks.mark(packed, weight.dtype, "linear", members)
+    return onednn.mark(packed, weight.dtype, "linear", members)
 
 
+def _fake_linear(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
+
+
+@own_op("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _fake_linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
-    members, rows, inputs = x.shape
+    members, rows, inputs = dense("x", x, 3).shape
+    if (found := mark_of("weight", weight, "linear", members)) is not None:
+        _require_dtype(found, x)
+    shape = list(weight.shape)
+    if weight.dim() != 4 or shape[1:] != [inputs, 1, 1] or members < 1 or shape[0] % members:
+        raise OperandError(f"weight is {shape}; [{members} * O, {inputs}, 1, 1] is needed")
+    of_shape("bias", bias, [members, shape[0] // members], x)
     if rows == 0 and weight.is_mkldnn:
         return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
     if weight.is_mkldnn:
@@ -145,57 +242,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
     return _activate(y, act).transpose(0, 1)
 
 
-def _fake_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    act: str = "",
-) -> Tensor:
-    n, c, *spatial = _output_sizes(x, weight, stride, padding, dilation)
-    order = [0, *range(2, 2 + len(spatial)), 1]
-    y = x.new_empty([n, *spatial, c])
-    return y.permute([order.index(d) for d in range(len(order))])
-
-
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
-    return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
-
-
-define(
-    "pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
-    " -> Tensor",
-    _pack_convolution,
-    lambda weight, *_: torch.empty_like(weight),
-    checks.pack_convolution,
-)
-define(
-    "pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
-    " -> Tensor[]",
-    _pack_convolutions,
-    None,
-    partial(checks.pack_convolution, members=1),
-)
-define(
-    "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
-    "int[] dilation, int groups,"
-    " str act='') -> Tensor",
-    _convolution,
-    _fake_convolution,
-    checks.convolution,
-)
-define(
-    "pack_linear(Tensor weight, int rows) -> Tensor",
-    _pack_linear,
-    lambda weight, rows: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1),
-    checks.pack_linear,
-)
-define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor",
-    _linear,
-    _fake_linear,
-    checks.linear,
-)
+@in_aten("widepack.linear.default")
+def _linear_in_aten(new: NodeList, _: int, x: Any, weight: Any, bias: Any, act: str = "") -> None:
+    turned = new.add("aten.transpose.int", weight, 1, 2, suffix="turned")
+    y = new.product(x, turned, bias, "plain")
+    if act:
+        new.add(f"aten.{act}.default", y, suffix="act")

@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from . import onednn
-from .checks import own_ops as checks
-from .library import define
-from .onednn import usable
+from .checks.require import OperandError, dense, for_members, numbers, of_shape, require
+from .library import own_op
+from .onednn import mark_of, usable
 from .projections import projected_parts
 from .triton_kernels import launches
 
@@ -88,10 +88,62 @@ def _steps(x: Tensor, w_x: Tensor, bias: Tensor | None, reverse: bool) -> Iterat
         yield from reversed(steps) if reverse else steps
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def sum_of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Returns the sum of two biases, each of which may be absent."""
     return a if b is None else b if a is None else a + b
 
 
+def require_activation(act: str) -> None:
+    """Checks the activation of a plain RNN. Raises: ValueError."""
+    if act not in ("tanh", "relu"):
+        raise ValueError(
+            f"widepack: the activation {act!r} of a recurrent layer is unknown; known: tanh, relu"
+        )
+
+
+def check_layer(
+    gates: int,
+    x: Tensor,
+    h: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    c: Tensor | None = None,
+    w_p: Tensor | None = None,
+) -> None:
+    """Checks the operands of a layer. gates: 1 of a plain RNN, 3 of a GRU, 4 of an LSTM, which has c too."""
+    members, batch, out = dense("h", h, 3).shape
+    for_members("x", x, members, [None, batch, None], h)
+    columns = w_x.shape[-1] if w_x.dim() else 0
+    of_shape("w_x", w_x, [members, x.shape[3], columns], h)
+    of_shape("w_h", w_h, [members, out, columns], h)
+    of_shape("b_x", b_x, [members, columns], h)
+    of_shape("b_h", b_h, [members, columns], h)
+    width = columns // gates
+    require(columns % gates == 0, f"{columns} rows are not {gates} gates")
+    of_shape("c", c, [members, batch, width], h)
+    of_shape("w_p", w_p, [members, width, out], h)
+    require(w_p is not None or width == out, f"w_x is for a state of {width}; h has {out}")
+
+
+def _fake_steps(x: Tensor, h: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(h.shape[0], x.shape[1], x.shape[2], h.shape[2])
+
+
+def _fake_lstm(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _fake_steps(x, h), c.new_empty(c.shape)
+
+
+def _fake_pack_lstm(w_x: Tensor, w_h: Tensor, *_: Any) -> list[Tensor]:
+    return [w.new_empty(w.shape[1], w.shape[0]) for many in (w_x, w_h) for w in many.unbind(0)]
+
+
+@own_op(
+    "rnn_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse, str act)"
+    " -> Tensor",
+    _fake_steps,
+)
 def _rnn_steps(
     x: Tensor,
     h: Tensor,
@@ -102,12 +154,10 @@ def _rnn_steps(
     reverse: bool,
     act: str,
 ) -> Tensor:
-    if act not in ("tanh", "relu"):
-        raise ValueError(
-            f"widepack: the activation {act!r} of a recurrent layer is unknown; known: tanh, relu"
-        )
+    check_layer(1, x, h, w_x, w_h, b_x, b_h)
+    require_activation(act)
     act_into = torch.ops.aten.tanh.out if act == "tanh" else torch.ops.aten.relu.out
-    x, bias = _contiguous_input(x), _sum(b_x, b_h)
+    x, bias = _contiguous_input(x), sum_of(b_x, b_h)
     if (made := launches.rnn_steps(x, h, w_x, w_h, bias, reverse, act)) is not None:
         return made
     y = _fake_steps(x, h)
@@ -120,13 +170,18 @@ def _rnn_steps(
     return y
 
 
+@own_op(
+    "gru_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse) -> Tensor",
+    _fake_steps,
+)
 def _gru_steps(
     x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None, reverse: bool
 ) -> Tensor:
+    check_layer(3, x, h, w_x, w_h, b_x, b_h)
     x, width = _contiguous_input(x), h.shape[2]
     bias, after = b_x, None
     if b_h is not None:  # the new gate's part is added inside the reset gate's product
-        bias = _sum(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
+        bias = sum_of(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
         after = b_h[:, 2 * width :].unsqueeze(1)
     if (made := launches.gru_steps(x, h, w_x, w_h, bias, after, reverse)) is not None:
         return made
@@ -147,6 +202,11 @@ def _gru_steps(
     return y
 
 
+@own_op(
+    "lstm_steps(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, Tensor? w_p,"
+    " bool reverse) -> (Tensor, Tensor)",
+    _fake_lstm,
+)
 def _lstm_steps(
     x: Tensor,
     h: Tensor,
@@ -158,7 +218,8 @@ def _lstm_steps(
     w_p: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    x, bias, width = _contiguous_input(x), _sum(b_x, b_h), c.shape[2]
+    check_layer(4, x, h, w_x, w_h, b_x, b_h, c, w_p)
+    x, bias, width = _contiguous_input(x), sum_of(b_x, b_h), c.shape[2]
     if w_p is None and (made := launches.lstm_steps(x, h, c, w_x, w_h, bias, reverse)) is not None:
         return made
     y, last = _fake_lstm(x, h, c)
@@ -183,7 +244,17 @@ def _lstm_steps(
     return y, last
 
 
+@own_op(
+    "pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]",
+    _fake_pack_lstm,
+)
 def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list[Tensor]:
+    members, inputs, rows = dense("w_x", w_x, 3).shape
+    units = dense("w_h", w_h, 3).shape[1]
+    of_shape("w_h", w_h, [members, units, rows], w_x)
+    require(rows == 4 * units, f"w_x has {rows} rows; 4 * {units} are needed")
+    numbers("size", size, 3, 0, 2**24)
+    require(size[2] == inputs, f"size is for inputs of {size[2]}; w_x has {inputs}")
     # the order of torch's own layers
     pairs = [(a.t().contiguous(), b.t().contiguous()) for a, b in zip(w_x.unbind(0), w_h.unbind(0))]
     if usable(w_x) and usable(w_h):
@@ -191,9 +262,14 @@ def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list
         example = [max(1, n) for n in size]
         pairs = [onednn.reorder_lstm_weights(a, b, reverse, example) for a, b in pairs]
     packed = (*(a for a, _ in pairs), *(b for _, b in pairs))
-    return [checks.mark(w, w_x.dtype, "lstm", bool(reverse)) for w in packed]
+    return [onednn.mark(w, w_x.dtype, "lstm", bool(reverse)) for w in packed]
 
 
+@own_op(
+    "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse)"
+    " -> (Tensor, Tensor)",
+    _fake_lstm,
+)
 def _packed_lstm(
     x: Tensor,
     h: Tensor,
@@ -203,22 +279,29 @@ def _packed_lstm(
     b_h: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    members = h.shape[0]
+    members, batch, units = dense("h", h, 3).shape
+    for_members("x", x, members, [None, batch, None], h)
+    of_shape("c", c, h.shape, h)
+    if len(weights) != 2 * members or not members:
+        raise OperandError(f"there are {len(weights)} weights; two for each of {members} members are needed")
+    marked = [mark_of(f"weights[{k}]", w, "lstm", bool(reverse)) is not None for k, w in enumerate(weights)]
+    packed = marked[0]
+    require(all(m == packed for m in marked), "some of the weights are packed")
+    for k, weight in enumerate(weights):
+        inputs = x.shape[3] if k < members else units
+        wanted = [1, 1, inputs, 4, units] if packed else [4 * units, inputs]
+        if list(weight.shape) != wanted or weight.dtype != h.dtype:
+            raise OperandError(f"weights[{k}] is {list(weight.shape)}; {wanted} is needed")
+    if packed:
+        require(h.dtype is torch.float32 and h.device.type == "cpu", "h is not float32 on the CPU")
+    of_shape("b_x", b_x, [members, 4 * units], h)
+    of_shape("b_h", b_h, [members, 4 * units], h)
     w_x, w_h = weights[:members], weights[members:]
-    if not w_x[0].is_mkldnn or x.shape[2] == 0:  # oneDNN refuses an empty batch
-        if w_x[0].is_mkldnn:
-            return _fake_lstm(x, h, c)
-        return _lstm_steps(
-            x,
-            h,
-            c,
-            torch.stack(w_x).transpose(1, 2),
-            torch.stack(w_h).transpose(1, 2),
-            b_x,
-            b_h,
-            None,
-            reverse,
-        )
+    if not packed:
+        stacked_x, stacked_h = (torch.stack(w).transpose(1, 2) for w in (w_x, w_h))
+        return _lstm_steps(x, h, c, stacked_x, stacked_h, b_x, b_h, None, reverse)
+    if x.shape[2] == 0:  # oneDNN refuses an empty batch
+        return _fake_lstm(x, h, c)
     x = _contiguous_input(x)
     y, last = _fake_lstm(x, h, c)
     if b_x is None or b_h is None:
@@ -237,50 +320,3 @@ def _packed_lstm(
             xs[i], w_x[i], w_h[i], bx, bh, hi, ci, reverse, [], 2, h.shape[2], 1, True, False, False, False
         )
     return y, last
-
-
-def _fake_steps(x: Tensor, h: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(h.shape[0], x.shape[1], x.shape[2], h.shape[2])
-
-
-def _fake_lstm(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _fake_steps(x, h), c.new_empty(c.shape)
-
-
-def _fake_pack_lstm(w_x: Tensor, w_h: Tensor, *_: Any) -> list[Tensor]:
-    return [w.new_empty(w.shape[1], w.shape[0]) for many in (w_x, w_h) for w in many.unbind(0)]
-
-
-define(
-    "rnn_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse, str act)"
-    " -> Tensor",
-    _rnn_steps,
-    _fake_steps,
-    checks.rnn_steps,
-)
-define(
-    "gru_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse) -> Tensor",
-    _gru_steps,
-    _fake_steps,
-    checks.gru_steps,
-)
-define(
-    "lstm_steps(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, Tensor? w_p,"
-    " bool reverse) -> (Tensor, Tensor)",
-    _lstm_steps,
-    _fake_lstm,
-    checks.lstm_steps,
-)
-define(
-    "pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]",
-    _pack_lstm,
-    _fake_pack_lstm,
-    checks.pack_lstm,
-)
-define(
-    "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse)"
-    " -> (Tensor, Tensor)",
-    _packed_lstm,
-    _fake_lstm,
-    checks.packed_lstm,
-)

@@ -12,7 +12,7 @@
 
 A step is one batched product of all members. Gates, cells and their tanh are kept for the backward pass,
 which needs one batched product for each step too. The gradients of the weights are one batched product over
-all steps. Derivatives of these derivatives are those of `plain_recurrent.py`.
+all steps. Derivatives of these derivatives are those of the same layers in ops of torch (`_plain_rnn`, ...).
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import own_ops as checks
-from .library import define, differentiate
+from .library import differentiable_by, differentiate, own_op
 from .member_products import multiply
-from .plain_recurrent import gru, lstm, rnn
-from .second_derivatives import differentiable_by
+from .recurrent import check_layer, require_activation, sum_of
 
 
 def _projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
@@ -41,59 +39,9 @@ _of_sigmoid = torch.ops.aten.sigmoid_backward.grad_input  # (g, s, out): g s (1 
 _of_tanh = torch.ops.aten.tanh_backward.grad_input  # (g, t, out): g (1 - t^2), t: the tanh
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a if b is None else b if a is None else a + b
-
-
 def _before(first: Tensor, states: Tensor) -> Tensor:
     """Returns what each step started from, `[N, T, B, H]`."""
     return torch.cat([first.unsqueeze(1), states[:, :-1]], 1)
-
-
-def _rnn_training(
-    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None, act: str
-) -> Tensor:
-    if act not in ("tanh", "relu"):
-        raise ValueError(
-            f"widepack: the activation {act!r} of a recurrent layer is unknown; known: tanh, relu"
-        )
-    y = _projected(x, w_x, _sum(b_x, b_h))
-    for step in y.unbind(1):
-        step.add_(torch.bmm(h, w_h))
-        h = step.tanh_() if act == "tanh" else step.relu_()
-    return y
-
-
-def _gru_training(
-    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    projected, width = _projected(x, w_x, b_x), h.shape[2]
-    y, gates = _fake_gru(x, h)
-    for t, given in enumerate(projected.unbind(1)):
-        hidden = torch.bmm(h, w_h) if b_h is None else torch.baddbmm(b_h.unsqueeze(1), h, w_h)
-        kept = gates[:, t]
-        torch.add(given[..., : 2 * width], hidden[..., : 2 * width], out=kept[..., : 2 * width])
-        reset, update, new, last = kept.sigmoid_().chunk(4, -1)
-        last.copy_(hidden[..., 2 * width :])
-        torch.addcmul(given[..., 2 * width :], reset, last, out=new).tanh_()
-        h = torch.lerp(new, h, update, out=y[:, t])
-    return y, gates
-
-
-def _lstm_training(
-    x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
-) -> tuple[Tensor, ...]:
-    gates, width = _projected(x, w_x, _sum(b_x, b_h)), c.shape[2]
-    y, cells, seen = (x.new_empty(*gates.shape[:3], width) for _ in range(3))
-    for t, gate in enumerate(gates.unbind(1)):
-        gate.add_(torch.bmm(h, w_h))
-        take, keep, new, out = gate.chunk(4, -1)
-        gate[..., : 2 * width].sigmoid_()
-        new.tanh_()
-        out.sigmoid_()
-        c = torch.mul(keep, c, out=cells[:, t]).addcmul_(take, new)
-        h = torch.mul(out, torch.tanh(c, out=seen[:, t]), out=y[:, t])
-    return y, c.clone(), gates, cells, seen
 
 
 def _fake_rnn(x: Tensor, h: Tensor, *_: Any) -> Tensor:
@@ -107,6 +55,122 @@ def _fake_gru(x: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _fake_lstm(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, ...]:
     y, gates = _fake_gru(x, h)
     return y, c.new_empty(c.shape), gates, torch.empty_like(y), torch.empty_like(y)
+
+
+@own_op(
+    "rnn_training(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, str act) -> Tensor",
+    _fake_rnn,
+)
+def _rnn_training(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None, act: str
+) -> Tensor:
+    check_layer(1, x, h, w_x, w_h, b_x, b_h)
+    require_activation(act)
+    y = _projected(x, w_x, sum_of(b_x, b_h))
+    for step in y.unbind(1):
+        step.add_(torch.bmm(h, w_h))
+        h = step.tanh_() if act == "tanh" else step.relu_()
+    return y
+
+
+@own_op(
+    "gru_training(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h) -> (Tensor, Tensor)",
+    _fake_gru,
+)
+def _gru_training(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    check_layer(3, x, h, w_x, w_h, b_x, b_h)
+    projected, width = _projected(x, w_x, b_x), h.shape[2]
+    y, gates = _fake_gru(x, h)
+    for t, given in enumerate(projected.unbind(1)):
+        hidden = torch.bmm(h, w_h) if b_h is None else torch.baddbmm(b_h.unsqueeze(1), h, w_h)
+        kept = gates[:, t]
+        torch.add(given[..., : 2 * width], hidden[..., : 2 * width], out=kept[..., : 2 * width])
+        reset, update, new, last = kept.sigmoid_().chunk(4, -1)
+        last.copy_(hidden[..., 2 * width :])
+        torch.addcmul(given[..., 2 * width :], reset, last, out=new).tanh_()
+        h = torch.lerp(new, h, update, out=y[:, t])
+    return y, gates
+
+
+@own_op(
+    "lstm_training(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake_lstm,
+)
+def _lstm_training(
+    x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> tuple[Tensor, ...]:
+    check_layer(4, x, h, w_x, w_h, b_x, b_h, c)
+    gates, width = _projected(x, w_x, sum_of(b_x, b_h)), c.shape[2]
+    y, cells, seen = (x.new_empty(*gates.shape[:3], width) for _ in range(3))
+    for t, gate in enumerate(gates.unbind(1)):
+        gate.add_(torch.bmm(h, w_h))
+        take, keep, new, out = gate.chunk(4, -1)
+        gate[..., : 2 * width].sigmoid_()
+        new.tanh_()
+        out.sigmoid_()
+        c = torch.mul(keep, c, out=cells[:, t]).addcmul_(take, new)
+        h = torch.mul(out, torch.tanh(c, out=seen[:, t]), out=y[:, t])
+    return y, c.clone(), gates, cells, seen
+
+
+def _plain_projected(x: Tensor, w_x: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns the products of all steps with the weights of x, `[N, T, B, G*H]`."""
+    y = torch.matmul(x, w_x.unsqueeze(1))
+    return y if bias is None else y + bias[:, None, None]
+
+
+def _hidden(h: Tensor, w_h: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.bmm(h, w_h)
+    return y if bias is None else y + bias.unsqueeze(1)
+
+
+def _plain_rnn(
+    ctx: Any, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Returns the states of all steps. ctx.act: the activation."""
+    states = []
+    for given in _plain_projected(x, w_x, b_x).unbind(1):
+        total = given + _hidden(h, w_h, b_h)
+        h = total.tanh() if ctx.act == "tanh" else total.relu()
+        states.append(h)
+    return (torch.stack(states, 1),)
+
+
+def _plain_gru(
+    ctx: Any, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Returns the states of all steps."""
+    states = []
+    for given in _plain_projected(x, w_x, b_x).unbind(1):
+        of_x, of_h = given.chunk(3, -1), _hidden(h, w_h, b_h).chunk(3, -1)
+        reset, update = (of_x[0] + of_h[0]).sigmoid(), (of_x[1] + of_h[1]).sigmoid()
+        new = (of_x[2] + reset * of_h[2]).tanh()
+        h = new + update * (h - new)
+        states.append(h)
+    return (torch.stack(states, 1),)
+
+
+def _plain_lstm(
+    ctx: Any,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Returns the states of all steps, and the last cells."""
+    states = []
+    for given in _plain_projected(x, w_x, b_x).unbind(1):
+        take, keep, new, out = (given + _hidden(h, w_h, b_h)).chunk(4, -1)
+        c = keep.sigmoid() * c + take.sigmoid() * new.tanh()
+        h = out.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states, 1), c
 
 
 def _of_weights(
@@ -133,7 +197,7 @@ def _keep_rnn(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors, output)
 
 
-@differentiable_by(rnn, 6)
+@differentiable_by(_plain_rnn, 6)
 def _rnn_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, h, w_x, w_h, b_x, b_h, y = ctx.saved_tensors
     sums, carried = torch.empty_like(y), torch.zeros_like(h)
@@ -154,7 +218,7 @@ def _keep_gru(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-@differentiable_by(gru, 6)
+@differentiable_by(_plain_gru, 6)
 def _gru_backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
     x, h, w_x, w_h, b_x, b_h, y, gates = ctx.saved_tensors
     if gradient is None:
@@ -187,7 +251,7 @@ def _keep_lstm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-@differentiable_by(lstm, 7)
+@differentiable_by(_plain_lstm, 7)
 def _lstm_backward(ctx: Any, gradient: Tensor | None, of_last: Tensor | None, *_: Any) -> tuple[Any, ...]:
     x, h, c, w_x, w_h, b_x, b_h, y, gates, cells, seen = ctx.saved_tensors
     width = c.shape[2]
@@ -216,25 +280,6 @@ def _lstm_backward(ctx: Any, gradient: Tensor | None, of_last: Tensor | None, *_
     return of_x, carried, of_cell, of_wx, of_wh, _of_bias(b_x, sums), _of_bias(b_h, sums)
 
 
-define(
-    "rnn_training(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, str act) -> Tensor",
-    _rnn_training,
-    _fake_rnn,
-    checks.rnn_training,
-)
 differentiate("rnn_training", _keep_rnn, _rnn_backward)
-define(
-    "gru_training(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h) -> (Tensor, Tensor)",
-    _gru_training,
-    _fake_gru,
-    checks.gru_training,
-)
 differentiate("gru_training", _keep_gru, _gru_backward)
-define(
-    "lstm_training(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _lstm_training,
-    _fake_lstm,
-    checks.lstm_training,
-)
 differentiate("lstm_training", _keep_lstm, _lstm_backward)

@@ -6,6 +6,7 @@ it can be traced: compiled programs contain it too.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor
 
 from . import exact_norms
+from .checks.require import OperandError
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_MOST = 2**63
+_MOST_EXPONENT = 64
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -36,22 +41,6 @@ def empty_like(self: Tensor, **options: Any) -> Tensor:
 def new_empty(self: Tensor, size: Sequence[int], **options: Any) -> Tensor:
     """Computes `aten.new_empty` as `empty` computes `aten.empty`."""
     return self.new_zeros(size, **options)
-
-
-def as_strided(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    """Computes `aten.as_strided` over the value alone, which may be a part of one for all members."""
-    return torch.as_strided(x.clone(memory_format=torch.contiguous_format), size, stride, storage_offset)
-
-
-def as_strided_scatter(
-    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    """Computes `aten.as_strided_scatter` over the value alone."""
-    return torch.as_strided_scatter(
-        x.clone(memory_format=torch.contiguous_format), src, size, stride, storage_offset
-    )
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -83,18 +72,6 @@ def least_common_multiple(self: Tensor, other: Tensor) -> Tensor:
     return torch.where(divisor == 0, 0, (quotient * other).abs())
 
 
-def median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Computes `aten.median.dim`, whose kernel reads an expanded tensor as if its stride were 1."""
-    values, indices = torch.median(own_memory(self), dim, keepdim)
-    return values, indices
-
-
-def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Computes `aten.nanmedian.dim` as `median` computes `aten.median.dim`."""
-    values, indices = torch.nanmedian(own_memory(self), dim, keepdim)
-    return values, indices
-
-
 def eigenvalues(self: Tensor) -> Tensor:
     """Computes `aten.linalg_eigvals`. LAPACK writes outside of its memory for a matrix that is not finite.
 
@@ -107,26 +84,6 @@ def eigenvalues(self: Tensor) -> Tensor:
     finite = torch.isfinite(self).all(-1).all(-1)
     values: Tensor = torch.ops.aten.linalg_eigvals.default(torch.where(finite[..., None, None], self, 0))
     return values.masked_fill(~finite[..., None], complex("nan+nanj"))
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """Computes `aten.scaled_dot_product_attention`. torch gives the answer the strides of the query.
-
-    Where elements of the query are one place in memory, the kernel does not write all of the answer.
-    """
-    given = own_memory(query), own_memory(key), own_memory(value)
-    y: Tensor = torch.ops.aten.scaled_dot_product_attention.default(*given, *rest, **named)
-    return y
-
-
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
-) -> tuple[Tensor, Tensor]:
-    """Computes `aten._scaled_dot_product_flash_attention_for_cpu` as `attention` its public op."""
-    given = own_memory(query), own_memory(key), own_memory(value)
-    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    y, logarithms = op(*given, *rest, **named)
-    return y, logarithms
 
 
 def own_memory(x: Tensor) -> Tensor:
@@ -149,37 +106,6 @@ def own_memory(x: Tensor) -> Tensor:
     return x
 
 
-def with_dense(name: str, *places: int) -> Callable[..., Any]:
-    """Returns an op that gets contiguous tensors. Its kernel reads them as if their stride were 1.
-
-    name: of the op in aten, with its overload. places: the positions of these tensors in the schema.
-    """
-    packet, overload = name.split(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload)
-    names = {op._schema.arguments[place].name for place in places}
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = [x.contiguous() if k in places and isinstance(x, Tensor) else x for k, x in enumerate(args)]
-        named = {k: x.contiguous() if k in names and isinstance(x, Tensor) else x for k, x in kwargs.items()}
-        return op(*given, **named)
-
-    return run
-
-
-def with_small_memory(name: str) -> Callable[..., Any]:
-    """Returns an op that copies its first tensor alone. Its kernel copies all of the memory that it is in.
-
-    name: of the op in aten, with its overload.
-    """
-    packet, overload = name.split(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload)
-
-    def run(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return op(small_memory(self), *args, **kwargs)
-
-    return run
-
-
 def small_memory(x: Tensor) -> Tensor:
     """Returns the tensor, or a copy of it if it is a small part of its memory."""
     size: Any = x.numel() * x.element_size()
@@ -192,41 +118,114 @@ def small_memory(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def contiguous(x: Tensor) -> Tensor:
+    """Returns the tensor in contiguous memory."""
+    return x.contiguous()
+
+
+def alone(x: Tensor) -> Tensor:
+    """Returns a copy of the tensor, which may be a part of one for all members."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def prepared(name: str, prepare: Callable[[Tensor], Tensor], *places: int) -> Callable[..., Any]:
+    """Returns an op that gets some of its tensors in another memory.
+
+    Args:
+        name: The op in aten, with its overload.
+        prepare: Returns a tensor of the same numbers.
+        *places: The positions of these tensors in the schema.
+    """
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    names = [(place, op._schema.arguments[place].name) for place in places]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        for place, key in names:
+            if place < len(given):
+                if isinstance(given[place], Tensor):
+                    given[place] = prepare(given[place])
+            elif isinstance(kwargs.get(key), Tensor):
+                kwargs[key] = prepare(kwargs[key])
+        return op(*given, **kwargs)
+
+    return run
+
+
+attention: Callable[..., Tensor] = prepared("scaled_dot_product_attention.default", own_memory, 0, 1, 2)
+
+
+def limited(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an operator that takes numbers of 64 bits and returns one.
+
+    name: in messages. The operator raises OperandError for other operands, for which it would repeat texts,
+    and for larger results, which may never end.
+    """
+
+    def run(*args: Any) -> Any:
+        for value in args:
+            if not isinstance(value, _NUMBERS):
+                raise OperandError(f"{name} reads {type(value).__name__}, which is not a number")
+        if op is operator.pow and isinstance(args[1], int) and abs(args[1]) > _MOST_EXPONENT:
+            raise OperandError(f"{name} has the exponent {args[1]}; at most {_MOST_EXPONENT} is allowed")
+        result = op(*args)
+        if isinstance(result, int) and abs(result) >= _MOST:
+            raise OperandError(f"{name} gives a number of {result.bit_length()} bits; at most 63 are allowed")
+        return result
+
+    run.__name__ = name
+    return run
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
     "aten.scaled_dot_product_attention.default": attention,
     "aten._native_batch_norm_legit.no_stats": exact_norms.batch_norm_of_batch,
     "aten._native_batch_norm_legit_functional.default": exact_norms.batch_norm_functional,
     "aten._reshape_alias.default": reshape_alias,
     "aten._stack.default": stack,
-    "aten.as_strided.default": as_strided,
-    "aten.as_strided_scatter.default": as_strided_scatter,
     "aten.empty.memory_format": empty,
     "aten.empty_like.default": empty_like,
     "aten.new_empty.default": new_empty,
     "aten.linalg_eigvals.default": eigenvalues,
     "aten.group_norm.default": exact_norms.group_norm,
     "aten.lcm.default": least_common_multiple,
-    "aten.median.dim": median,
-    "aten.nanmedian.dim": nanmedian,
     "aten.native_group_norm.default": exact_norms.native_group_norm,
     "aten.div.Scalar_mode": divide,
     "aten.div.Tensor_mode": divide,
 }
 """The replacement of each op by its name in programs."""
 
-for _name, _places in {
-    "_embedding_bag.default": (1, 2),
-    "_embedding_bag_forward_only.default": (1, 2),
-    "_masked_softmax.default": (0, 1),
-    "_weight_norm_interface.default": (0, 1),
-    "ctc_loss.IntList": (1,),
-    "gru.data": (1,),
-    "lstm.data": (1,),
-    "rnn_relu.data": (1,),
-    "rnn_tanh.data": (1,),
-}.items():
-    REPLACEMENTS[f"aten.{_name}"] = with_dense(_name, *_places)
-
-for _name in ("copy.default", "diagonal_scatter.default", "select_scatter.default", "slice_scatter.default"):
-    REPLACEMENTS[f"aten.{_name}"] = with_small_memory(_name)
+_PREPARED: dict[Callable[[Tensor], Tensor], dict[str, tuple[int, ...]]] = {
+    # the program's value alone is the memory that these ops read
+    alone: {"as_strided.default": (0,), "as_strided_scatter.default": (0,)},
+    # their kernels read these tensors as if their stride were 1
+    contiguous: {
+        "_embedding_bag.default": (1, 2),
+        "_embedding_bag_forward_only.default": (1, 2),
+        "_masked_softmax.default": (0, 1),
+        "_weight_norm_interface.default": (0, 1),
+        "ctc_loss.IntList": (1,),
+        "gru.data": (1,),
+        "lstm.data": (1,),
+        "rnn_relu.data": (1,),
+        "rnn_tanh.data": (1,),
+    },
+    # Medians read an expanded tensor as if its stride were 1. Attention gives its answer the strides of the
+    # query: where elements of the query are one place in memory, the kernel does not write all of the answer.
+    own_memory: {
+        "median.dim": (0,),
+        "nanmedian.dim": (0,),
+        "_scaled_dot_product_flash_attention_for_cpu.default": (0, 1, 2),
+    },
+    # their kernels copy all of the memory that their first tensor is in
+    small_memory: {
+        "copy.default": (0,),
+        "diagonal_scatter.default": (0,),
+        "select_scatter.default": (0,),
+        "slice_scatter.default": (0,),
+    },
+}
+for _prepare, _ops in _PREPARED.items():
+    for _name, _places in _ops.items():
+        REPLACEMENTS[f"aten.{_name}"] = prepared(_name, _prepare, *_places)

@@ -15,16 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Tag
+from widepack_artifacts.program import Tag
 
-from .checks import sequences as checks
-from .library import answer_integers, define
-from .node_list import NodeList
+from .checks.require import OperandError, between, dense, integers, readable, require
+from .library import NodeList, answer_integers, in_aten, own_op
 
+_SHOWN = 8  # lengths in a message
 OP = "widepack.sequence_lengths.default"
 
 
+def _check(lengths: Tensor, steps: Tensor) -> None:
+    """Checks the operands: the lengths too, where their values can be read without a wait."""
+    integers("lengths", lengths)
+    require(lengths.dim() >= 1, "lengths has no dims; 1 is needed")
+    dense("steps", steps, 1)
+    require(steps.device == lengths.device, f"steps is on {steps.device}; lengths is on {lengths.device}")
+    if lengths.device.type != "cpu" or not lengths.numel() or not readable(lengths):
+        return
+    between("lengths", lengths, 1, steps.shape[0])
+    for row in lengths[(lengths[..., 1:] > lengths[..., :-1]).any(-1)].reshape(-1, lengths.shape[-1])[:1]:
+        texts = ", ".join(map(str, row[:_SHOWN].tolist()))
+        raise OperandError(
+            f"lengths is {texts}{', ...' if row.numel() > _SHOWN else ''}; pack_padded_sequence with "
+            "enforce_sorted=True needs them in descending order"
+        )
+
+
+@own_op(
+    "sequence_lengths(Tensor lengths, Tensor steps) -> Tensor",
+    lambda lengths, _: lengths.new_empty(lengths.shape),
+)
 def _sequence_lengths(lengths: Tensor, steps: Tensor) -> Tensor:
+    _check(lengths, steps)
     if lengths.device.type == "cpu":
         return lengths.clone(memory_format=torch.contiguous_format)  # the check has read the values
     right = ((lengths >= 1) & (lengths <= steps.shape[0])).all(-1, keepdim=True)
@@ -32,10 +54,6 @@ def _sequence_lengths(lengths: Tensor, steps: Tensor) -> Tensor:
     count = lengths.shape[-1]
     places = torch.where(right, torch.arange(count, device=lengths.device), count)
     return lengths.gather(-1, places.expand(lengths.shape))
-
-
-def _fake(lengths: Tensor, steps: Tensor) -> Tensor:
-    return lengths.new_empty(lengths.shape)
 
 
 def _over_members(
@@ -50,19 +68,11 @@ def _over_members(
     ), 0
 
 
-define(
-    "sequence_lengths(Tensor lengths, Tensor steps) -> Tensor",
-    _sequence_lengths,
-    _fake,
-    checks.sequence_lengths,
-)
 answer_integers("sequence_lengths", _over_members)
 
 
-def sequence_lengths_in_aten(node: Node) -> list[Node]:
-    """Returns a `sequence_lengths` node as ATen nodes."""
-    new = NodeList(node)
-    lengths, steps = node.args
+@in_aten(OP)
+def _in_aten(new: NodeList, _: int, lengths: Any, steps: Any) -> None:
     options: dict[str, Any] = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
     count = new.add("aten.sym_size.int", lengths, -1, suffix="count")
     places = new.add("aten.arange.default", count, suffix="places", **options)
@@ -80,4 +90,3 @@ def sequence_lengths_in_aten(node: Node) -> list[Node]:
     chosen = new.add("aten.where.self", right, places, outside, suffix="chosen")
     rows = new.add("aten.expand_as.default", chosen, lengths, suffix="rows")
     new.add("aten.gather.default", lengths, -1, rows, suffix="lengths")
-    return new.named_as_the_node()

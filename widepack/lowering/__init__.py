@@ -14,6 +14,5 @@
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
 | `lowering_entry.py` | Defines what lowering and the comparisons need to know of an entry |
 | `relower.py` | Lowers programs at load, if the artifact has none that fits |
-| `sequential_ops.py` | Lists the ops that run once for each member on purpose |
 | `wide_programs.py` | Makes the wide programs of a build: plans by rules of thumb |
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Kind, Node, Ref, substitute
 
 from .. import primitives as primitives  # fills the registry
@@ -21,11 +22,13 @@ from ..errors import LoweringError
 from ..ir import ops
 from ..ir.encoding import decode, encode, map_arguments, type_of
 from ..ir.fake_values import CPU, Fakes
+from ..ir.op_records import record
 from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
 from ..planning.apply_choice import apply_choice
 from ..planning.plan import NodeChoice
 from ..registry.registry import REGISTRY, Strategy
 from ..registry.writer import Writer, unwrap, wide_items
+from ..simplify.canonical import REPLACED
 
 
 class ProgramWriter(Writer):
@@ -124,6 +127,20 @@ def applicable(w: Writer, op: str, args: Any, kwargs: Any) -> list[Strategy]:
     return (
         [s for s in REGISTRY[op].strategies.values() if s.when(w, *args, **kwargs)] if op in REGISTRY else []
     )
+
+
+def once_a_member() -> dict[str, list[str]]:
+    """Returns for each reason the ops that run once for each member, if they read values that differ between
+    members; "" is the reason of ops without one.
+
+    Every other op that programs may use has a strategy, becomes an op that has one (`simplify/canonical.py`),
+    or takes no tensor.
+    """
+    found: dict[str, list[str]] = {}
+    for op in sorted(OPS - set(REGISTRY) - REPLACED):
+        if op.startswith("aten.") and any("Tensor" in type_ for _, type_, _ in ops.arguments(op)):
+            found.setdefault(record(op).once, []).append(op)
+    return found
 
 
 def compare(wide: Any, own: Any, members: int) -> str:

@@ -23,7 +23,7 @@ from ..planning.mask_plans import in_loop
 from ..planning.plan import Plan
 from .fusion import fuse_activations, join_chains
 from .interpreter import ProgramWriter, held, run_node
-from .loops import lower_loop, pack_region
+from .loops import RegionPacker, lower_loop
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,8 @@ class _Lowering:
         region = [n for n in self.first.nodes if n.name in names]
         packed: dict[str, Node] = {}
         if len(self.members) == 1:
-            packed = pack_region(
-                self.writer, region, self.values, self.plan.choices, weights_only(self.first), self.own
-            )
+            packer = RegionPacker(self.writer, self.values, weights_only(self.first), self.own)
+            packed = packer.nodes(region, self.plan.choices)
             skipping = {n.name: in_loop(n, self.plan.choices, self.writer.device) for n in region}
             packed |= {name: node for name, node in skipping.items() if node is not None}
         lower_loop(

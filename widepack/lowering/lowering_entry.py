@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Kind, Program
@@ -56,14 +56,25 @@ class LoweringEntry(Protocol):
 
 
 class EntryOfPart:
-    """An entry for adjacent members only. The kinds of weights are those of all members, as in the artifact.
+    """An entry for adjacent members only. All that does not depend on the members is that of the whole entry:
+    the kinds of weights, too, are those of all members, as in the artifact.
 
     Attributes:
         whole: The entry for all members.
         members: The numbers of the members.
         count: The number of members of the part.
         signatures: For each of them the index of its program in `simple`.
+        shapes: The shapes of the values of each member program of the part.
     """
+
+    entry: str
+    sizes: Mapping[str, int]
+    batch: str
+    bounds: Mapping[str, tuple[int, int | None]]
+    signature: Sequence[Parameter]
+    result: Tree
+    sources: Sequence[InputSource]
+    states: Sequence[CarriedState]
 
     def __init__(self, whole: LoweringEntry, members: range) -> None:
         self.whole, self.members, self.count = whole, members, len(members)
@@ -71,49 +82,11 @@ class EntryOfPart:
         self._used = sorted(set(signatures))
         self.signatures: Sequence[int] = [self._used.index(s) for s in signatures]
 
-    @property
-    def entry(self) -> str:
-        """The name of the entry."""
-        return self.whole.entry
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The size of each dim in the example."""
-        return self.whole.sizes
-
-    @property
-    def batch(self) -> str:
-        """The dim that batch classes are made of, or ""."""
-        return self.whole.batch
-
-    @property
-    def bounds(self) -> Mapping[str, tuple[int, int | None]]:
-        """The least and the largest size of each dim."""
-        return self.whole.bounds
-
-    @property
-    def signature(self) -> Sequence[Parameter]:
-        """The parameters of the call."""
-        return self.whole.signature
-
-    @property
-    def result(self) -> Tree:
-        """The form of the result."""
-        return self.whole.result
-
-    @property
-    def sources(self) -> Sequence[InputSource]:
-        """The inputs."""
-        return self.whole.sources
-
-    @property
-    def states(self) -> Sequence[CarriedState]:
-        """The values that the caller carries from call to call."""
-        return self.whole.states
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
 
     @property
     def shapes(self) -> Sequence[Shapes]:
-        """The shapes of the values of each member program of the part."""
         return [self.whole.shapes[s] for s in self._used]
 
     def slots(self, pattern: str) -> dict[str, Kind]:

@@ -22,7 +22,7 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     """
     import widepack.primitives  # noqa: F401  # fills the registry
     from widepack.ir.ops import full_name
-    from widepack.lowering.sequential_ops import once_a_member
+    from widepack.lowering.interpreter import once_a_member
     from widepack.primitives import find
     from widepack.registry.registry import families
 

@@ -2,7 +2,7 @@
 
 | node that reads a weight of a member | what runs on all rows |
 |---|---|
-| linear layer, product of `[B, I]` | a sum of rows of the stacked weights (`kernels/per_row.py`): no copy |
+| linear layer, product of `[B, I]` | a sum of rows of the stacked weights (`kernels/streamed.py`): no copy |
 | op on each number alone, with a vector | the vectors of the rows' members are gathered |
 | norm over the last dims | the norm without weights, then two such ops |
 
@@ -23,7 +23,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 from ...ir import ops
 from ...ir.encoding import decode
 from ...ir.tensor_type import tensor_type
-from ...kernels.per_row import linear_of_rows, row_places
+from ...kernels.streamed import linear_of_rows, row_places
 from ...rows.layout import Layout, RowAxis
 
 _LINEAR = "aten.linear.default"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +12,41 @@ INTEGERS = (torch.int32, torch.int64)
 LARGEST = 2**31 - 1
 
 
+Check = Callable[..., None]
+CHECKS: dict[str, Check] = {}
+"""The check of each of torch's ops that needs one, by its name in programs. widepack's own ops check their
+operands themselves."""
+OF_VALUES: set[str] = set()
+"""Ops whose check reads values. A compiler traces sizes alone, so its code would run without the check."""
+OF_SIZES: dict[str, tuple[str, ...]] = {}
+"""Operands of ops of `OF_VALUES` whose sizes and types alone are checked."""
+
+C = TypeVar("C", bound=Check)
+
+
 class OperandError(RuntimeError):
     """Raised if an op would read or write outside its operands. The message names the operand."""
+
+
+def check_of(*names: str, reads_values: bool = False, sizes_of: tuple[str, ...] = ()) -> Callable[[C], C]:
+    """Says of which ops the decorated function is the check.
+
+    Args:
+        *names: The ops of aten, with their overloads.
+        reads_values: Whether it reads values.
+        sizes_of: The operands whose sizes and types alone it reads then.
+    """
+
+    def decorate(check: C) -> C:
+        for name in names:
+            CHECKS[f"aten.{name}"] = check
+            if reads_values:
+                OF_VALUES.add(f"aten.{name}")
+            if sizes_of:
+                OF_SIZES[f"aten.{name}"] = sizes_of
+        return check
+
+    return decorate
 
 
 def require(condition: object, message: str) -> None:
@@ -43,6 +76,14 @@ def of_shape(name: str, x: Any, shape: Sequence[int], like: Tensor | None = None
         return
     if x.dtype != like.dtype or x.device != like.device:
         raise OperandError(f"{name} is {x.dtype} on {x.device}; {like.dtype} on {like.device} is needed")
+
+
+def for_members(name: str, x: Any, members: int, sizes: Sequence[int | None], like: Tensor) -> None:
+    """Checks a tensor of each member, or one for all members: `[N or 1, *sizes]`, where None is any size."""
+    found = dense(name, x, 1 + len(sizes)).shape
+    require(found[0] in (1, members), f"{name} is for {found[0]} members; {members} are needed")
+    shape = [found[0], *(own if size is None else size for own, size in zip(found[1:], sizes))]
+    of_shape(name, x, shape, like)
 
 
 def _cast_by_autocast(x: Tensor, like: Tensor) -> bool:

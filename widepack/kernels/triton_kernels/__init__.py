@@ -11,7 +11,6 @@ modules that import Triton, when it starts the first kernel.
 
 | file | what it does |
 |---|---|
-| `activations.py` | Names the activations of a chain of linear layers |
 | `available.py` | Decides whether a kernel may run, and runs it with a fallback |
 | `chain.py` | Defines the Triton kernel of a chain of linear layers and activations |
 | `launches.py` | Starts the kernels, with sizes and precisions chosen by rule |

@@ -26,6 +26,8 @@ SWITCH = "WIDEPACK_TRITON"
 TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
 """The variable of the environment that switches TF32 off with `0` in NVIDIA's libraries, whatever torch's
 settings are."""
+ACTIVATIONS = ("", "relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh")
+"""The activations of a chain by name. "" is none, `gelu_tanh` is `gelu` with `approximate="tanh"`."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for TF32 and bfloat16 (Ampere)."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..projections import projected_parts
 from . import available
-from .activations import ACTIVATIONS
+from .available import ACTIVATIONS
 from .predictions import MOST_ROWS, ROWS, chain_times, step_times
 
 PROJECTED_BYTES = 64 << 20
@@ -37,7 +37,7 @@ def rnn_steps(
     """Runs `widepack::rnn_steps` by a kernel. bias: the sum of both biases."""
     if not _steps_run("rnn_steps", x, h, w_x, w_h, bias):
         return None
-    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("rnn", {"RELU": act == "relu"})
+    return _run_steps("rnn", x, h, w_x, w_h, bias, reverse, {"RELU": act == "relu"})
 
 
 def gru_steps(
@@ -58,8 +58,8 @@ def gru_steps(
     """
     if not _steps_run("gru_steps", x, h, w_x, w_h, bias, new_bias):
         return None
-    given = () if new_bias is None else (new_bias.flatten(1).contiguous(),)
-    return _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("gru", {"BIAS": bool(given)}, given)
+    given = None if new_bias is None else new_bias.flatten(1).contiguous()
+    return _run_steps("gru", x, h, w_x, w_h, bias, reverse, {"BIAS": given is not None}, given)
 
 
 def lstm_steps(
@@ -69,7 +69,7 @@ def lstm_steps(
     if not _steps_run("lstm_steps", x, h, w_x, w_h, bias, c):
         return None
     cells = torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
-    y = _RecurrentCall(x, h, w_x, w_h, bias, reverse).run("lstm", {}, (cells,))
+    y = _run_steps("lstm", x, h, w_x, w_h, bias, reverse, {}, cells)
     return None if y is None else (y, cells.to(c.dtype))
 
 
@@ -120,67 +120,57 @@ def _aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
     return tuple(t is not None and t.data_ptr() % 16 == 0 for t in tensors)
 
 
-class _RecurrentCall:
-    """All steps of a recurrent layer in one direction: their operands, and the kernels that run them."""
+def _run_steps(
+    cell: str,
+    x: Tensor,
+    h: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    bias: Tensor | None,
+    reverse: bool,
+    more: dict[str, Any],
+    given: Tensor | None = None,
+) -> Tensor | None:
+    """Runs all steps of a recurrent layer in one direction. Returns y, or None if the kernels cannot run.
 
-    def __init__(
-        self, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool
-    ) -> None:
-        self.members, self.batch, self.width = h.shape
-        self.x = x.expand(self.members, -1, -1, -1)
-        self.h, self.w_x = h.contiguous(), w_x
-        shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
-        self.w_h = w_h if shared else w_h.contiguous()
-        self.bias, self.reverse = bias, reverse
-        self.y = h.new_empty(self.members, x.shape[1], self.batch, self.width)
+    Args:
+        cell: `rnn`, `gru` or `lstm`.
+        x, h, w_x, w_h, bias, reverse: As for `rnn_steps`.
+        more: The constants that only this cell's kernel has.
+        given: The bias of a GRU's new gate, or the cells of an LSTM, which are written.
+    """
+    members, batch, width = h.shape
+    x, h, total = x.expand(members, -1, -1, -1), h.contiguous(), x.shape[1]
+    shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
+    w_h = w_h if shared else w_h.contiguous()
+    y = h.new_empty(members, total, batch, width)
+    columns = chunk(width)
+    constants = {
+        "H": width,
+        "W": w_h.stride(0),
+        "C": columns,
+        "K": -(-width // columns),
+        "R": ROWS,
+        "REVERSE": reverse,
+        "PRECISION": available.precision(h.dtype),
+        **more,
+    }
+    key = (cell, h.dtype, h.device, *constants.values(), *_aligned(w_h))
 
-    def run(self, cell: str, more: dict[str, Any], given: tuple[Tensor, ...] = ()) -> Tensor | None:
-        """Starts the kernels. Returns y, or None if they cannot run.
-
-        Args:
-            cell: `rnn`, `gru` or `lstm`.
-            more: The constants that only this cell's kernel has.
-            given: The bias of a GRU's new gate, or the cells of an LSTM, which are written.
-        """
-        width, dtype = self.width, self.h.dtype
-        columns = chunk(width)
-        constants = {
-            "H": width,
-            "W": self.w_h.stride(0),
-            "C": columns,
-            "K": -(-width // columns),
-            "R": ROWS,
-            "REVERSE": self.reverse,
-            "PRECISION": available.precision(dtype),
-            **more,
-        }
-        key = (cell, dtype, self.h.device, *constants.values(), *_aligned(self.w_h))
-
-        def launch() -> None:
-            self._launch(cell, constants, given)
-
-        return self.y if available.run(f"{cell}_steps", width, self.h, key, launch) else None
-
-    def _launch(self, cell: str, constants: dict[str, Any], given: tuple[Tensor, ...]) -> None:
+    def launch() -> None:
         from . import steps  # imports Triton
 
-        total, sizes = self.x.shape[1], self.batch * self.width
-        grid = (self.members, -(-self.batch // ROWS))
-        state, stride = self.h, sizes
-        parts = projected_parts(self.x, self.w_x, self.bias, self.reverse, PROJECTED_BYTES)
-        for first, products in parts:
+        kernel = {"rnn": steps.rnn_kernel, "gru": steps.gru_kernel, "lstm": steps.lstm_kernel}[cell]
+        grid, named = (members, -(-batch // ROWS)), {**constants, **options(width)}
+        extra = () if cell == "rnn" else (w_h if given is None else given,)  # a bias that is not read
+        state, stride = h, batch * width
+        for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
             count = products.shape[1]
-            numbers = (stride, first, count, total, self.batch)
-            named = {**constants, **options(self.width)}
-            if cell == "rnn":
-                steps.rnn_kernel[grid](products, self.w_h, state, self.y, *numbers, **named)
-            elif cell == "gru":
-                bias = given[0] if given else self.w_h  # which is not read then
-                steps.gru_kernel[grid](products, self.w_h, bias, state, self.y, *numbers, **named)
-            else:
-                cells = given[0]
-                steps.lstm_kernel[grid](products, self.w_h, state, cells, self.y, *numbers, **named)
-            state, stride = self.y[:, first if self.reverse else first + count - 1], total * sizes
+            numbers = (stride, first, count, total, batch)
+            kernel[grid](products, w_h, *extra, state, y, *numbers, **named)
+            state, stride = y[:, first if reverse else first + count - 1], total * batch * width
+
+    return y if available.run(f"{cell}_steps", width, h, key, launch) else None
 
 
 def chain_fits(widths: Sequence[int], dtype: torch.dtype, tf32: bool = False) -> bool:

@@ -131,8 +131,8 @@ def gru_kernel(
 def lstm_kernel(
     p,
     w,
-    h,
     c,
+    h,
     y,
     h_stride,
     first,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .activations import ACTIVATIONS
+from .available import ACTIVATIONS
 
 # Triton 3.6 takes numbers in a tuple of constants, and no texts.
 _RELU = tl.constexpr(ACTIVATIONS.index("relu"))
