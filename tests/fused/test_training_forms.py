@@ -1,4 +1,6 @@
-"""Compares fused training in bfloat16 by autocast, and with accumulated gradients, with each member alone."""
+"""Compares fused training in bfloat16 by autocast, with accumulated gradients, and of members that take
+a derivative in forward, with each member alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import widepack
+from widepack import fuse
 
 STEPS = 20
 
@@ -152,3 +155,47 @@ def test_a_norm_under_two_names_and_a_memory_format_train() -> None:
         train(member.to(memory_format=torch.channels_last), batches)
         for name, value in again.state_dict().items():
             torch.testing.assert_close(value, member.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------- derivatives in forward
+
+
+COUNT = 2
+NORMS: dict[str, Any] = {
+    "batch norm": lambda: nn.BatchNorm1d(8),
+    "momentum of none": lambda: nn.BatchNorm1d(8, momentum=None),
+    "no statistics": lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False),
+    "images": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.BatchNorm2d(2), nn.Flatten()),
+    "instance norm": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2), nn.Flatten()),
+}
+
+
+class Force(nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(6, 8), norm(), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        energy = self.outer(self.norm(self.inner(x)).tanh()).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.extended(keep=1)
+@pytest.mark.parametrize("strategy", ["auto", "loop"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_gradients_of_a_force_are_the_members(norm: str, strategy: str) -> None:
+    torch.manual_seed(0)
+    members = [Force(NORMS[norm]).double().train() for _ in range(COUNT)]
+    fused = fuse(members, torch.randn(8, 6).double(), strategy=strategy)
+    for rows in (8, 5):
+        x = torch.randn(rows, 6).double()
+        answers = fused(x)
+        answers.square().sum().backward()
+        for i, member in enumerate(members):
+            expected = member(x)
+            torch.testing.assert_close(answers[i], expected)
+            expected.square().sum().backward()
+    same_gradients(fused, members)
+    for name, value in stacked(members).items():
+        torch.testing.assert_close(fused.state_dict()[name], value)

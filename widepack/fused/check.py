@@ -44,7 +44,7 @@ SEED = 29  # of torch, for a program that draws and the module that it is compar
 
 
 def check(fused: FusedMembers, entry: FusedEntry, runner: Runner) -> None:
-    """Raises VerificationError if the answers or gradients of a program differ from the members', or if they
+    """Raises VerificationError if the outputs or gradients of a program differ from the members', or if they
     cannot be compared.
     """
     try:
@@ -207,7 +207,7 @@ def _difference(
 
 
 def _out_of_bounds(stats: ErrorStats) -> str:
-    """Returns how the last answer of an output is out of bounds; "" if it is right."""
+    """Returns how the last value of an output is out of bounds; "" if it is right."""
     row, words = stats.wide[-1], ""
     if row.words:
         words = row.words
@@ -245,7 +245,7 @@ def _refuse_kept(runs: MemberRuns, leaves: Sequence[torch.Tensor]) -> None:
     """
     member = runs.fused.member(0, CPU)
     buffers = {name: b.clone() for name, b in member.named_buffers()}
-    answers = []
+    outputs = []
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
             torch.manual_seed(SEED)
@@ -254,8 +254,8 @@ def _refuse_kept(runs: MemberRuns, leaves: Sequence[torch.Tensor]) -> None:
                     if name in buffers and b.shape == buffers[name].shape:
                         copy_into(b, buffers[name])
             before = attributes_of(member)
-            answers.append(runs.run_module(0, leaves, member=member)[0])
-    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers)):
+            outputs.append(runs.run_module(0, leaves, member=member)[0])
+    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*outputs)):
         changed = [d.path for d in differences(before, attributes_of(member))]
         names = ", ".join(changed[:5])
         what = f"leaves other values in {names}, which" if names else "keeps something that"

@@ -146,13 +146,13 @@ def _wide_gradients(
     buffers = [as_run(runs.fused.tensor_of(name).detach().cpu()) for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
-        answer = DifferentiableProgram(program, CPU)(weights, [*values, *buffers])
+        results = DifferentiableProgram(program, CPU)(weights, [*values, *buffers])
         kinds = [o.kind for o in program.outputs]
         totals = []
         for i in range(len(runs.fused)):
             outputs = [
                 y if kind == "shared" else y[i]
-                for k, (y, kind) in enumerate(zip(answer, kinds))
+                for k, (y, kind) in enumerate(zip(results, kinds))
                 if k not in carried
             ]
             totals.append(weighted_sum(outputs, i))

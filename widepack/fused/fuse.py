@@ -57,7 +57,7 @@ def fuse(
         share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
             values must be equal. Without it, equal parameters stay separate, unless they are one object.
         strategy: `"auto"`, `"wide"`, `"loop"`, or strategies of ops. Default: `"auto"`.
-        validate: Whether each new program is compared with the members, in answers and gradients. Default:
+        validate: Whether each new program is compared with the members, in outputs and gradients. Default:
             True.
         packed: Whether calls take and return the channel-packed form `[B, N*C, ...]`. Default: False.
         dropout: `"on"` keeps dropout on in eval mode, with a draw for each member. With `n` and one module,

@@ -38,7 +38,7 @@ def terms_of(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, fl
         names: The weights whose gradients are computed.
 
     Yields:
-        for each bias `[C]` the sum of the absolute gradients of its layer's answers, for one of the C numbers
+        for each bias `[C]` the sum of the absolute gradients of its layer's outputs, for one of the C numbers
         on average. It is complete after the backward pass.
     """
     found: dict[str, float] = {}
@@ -56,9 +56,9 @@ def terms_of(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, fl
 
 
 def _collecting(found: dict[str, float], name: str, count: int) -> Any:
-    def hook(part: nn.Module, args: Any, answer: Any) -> None:
-        if isinstance(answer, Tensor) and answer.requires_grad:
-            answer.register_hook(add)  # type: ignore[no-untyped-call]
+    def hook(part: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def add(gradient: Tensor) -> None:
         terms = gradient.detach().abs()

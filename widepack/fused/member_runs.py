@@ -128,8 +128,8 @@ class MemberRuns:
         collecting = terms_of(member, names if terms is not None else ())
         with calm(), torch.enable_grad(), collecting as sizes:
             with rests():
-                answer = known_forms(member(*args, **kwargs))
-            outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
+                output = known_forms(member(*args, **kwargs))
+            outputs = [y for y in pytree.tree_leaves(output) if isinstance(y, torch.Tensor)]
             total = weighted_sum(outputs, i)  # which draws its weights
             with rests():  # a checkpoint runs its part again
                 gradients = gradients_of(total, weights_of(member), names)
@@ -163,8 +163,8 @@ class MemberRuns:
         buffers = [copy_of(name, self.fused.tensor_of(name)) for _, _, name in self.entry.carried]
         carried = {o for _, o, _ in self.entry.carried}
         with torch.enable_grad():
-            answer = DifferentiableProgram(program, CPU)(
+            results = DifferentiableProgram(program, CPU)(
                 weights, [*(as_run(clone(v)) for v in leaves), *buffers]
             )
-            outputs = [y for k, y in enumerate(answer) if k not in carried]
+            outputs = [y for k, y in enumerate(results) if k not in carried]
             return outputs, gradients_of(weighted_sum(outputs, i), weights, names)

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,8 +126,8 @@ class Fused(FusedMembers):
             return self._answer(entry, values, stacked)
         for k, leaf in enumerate(entry.binder.leaves):
             values[k], stacked[k] = split_channels(leaf.title, values[k], leaf.dims, stacked[k], len(self))
-        answer = self._answer(entry, values, stacked)
-        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, answer)
+        output = self._answer(entry, values, stacked)
+        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, output)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Runs all members, each on separate inputs: member i gets `[i]` of every input.
@@ -183,11 +182,11 @@ class Fused(FusedMembers):
         except (IndexError, RuntimeError) as e:
             self._refuse_unknown_rows(entry, weights, inputs, stacked, e)
             raise
-        answer = build_answer(outputs, runner.program.outputs, len(self), entry.result)
+        output = build_answer(outputs, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
-            for buffer, (_, output, _) in zip(buffers, entry.carried):
-                buffer.copy_(self.with_frozen_rows(outputs[output], buffer))
-        return answer
+            for buffer, (_, k, _) in zip(buffers, entry.carried):
+                buffer.copy_(self.with_frozen_rows(outputs[k], buffer))
+        return output
 
     @_disable_dynamo
     def _refuse_unknown_rows(
@@ -303,7 +302,7 @@ class Fused(FusedMembers):
     def compile(self, *, dynamic: bool | None = False, **options: Any) -> None:
         """Compiles the programs that train with `torch.compile`, in the place of `nn.Module.compile`.
 
-        Each program is compiled, forward and backward, at its first call, and its answers and gradients are
+        Each program is compiled, forward and backward, at its first call, and its outputs and gradients are
         compared with those of the program without compilation. If they differ, it runs without, and a warning
         says so. Up to eight batch sizes of a program have a compiled form (`torch._dynamo.config`). Second
         derivatives are refused by torch. In eval mode without gradients the module runs as before. A copy of
@@ -388,21 +387,4 @@ class Fused(FusedMembers):
         """
         from .save import save  # imports all that a build needs
 
-        recipe, call, count = self._recipe, self.sample(), len(self)
-        passes = recipe.one_model
-        members = [self.member(i, CPU) for i in range(1 if passes else count)]
-        return save(
-            Path(path),
-            type(members[0]).__qualname__,
-            members,
-            lambda i: self.member(i, CPU),
-            names or [str(i) for i in range(count)],
-            sample=call.args,
-            sample_kwargs=call.kwargs,
-            dynamic=recipe.dynamic,
-            strategy=recipe.strategies,
-            force=force,
-            pt2=pt2,
-            dropout="on" if recipe.dropout else "off",
-            n=count if passes else None,
-        )
+        return save(self, self._recipe, path, names, force, pt2)

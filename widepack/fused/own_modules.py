@@ -108,7 +108,7 @@ def _own_answer(member: nn.Module, values: Mapping[str, torch.Tensor], call: Mem
 
 
 def _run(module: nn.Module, call: MemberCall) -> _Answer:
-    """Returns the answer of a module and the gradients of its parameters, from one random state."""
+    """Returns the output of a module and the gradients of its parameters, from one random state."""
     torch.manual_seed(11)
     random.seed(11)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -117,8 +117,8 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
     parameters = dict(module.named_parameters())
     names = [n for n, p in parameters.items() if p.requires_grad]
     with calm(), torch.enable_grad():
-        answer = known_forms(module(*args, **kwargs))
-        outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
+        output = known_forms(module(*args, **kwargs))
+        outputs = [y for y in pytree.tree_leaves(output) if isinstance(y, torch.Tensor)]
         gradients: Gradients = {}
         with suppress(RuntimeError):  # torch has no derivative of an op
             gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
@@ -127,7 +127,7 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
 
 
 def _words(found: _Answer, expected: _Answer) -> str:
-    """Returns in words how two answers differ; an empty text if they do not."""
+    """Returns in words how two outputs differ; an empty text if they do not."""
     (outputs, gradients), (own, own_gradients) = found, expected
     if [y.shape for y in outputs] != [y.shape for y in own]:
         return f"it returns {[list(y.shape) for y in outputs]}, and the member {[list(y.shape) for y in own]}"

@@ -400,7 +400,7 @@ def refuse_weights(captured: Captured, own: Collection[str], i: int, skeleton: M
 
 
 def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: Sequence[Any]) -> str:
-    """Returns how the answers or gradients of a compiled program differ; an empty text if they do not.
+    """Returns how the outputs or gradients of a compiled program differ; an empty text if they do not.
 
     Args:
         compiled: The compiled function of weights and inputs.
@@ -430,14 +430,14 @@ def difference(compiled: Callable[..., Any], plain: Callable[..., Any], given: S
 
 
 def _answers_and_gradients(run: Callable[..., Any], given: Sequence[Any]) -> list[torch.Tensor | None]:
-    """Returns the answers, then the gradients of a weighted sum of them by each value that needs one."""
+    """Returns the outputs, then the gradients of a weighted sum of them by each value that needs one."""
     copies = pytree.tree_map(_copied, list(given))
     tensors = [v for v in pytree.tree_leaves(copies) if isinstance(v, torch.Tensor) and v.requires_grad]
     needed = {str(k): v for k, v in enumerate(tensors)}
     with torch.enable_grad():
-        answers = [y for y in pytree.tree_leaves(run(*copies)) if isinstance(y, torch.Tensor)]
-        gradients = gradients_of(weighted_sum(answers, 0), needed, list(needed))
-    return [*(y.detach() for y in answers), *gradients.values()]
+        outputs = [y for y in pytree.tree_leaves(run(*copies)) if isinstance(y, torch.Tensor)]
+        gradients = gradients_of(weighted_sum(outputs, 0), needed, list(needed))
+    return [*(y.detach() for y in outputs), *gradients.values()]
 
 
 def _copied(value: Any) -> Any:

@@ -20,6 +20,5 @@ them.
 | `linear.py` | Defines the wide linear layers: `WideLinear`, `WideBilinear`, and `WidePReLU` |
 | `norm.py` | Defines the wide layers of normalization |
 | `pool.py` | Defines the wide layers of pooling: `[N, B, C, *s]` or `[N, C, *s]` to the same |
-| `recorder.py` | Records the ops that a strategy calls, and repeats them without the strategy |
 | `recurrent.py` | Defines the wide recurrent layers and cells |
 """

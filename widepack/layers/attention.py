@@ -31,7 +31,7 @@ class WideMultiheadAttention(WideLayer):
         - `key`, `value`: the same, with S positions instead of L.
         - `key_padding_mask`: `[N, B, S]` or `[N, S]`.
         - `attn_mask`: `[N, L, S]` or `[N, B * heads, L, S]`.
-        - Returns the answer, shaped as `query`, and the weights `[N, B, L, S]`, or None with
+        - Returns the output, shaped as `query`, and the weights `[N, B, L, S]`, or None with
           `need_weights=False`. With `average_attn_weights=False` the weights are `[N, B, heads, L, S]`.
     """
 

@@ -1,7 +1,7 @@
 """Defines the wide layers of dropout.
 
 In train mode each member draws its own numbers. In eval mode the layers return their input. They ignore
-`inplace`: the answer always has its own memory.
+`inplace`: the output always has its own memory.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class _Adaptive(WideLayer):
         option = self.options.output_size
         wanted = list(option) if isinstance(option, (list, tuple)) else [option] * n
         sizes = [input.shape[d - n] if size is None else size for d, size in enumerate(wanted)]
-        answer = self.run(self.ops[0], input, sizes)
-        return answer[0] if isinstance(answer, tuple) and not self.options.return_indices else answer
+        output = self.run(self.ops[0], input, sizes)
+        return output[0] if isinstance(output, tuple) and not self.options.return_indices else output
 
 
 class WideMaxPool1d(_MaxPool):

@@ -168,7 +168,7 @@ class _Cell(_WithState):
             states: list[Any] = [shared_value(zeros) for _ in range(self.states)]
         else:
             states = [h.unsqueeze(1) if unbatched else h for h in (hx if self.states == 2 else [hx])]
-        answer = self.run(
+        output = self.run(
             self.op,
             x,
             states if self.states == 2 else states[0],
@@ -177,7 +177,7 @@ class _Cell(_WithState):
             self.bias_ih,
             self.bias_hh,
         )
-        ends = [e.squeeze(1) if unbatched else e for e in (answer if self.states == 2 else [answer])]
+        ends = [e.squeeze(1) if unbatched else e for e in (output if self.states == 2 else [output])]
         return tuple(ends) if self.states == 2 else ends[0]
 
 

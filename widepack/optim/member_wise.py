@@ -78,13 +78,12 @@ class MemberWise(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             self._check(group)
-            self._check_members(group)
         except UsageError:
             self.param_groups.pop()
             raise
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Parses the options of a group in place. Raises UsageError for invalid ones."""
+        """Parses the options of a group, or the defaults, in place. Raises UsageError for invalid ones."""
         who = type(self).__name__
         for key in self.member_options:
             if key in group:
@@ -99,6 +98,8 @@ class MemberWise(torch.optim.Optimizer):
                     "differ in it a fused module and an optimizer of their own"
                 )
         self._check_options(group, who)
+        if "params" in group:
+            self._check_members(group)
 
     def _check_options(self, group: Options, who: str) -> None:
         """Raises UsageError for parsed options that do not fit."""
@@ -148,7 +149,6 @@ class MemberWise(torch.optim.Optimizer):
         try:
             for group in self.param_groups:
                 self._check(group)
-                self._check_members(group)
         except UsageError:
             self.param_groups = before
             raise
@@ -156,9 +156,9 @@ class MemberWise(torch.optim.Optimizer):
 
     def _restore_step_states(self, state_dict: Mapping[str, Any]) -> None:
         """Gives the step states the dtypes that they were saved with. torch loads them in the parameter's."""
-        numbers = [k for g in state_dict["param_groups"] for k in g["params"]]
+        keys = [k for g in state_dict["param_groups"] for k in g["params"]]
         own = [p for g in self.param_groups for p in g["params"]]
-        for k, p in zip(numbers, own):
+        for k, p in zip(keys, own):
             for name in set(self.step_states[1:]) & set(state_dict["state"].get(k, ())):
                 self.state[p][name] = torch.as_tensor(state_dict["state"][k][name]).detach().clone()
 
@@ -214,7 +214,6 @@ class MemberWise(torch.optim.Optimizer):
             before = dict(group)
             try:
                 self._check(group)
-                self._check_members(group)
             except UsageError:
                 group.update(before)
                 raise
@@ -337,7 +336,7 @@ class MemberWise(torch.optim.Optimizer):
 
 def nonzero(rate: float | PerMember) -> bool:
     """Whether a rate is not zero, for any member."""
-    return any(numbers(rate))
+    return any(rate) if isinstance(rate, PerMember) else rate != 0
 
 
 def has_member_axis(p: Tensor, members: int) -> bool:
