@@ -45,8 +45,8 @@ class MemberWise(torch.optim.Optimizer):
     """
     buffers: ClassVar[tuple[str, ...]] = ()
     """The states that have the parameter's shape, and begin with zeros."""
-    decoupled: ClassVar[bool] = False
-    """Whether the weight decay is separate from the gradient, where no option says so."""
+    decoupled: ClassVar[bool | None] = False
+    """Whether the weight decay is separate from the gradient; None if an option says so."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -227,9 +227,7 @@ class MemberWise(torch.optim.Optimizer):
 
     def _start(self, p: Tensor, group: Options) -> State:
         """Returns the state of a parameter before its first step."""
-        names = [
-            b for b in self.buffers if b not in _OPTION_OF_BUFFER or nonzero(group[_OPTION_OF_BUFFER[b]])
-        ]
+        names = [b for b in self.buffers if nonzero(group.get(_OPTION_OF_BUFFER.get(b, ""), 1.0))]
         return {"step": step_count(), **{name: torch.zeros_like(p) for name in names}}
 
     def _update(self, p: Tensor, grad: Tensor, state: State, group: Options) -> None:
@@ -237,11 +235,7 @@ class MemberWise(torch.optim.Optimizer):
         if "step" in state:
             state["step"] += 1
         if nonzero(decay := group.get("weight_decay", 0.0)):
-            if (
-                group["decoupled_weight_decay"]
-                if "decoupled_weight_decay" in self.switches
-                else self.decoupled
-            ):
+            if group["decoupled_weight_decay"] if self.decoupled is None else self.decoupled:
                 p.mul_(self._factor(1 - group["lr"] * decay, p))
             else:
                 grad = self._plus(grad, p, decay)
