@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,54 +249,47 @@ def test_a_damaged_program_is_refused(
         widepack.load(artifact, backend="aot", cache=copy)
 
 
-def _nothing_compiled(task: Any, flat: Any, example: Any, path: Path) -> Any:
-    """Writes an empty package that holds at all sizes."""
+def load_wrong(
+    artifacts: Artifacts, folder: Path, patch: pytest.MonkeyPatch, change: Callable[[Any], Any]
+) -> widepack.WideModel:
+    """Loads a network whose compiled program gives the answers of the flat graph and a change."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from widepack.backends import aot
     from widepack.backends.tracing import traced
+    from widepack.backends.variants import Variant
 
-    path.write_bytes(b"")
-    return replace(traced(flat, example, task.dims, task.device), shapes=ShapeEnv())  # without conditions
+    def nothing(task: Any, flat: Any, example: Any, path: Path) -> Any:
+        path.write_bytes(b"")
+        return replace(traced(flat, example, task.dims, task.device), shapes=ShapeEnv())  # no conditions
+
+    def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
+        def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [y + change(given[0]) for y in task.eager(*given)]
+
+        return Variant(run, row["conditions"], row["least"])
+
+    patch.setattr(aot, "_compile", nothing)
+    patch.setattr(aot, "_open", wrong)
+    return widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=folder)
 
 
 def test_a_program_that_answers_wrongly_is_not_kept(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widepack.backends import aot
-    from widepack.backends.variants import Variant
-
-    monkeypatch.setattr(aot, "_compile", _nothing_compiled)
-
-    def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
-        return Variant(lambda given: [y + 0.01 for y in task.eager(*given)], row["conditions"], row["least"])
-
-    monkeypatch.setattr(aot, "_open", wrong)
     with pytest.raises(
         widepack.WidepackError,
         match=r"differs from the flat graph at B = \d+.*is off by 1.00e-02, the bound is .*It is not used",
     ):
-        widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*/record.json"))
+        load_wrong(artifacts, tmp_path, monkeypatch, lambda x: 0.01)
+    assert not list(tmp_path.glob("*/record.json"))
 
 
 def test_the_flat_graph_runs_one_row_if_the_program_is_wrong_there(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widepack.backends import aot
-    from widepack.backends.variants import Variant
-
-    monkeypatch.setattr(aot, "_compile", _nothing_compiled)
-
-    def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
-        return Variant(
-            lambda given: [y + (given[0].shape[0] == 1) for y in task.eager(*given)],
-            row["conditions"],
-            row["least"],
-        )
-
-    monkeypatch.setattr(aot, "_open", wrong)
-    ens = widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
-    (record,) = (tmp_path / "cache").glob("*/record.json")
+    ens = load_wrong(artifacts, tmp_path, monkeypatch, lambda x: x.shape[0] == 1)
+    (record,) = tmp_path.glob("*/record.json")
     assert json.loads(record.read_text())["record"]["variants"][0]["least"] == {"B": 2}
     x = torch.randn(2, 64)
     torch.testing.assert_close(ens(x[:1]), ens(x)[:, :1])

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from widepack.ir.cast import raise_program
+from widepack.ir.edit import all_nodes
 from widepack.ir.ops import full_name
 from widepack.ir.tensor_type import parse_slot
+from widepack.kernels.decompose import decompose
 from widepack.lowering.lower import Lowered, lower
 from widepack.planning.plan import Plan, Region
 from widepack.runtime.executable import Executable
@@ -143,3 +145,29 @@ def check(
                 member_error = float((w.double() - exact).abs().max())
                 ulp = torch.finfo(w.dtype).eps * float(exact.square().mean().sqrt())
                 assert float((answer.double() - exact).abs().max()) <= 4 * member_error + 4 * ulp
+
+
+def stacked_weights(member_program: Program, **others: Kind) -> dict[str, Kind]:
+    """Returns kinds with every weight Stacked and every input Shared except those given."""
+    weights: dict[str, Kind] = {s.name: "stacked" for s in member_program.weights}
+    return all_kinds(member_program, **{**weights, **others})
+
+
+def check_forms(
+    member_program: Program,
+    wide: Program,
+    kinds: Mapping[str, Kind],
+    members: int = 3,
+    sizes: Sequence[Mapping[str, int]] = (SIZES,),
+) -> None:
+    """Checks a wide program as it is, after a round trip, and as ATen ops, with weights that are computed at
+    load or in each call.
+    """
+    again, plain = Program.from_json(wide.to_json()), decompose(wide)
+    for form in (again, plain):
+        form.check()
+    assert not [n.op for n in all_nodes(plain) if n.op.startswith("widepack.")]
+    for form in (wide, again, plain):
+        for prologue in (True, False):
+            for size in sizes:
+                check(member_program, form, kinds, members, size, prologue=prologue)

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from widepack.kernels.mlp_chain import ACTIVATIONS
 from widepack.kernels.triton_kernels import chain, launches, steps
-from widepack.kernels.triton_kernels.predictions import ROWS
+from widepack.kernels.triton_kernels.predictions import GATES, ROWS
 
 MOST_STACK = 128
 """The bytes of a thread that may lie in memory in place of registers."""
@@ -57,12 +57,6 @@ def fits(kernel: Any, path: Path, precision: str, even: bool) -> None:
     assert stack and max(stack) <= MOST_STACK, report
 
 
-def cell_types(name: str, pointer: str) -> dict[Any, Any]:
-    types = dict.fromkeys(("p", "w", "h", "y"), pointer)
-    types |= dict.fromkeys(("h_stride", "first", "count", "total", "batch"), "i32")
-    return types | ({"b": pointer} if name == "gru" else {"c": "*fp32"} if name == "lstm" else {})
-
-
 CELLS = [
     ("rnn", "tf32x3", 128, 90),
     ("gru", "tf32x3", 128, 90),
@@ -77,20 +71,23 @@ CELLS = [
 
 @pytest.mark.parametrize(("name", "precision", "width", "gpu"), CELLS)
 def test_steps_compile(name: str, precision: str, width: int, gpu: int, tmp_path: Path) -> None:
-    kernel = {"rnn": steps.rnn_kernel, "gru": steps.gru_kernel, "lstm": steps.lstm_kernel}[name]
     chunk = launches.chunk(width)
     constants = {
+        "GATES": GATES[name],
         "H": width,
-        "W": width * width * {"rnn": 1, "gru": 3, "lstm": 4}[name],
+        "W": width * width * GATES[name],
         "C": chunk,
         "K": -(-width // chunk),
         "R": ROWS,
         "REVERSE": True,
+        "RELU": False,
+        "BIAS": name == "gru",
         "PRECISION": precision,
-        **({"RELU": False} if name == "rnn" else {"BIAS": True} if name == "gru" else {}),
     }
-    types = cell_types(name, TYPES[precision])
-    fits(compiled(kernel, types, constants, width, gpu), tmp_path / "kernel", precision, width % 64 == 0)
+    types = dict.fromkeys(("p", "w", "b", "h", "y"), TYPES[precision]) | {"c": "*fp32"}
+    types |= dict.fromkeys(("h_stride", "first", "count", "total", "batch"), "i32")
+    kernel = compiled(steps.steps_kernel, types, constants, width, gpu)
+    fits(kernel, tmp_path / "kernel", precision, width % 64 == 0)
 
 
 CHAINS = [

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import small
-from small import all_kinds, node, program
+from small import node, program, stacked_weights
 
-from widepack.kernels.decompose import decompose
 from widepack.kernels.mlp_chain import OP
 from widepack.kernels.triton_kernels.launches import MOST_LAYERS
 from widepack.lowering.lower import Lowered, lower
@@ -41,61 +40,45 @@ def net(*activations: Any, rows: str = "B,", dtype: str = "float64") -> Program:
 def lowered(member: Program, x: Kind = "shared", **strategies: str) -> Lowered:
     chains = {n.name: "chain" for n in member.nodes if n.op == "aten.linear.default"} | strategies
     choices = {name: NodeChoice(strategy, "of the test") for name, strategy in chains.items()}
-    slots = slots_of(member, x)
+    slots = stacked_weights(member, x=x)
     return lower([member], [0, 0, 0], slots, Plan("cuda", "shared", (1, None), (), choices), small.SIZES)
-
-
-def slots_of(member: Program, x: Kind) -> dict[str, Kind]:
-    return all_kinds(member, x=x, **dict.fromkeys((w.name for w in member.weights), "stacked"))  # type: ignore[arg-type]
 
 
 def chains(found: Program) -> list[list[str]]:
     return [n.args[3] for n in found.nodes if n.op == OP]
 
 
-def check(member: Program, found: Lowered, x: Kind) -> None:
-    """Checks the program as lowered, after a round trip, and as ATen ops."""
-    again = Program.from_json(found.program.to_json())
-    again.check()
-    plain = decompose(found.program)
-    plain.check()
-    assert not [n.op for n in plain.nodes if n.op.startswith("widepack.")]
-    for form in (found.program, again, plain):
-        for sizes in ({"B": 1, "T": 1}, {"B": 7, "T": 3}):
-            small.check(member, form, slots_of(member, x), sizes=sizes)
+def joined(member: Program, expected: list[list[str]], x: Kind = "shared", **strategies: str) -> Lowered:
+    """Lowers a program, and checks its chains and its answers in all forms."""
+    found = lowered(member, x, **strategies)
+    assert chains(found.program) == expected
+    sizes = ({"B": 1, "T": 1}, {"B": 7, "T": 3})
+    small.check_forms(member, found.program, stacked_weights(member, x=x), sizes=sizes)
+    return found
 
 
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("rows", ["", "B,", "B,T,"])
 def test_a_network_of_layers_and_activations_is_one_node(rows: str, x: Any) -> None:
     member = net("relu", "tanh", None, rows=rows)
-    found = lowered(member, x)
-    if rows:
-        assert chains(found.program) == [["relu", "tanh", ""]]
+    found = joined(member, [["relu", "tanh", ""]] if rows else chains(lowered(member, x).program), x)
     assert set(found.used.values()) == {"chain", "pointwise"}
-    check(member, found, x)
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_activation_is_joined(name: str) -> None:
     member = net(name, name)
-    found = lowered(member)
-    assert chains(found.program) == [[name, name]]
-    check(member, found, "shared")
+    joined(member, [[name, name]])
 
 
 def test_gelu_has_two_forms() -> None:
     member = net(("gelu", {"approximate": "tanh"}), ("gelu", {"approximate": "none"}), None)
-    found = lowered(member)
-    assert chains(found.program) == [["gelu_tanh", "gelu", ""]]
-    check(member, found, "shared")
+    joined(member, [["gelu_tanh", "gelu", ""]])
 
 
 def test_another_activation_ends_a_chain() -> None:
     member = net("relu", "exp", None, "relu")
-    found = lowered(member)
-    assert chains(found.program) == [["relu", ""], ["", "relu"]]
-    check(member, found, "shared")
+    joined(member, [["relu", ""], ["", "relu"]])
 
 
 @pytest.mark.parametrize("rows", ["B,", "B,T,"])
@@ -107,9 +90,7 @@ def test_a_value_that_another_node_reads_is_kept(rows: str) -> None:
         [*chain.nodes, node("other", "exp", Ref("a0")), node("before", "neg", Ref("l1"))],
         ["l2", "other", "before"],
     )
-    found = lowered(member)
-    assert chains(found.program) == [["relu"], [""], [""]]
-    check(member, found, "shared")
+    joined(member, [["relu"], [""], [""]])
 
 
 def test_two_activations_in_a_row_are_not_joined() -> None:
@@ -120,24 +101,18 @@ def test_two_activations_in_a_row_are_not_joined() -> None:
         [*chain.nodes, node("again", "sigmoid", Ref("a1"))],
         ["again"],
     )
-    found = lowered(member)
-    assert chains(found.program) == [["relu", "tanh"]]
-    check(member, found, "shared")
+    joined(member, [["relu", "tanh"]])
 
 
 def test_a_layer_of_another_strategy_ends_a_chain() -> None:
     member = net("relu", "tanh", None)
-    found = lowered(member, l1="bmm")
-    assert chains(found.program) == [["relu"], [""]]
-    check(member, found, "shared")
+    joined(member, [["relu"], [""]], l1="bmm")
 
 
 @pytest.mark.parametrize("rows", ["B,", "B,T,"])
 def test_a_node_has_at_most_the_layers_of_a_kernel(rows: str) -> None:
     member = net(*["relu"] * (MOST_LAYERS + 2), rows=rows)
-    found = lowered(member)
-    assert chains(found.program) == [["relu"] * MOST_LAYERS, ["relu"] * 2]
-    check(member, found, "shared")
+    joined(member, [["relu"] * MOST_LAYERS, ["relu"] * 2])
 
 
 def test_the_wide_values_of_members_nodes_are_named() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from widepack.ir import ops
 from widepack.kernels import grouped_experts
 from widepack.kernels.checks.require import OperandError
-from widepack.kernels.decompose import decompose
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import Plan
 from widepack.planning.request import StrategyRequest
@@ -127,10 +126,7 @@ def test_a_program_and_its_aten_form_give_each_members_answer() -> None:
     (plan,) = planned(net(), "grouped_mm", "cuda")
     lowered = small.lowered(net(), slots, plan, N)
     assert lowered.used == {"y": "grouped_mm"}
-    small.check(net(), lowered.program, slots, N)
-    in_aten = decompose(lowered.program)
-    assert all(n.op.startswith("aten.") for n in in_aten.nodes)
-    small.check(net(), in_aten, slots, N)
+    small.check_forms(net(), lowered.program, slots, N)
 
 
 def test_a_gpu_runs_many_rows_by_groups_and_a_cpu_by_expert() -> None:

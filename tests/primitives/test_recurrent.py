@@ -9,12 +9,11 @@ import pytest
 import small
 import torch
 from recurrent_cases import GATES, B, H, Layer, N, T
-from small import all_kinds, node, program
+from small import all_kinds, node, program, stacked_weights
 
 from widepack.ir.fake_values import Fakes
 from widepack.ir.values import Shared, Stacked, Value
 from widepack.kernels import recurrent
-from widepack.kernels.decompose import decompose
 from widepack.lowering.interpreter import applicable
 from widepack.lowering.lower import lower
 from widepack.planning.plan import NodeChoice, Plan
@@ -206,25 +205,16 @@ def test_a_program_gives_each_members_answer(cell: str, name: str, options: dict
     slots = all_kinds(member_program, **{**stacked, "x": x, "h": "stacked"})
     lowered = lower([member_program], [0, 0, 0], slots, chosen(name), small.SIZES)
     assert lowered.used["r"] == name
-    again = Program.from_json(lowered.program.to_json())
-    again.check()
-    plain = decompose(lowered.program)
-    plain.check()
-    assert not [n.op for n in plain.nodes if n.op.startswith("widepack.")]
-    for form in (lowered.program, again, plain):
-        for prologue in (True, False):
-            for sizes in ({"B": 1, "T": 1}, {"B": 7, "T": 3}):
-                small.check(member_program, form, slots, sizes=sizes, prologue=prologue)
+    small.check_forms(member_program, lowered.program, slots, sizes=({"B": 1, "T": 1}, {"B": 7, "T": 3}))
 
 
 def test_projections_run_as_steps_and_as_their_decomposition() -> None:
     member_program = net("lstm", project=3)
     assert len(member_program.weights) == 4 * 5
-    slots = all_kinds(member_program, **dict.fromkeys((s.name for s in member_program.weights), "stacked"))  # type: ignore[arg-type]
+    slots = stacked_weights(member_program)
     lowered = lower([member_program], [0, 0, 0], slots, chosen("packed"), small.SIZES)
     assert lowered.used["r"] == "fused", "oneDNN has no projections"
-    for form in (lowered.program, decompose(lowered.program)):
-        small.check(member_program, form, slots)
+    small.check_forms(member_program, lowered.program, slots)
 
 
 @pytest.mark.parametrize(("cell", "name"), [c for c in CASES if c[1] != "fold"])

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..projections import projected_parts
 from . import available
 from .available import ACTIVATIONS
-from .predictions import MOST_ROWS, ROWS, chain_times, step_times
+from .predictions import GATES, MOST_ROWS, ROWS, chain_times, step_times
 
 PROJECTED_BYTES = 64 << 20
 """The bytes of products with x that are computed before the steps that read them, on a CUDA device."""
@@ -37,7 +37,7 @@ def rnn_steps(
     """Runs `widepack::rnn_steps` by a kernel. bias: the sum of both biases."""
     if not _steps_run("rnn_steps", x, h, w_x, w_h, bias):
         return None
-    return _run_steps("rnn", x, h, w_x, w_h, bias, reverse, {"RELU": act == "relu"})
+    return _run_steps("rnn", x, h, w_x, w_h, bias, reverse, relu=act == "relu")
 
 
 def gru_steps(
@@ -59,7 +59,7 @@ def gru_steps(
     if not _steps_run("gru_steps", x, h, w_x, w_h, bias, new_bias):
         return None
     given = None if new_bias is None else new_bias.flatten(1).contiguous()
-    return _run_steps("gru", x, h, w_x, w_h, bias, reverse, {"BIAS": given is not None}, given)
+    return _run_steps("gru", x, h, w_x, w_h, bias, reverse, new_bias=given)
 
 
 def lstm_steps(
@@ -69,7 +69,7 @@ def lstm_steps(
     if not _steps_run("lstm_steps", x, h, w_x, w_h, bias, c):
         return None
     cells = torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
-    y = _run_steps("lstm", x, h, w_x, w_h, bias, reverse, {}, cells)
+    y = _run_steps("lstm", x, h, w_x, w_h, bias, reverse, cells=cells)
     return None if y is None else (y, cells.to(c.dtype))
 
 
@@ -128,16 +128,19 @@ def _run_steps(
     w_h: Tensor,
     bias: Tensor | None,
     reverse: bool,
-    more: dict[str, Any],
-    given: Tensor | None = None,
+    *,
+    relu: bool = False,
+    new_bias: Tensor | None = None,
+    cells: Tensor | None = None,
 ) -> Tensor | None:
     """Runs all steps of a recurrent layer in one direction. Returns y, or None if the kernels cannot run.
 
     Args:
         cell: `rnn`, `gru` or `lstm`.
         x, h, w_x, w_h, bias, reverse: As for `rnn_steps`.
-        more: The constants that only this cell's kernel has.
-        given: The bias of a GRU's new gate, or the cells of an LSTM, which are written.
+        relu: Whether relu is the activation of a plain RNN.
+        new_bias: The bias of a GRU's new gate, `[N, H]`.
+        cells: The cells of an LSTM, which are written.
     """
     members, batch, width = h.shape
     x, h, total = x.expand(members, -1, -1, -1), h.contiguous(), x.shape[1]
@@ -146,28 +149,31 @@ def _run_steps(
     y = h.new_empty(members, total, batch, width)
     columns = chunk(width)
     constants = {
+        "GATES": GATES[cell],
         "H": width,
         "W": w_h.stride(0),
         "C": columns,
         "K": -(-width // columns),
         "R": ROWS,
         "REVERSE": reverse,
+        "RELU": relu,
+        "BIAS": new_bias is not None,
         "PRECISION": available.precision(h.dtype),
-        **more,
     }
     key = (cell, h.dtype, h.device, *constants.values(), *_aligned(w_h))
 
     def launch() -> None:
         from . import steps  # imports Triton
 
-        kernel = {"rnn": steps.rnn_kernel, "gru": steps.gru_kernel, "lstm": steps.lstm_kernel}[cell]
         grid, named = (members, -(-batch // ROWS)), {**constants, **options(width)}
-        extra = () if cell == "rnn" else (w_h if given is None else given,)  # a bias that is not read
+        others = [
+            w_h if t is None else t for t in (new_bias, cells)
+        ]  # those that are not read are any tensor
         state, stride = h, batch * width
         for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
             count = products.shape[1]
             numbers = (stride, first, count, total, batch)
-            kernel[grid](products, w_h, *extra, state, y, *numbers, **named)
+            steps.steps_kernel[grid](products, w_h, *others, state, y, *numbers, **named)
             state, stride = y[:, first if reverse else first + count - 1], total * batch * width
 
     return y if available.run(f"{cell}_steps", width, h, key, launch) else None

@@ -17,120 +17,25 @@ import triton.language as tl
 
 from .tiles import load_tile, multiply_add, rounded, sigmoid, store_tile, tanh, without_padding
 
+# one compiled kernel serves all of these numbers, and pointers of any alignment
 _NUMBERS = ["h_stride", "first", "count", "total", "batch"]
 _POINTERS = ["h", "b"]
-# one compiled kernel serves all of these numbers, and pointers of any alignment
+
+
+@triton.jit
+def _gates(start, rows, at, batch, H: tl.constexpr, GATES: tl.constexpr):
+    """Returns a tile of each gate's part of some rows `[batch, G*H]`, in float32."""
+    tiles = ()
+    for g in tl.static_range(GATES):
+        tiles = tiles + (load_tile(start + g * H, rows, at, GATES * H, 1, batch, H).to(tl.float32),)
+    return tiles
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
-def rnn_kernel(
-    p,
-    w,
-    h,
-    y,
-    h_stride,
-    first,
-    count,
-    total,
-    batch,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    REVERSE: tl.constexpr,
-    RELU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Runs a plain RNN.
-
-    W: the numbers between the weights of two members, or 0. K: the number of chunks. R: the rows of a
-    program.
-    """
-    member = tl.program_id(0).to(tl.int64)
-    rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
-    w += member * W
-    state = ()
-    for k in tl.static_range(K):
-        state = state + (load_tile(h + member * h_stride, rows, k * C + columns, H, 1, batch, H),)
-    for step in range(count):
-        t = count - 1 - step if REVERSE else step
-        given, made = p + (member * count + t) * batch * H, y + (member * total + first + t) * batch * H
-        new = ()
-        for j in tl.static_range(K):
-            at = j * C + columns
-            total_sum = load_tile(given, rows, at, H, 1, batch, H).to(tl.float32)
-            for k in tl.static_range(K):
-                weight = load_tile(w, k * C + columns, at, H, 1, H, H)
-                total_sum = multiply_add(state[k], weight, total_sum, PRECISION)
-            out = tl.where(total_sum < 0.0, 0.0, total_sum) if RELU else tanh(total_sum)
-            out = rounded(without_padding(out, at, H, C), y, PRECISION)
-            store_tile(made, out, rows, at, H, batch, H)
-            new = new + (out,)
-        state = new
-
-
-@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
-def gru_kernel(
+def steps_kernel(
     p,
     w,
     b,
-    h,
-    y,
-    h_stride,
-    first,
-    count,
-    total,
-    batch,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Runs a GRU. The order of the gates is that of torch: reset, update, new."""
-    member = tl.program_id(0).to(tl.int64)
-    rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
-    w += member * W
-    state = ()
-    for k in tl.static_range(K):
-        state = state + (load_tile(h + member * h_stride, rows, k * C + columns, H, 1, batch, H),)
-    for step in range(count):
-        t = count - 1 - step if REVERSE else step
-        given, made = p + (member * count + t) * batch * 3 * H, y + (member * total + first + t) * batch * H
-        new = ()
-        for j in tl.static_range(K):
-            at = j * C + columns
-            reset = load_tile(given, rows, at, 3 * H, 1, batch, H).to(tl.float32)
-            update = load_tile(given + H, rows, at, 3 * H, 1, batch, H).to(tl.float32)
-            fresh = load_tile(given + 2 * H, rows, at, 3 * H, 1, batch, H).to(tl.float32)
-            hidden = tl.zeros((R, C), tl.float32)
-            if BIAS:
-                bias = tl.load(b + member * H + at, mask=at < H, other=0.0)
-                hidden += bias.to(tl.float32)[None, :]
-            for k in tl.static_range(K):
-                inner = k * C + columns
-                weight = load_tile(w, inner, at, 3 * H, 1, H, H)
-                reset = multiply_add(state[k], weight, reset, PRECISION)
-                weight = load_tile(w + H, inner, at, 3 * H, 1, H, H)
-                update = multiply_add(state[k], weight, update, PRECISION)
-                weight = load_tile(w + 2 * H, inner, at, 3 * H, 1, H, H)
-                hidden = multiply_add(state[k], weight, hidden, PRECISION)
-            fresh = tanh(fresh + sigmoid(reset) * hidden)
-            out = without_padding(fresh + sigmoid(update) * (state[j].to(tl.float32) - fresh), at, H, C)
-            out = rounded(out, y, PRECISION)
-            store_tile(made, out, rows, at, H, batch, H)
-            new = new + (out,)
-        state = new
-
-
-@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
-def lstm_kernel(
-    p,
-    w,
     c,
     h,
     y,
@@ -139,15 +44,23 @@ def lstm_kernel(
     count,
     total,
     batch,
+    GATES: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
     REVERSE: tl.constexpr,
+    RELU: tl.constexpr,
+    BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Runs an LSTM. The order of the gates is that of torch: input, forget, new, output."""
+    """Runs a plain RNN (1 gate), a GRU (3) or an LSTM (4).
+
+    The order of the gates is that of torch: reset, update, new of a GRU; input, forget, new, output of an
+    LSTM. b is read if BIAS, and c by an LSTM. W: the numbers between the weights of two members, or 0. K: the
+    number of chunks. R: the rows of a program. RELU: whether relu is the activation of a plain RNN.
+    """
     member = tl.program_id(0).to(tl.int64)
     rows, columns = tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, C)
     w += member * W
@@ -156,34 +69,45 @@ def lstm_kernel(
     cells = ()
     for k in tl.static_range(K):
         state = state + (load_tile(h + member * h_stride, rows, k * C + columns, H, 1, batch, H),)
-        cells = cells + (load_tile(c, rows, k * C + columns, H, 1, batch, H),)
+        if GATES == 4:
+            cells = cells + (load_tile(c, rows, k * C + columns, H, 1, batch, H),)
     for step in range(count):
         t = count - 1 - step if REVERSE else step
-        given, made = p + (member * count + t) * batch * 4 * H, y + (member * total + first + t) * batch * H
+        given = p + (member * count + t) * batch * GATES * H
+        made = y + (member * total + first + t) * batch * H
         new = ()
         kept = ()
         for j in tl.static_range(K):
             at = j * C + columns
-            take = load_tile(given, rows, at, 4 * H, 1, batch, H).to(tl.float32)
-            keep = load_tile(given + H, rows, at, 4 * H, 1, batch, H).to(tl.float32)
-            fresh = load_tile(given + 2 * H, rows, at, 4 * H, 1, batch, H).to(tl.float32)
-            show = load_tile(given + 3 * H, rows, at, 4 * H, 1, batch, H).to(tl.float32)
+            sums = _gates(given, rows, at, batch, H, GATES)
+            if GATES == 3:  # the new gate's product with h is multiplied by the reset gate
+                fresh = sums[2]
+                hidden = tl.zeros((R, C), tl.float32)
+                if BIAS:
+                    bias = tl.load(b + member * H + at, mask=at < H, other=0.0)
+                    hidden += bias.to(tl.float32)[None, :]
+                sums = (sums[0], sums[1], hidden)
             for k in tl.static_range(K):
-                inner = k * C + columns
-                weight = load_tile(w, inner, at, 4 * H, 1, H, H)
-                take = multiply_add(state[k], weight, take, PRECISION)
-                weight = load_tile(w + H, inner, at, 4 * H, 1, H, H)
-                keep = multiply_add(state[k], weight, keep, PRECISION)
-                weight = load_tile(w + 2 * H, inner, at, 4 * H, 1, H, H)
-                fresh = multiply_add(state[k], weight, fresh, PRECISION)
-                weight = load_tile(w + 3 * H, inner, at, 4 * H, 1, H, H)
-                show = multiply_add(state[k], weight, show, PRECISION)
-            cell = sigmoid(keep) * cells[j] + sigmoid(take) * tanh(fresh)
-            out = rounded(without_padding(sigmoid(show) * tanh(cell), at, H, C), y, PRECISION)
+                more = ()
+                for g in tl.static_range(GATES):
+                    weight = load_tile(w + g * H, k * C + columns, at, GATES * H, 1, H, H)
+                    more = more + (multiply_add(state[k], weight, sums[g], PRECISION),)
+                sums = more
+            if GATES == 1:
+                out = tl.where(sums[0] < 0.0, 0.0, sums[0]) if RELU else tanh(sums[0])
+            elif GATES == 3:
+                fresh = tanh(fresh + sigmoid(sums[0]) * sums[2])
+                out = fresh + sigmoid(sums[1]) * (state[j].to(tl.float32) - fresh)
+            else:
+                cell = sigmoid(sums[1]) * cells[j] + sigmoid(sums[0]) * tanh(sums[2])
+                kept = kept + (cell,)
+                out = sigmoid(sums[3]) * tanh(cell)
+            out = rounded(without_padding(out, at, H, C), y, PRECISION)
             store_tile(made, out, rows, at, H, batch, H)
             new = new + (out,)
-            kept = kept + (cell,)
         state = new
-        cells = kept
-    for k in tl.static_range(K):
-        store_tile(c, cells[k], rows, k * C + columns, H, batch, H)
+        if GATES == 4:
+            cells = kept
+    if GATES == 4:
+        for k in tl.static_range(K):
+            store_tile(c, cells[k], rows, k * C + columns, H, batch, H)
