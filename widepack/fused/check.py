@@ -36,7 +36,7 @@ from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
 from ..verification.unsteady import generator_states, moved_since
 from .check_gradients import check_gradients, way_out
 from .gradients import WAY_OUT, compare_gradients
-from .member_runs import FLOAT64_ULPS, MemberRuns
+from .member_runs import FLOAT64_ULPS, LiveMemberRuns
 from .members import FusedMembers
 from .programs import CPU, FusedEntry, Runner
 
@@ -80,11 +80,11 @@ def _check(fused: FusedMembers, entry: FusedEntry, runner: Runner) -> None:
         check_gradients(runs, runner)
 
 
-def _runs(fused: FusedMembers, entry: FusedEntry) -> MemberRuns | None:
+def _runs(fused: FusedMembers, entry: FusedEntry) -> LiveMemberRuns | None:
     """Returns what runs single members; None if a random op of their program has no fixed form."""
     resting = without_randomness(entry.programs[0])
     draws = entry.random and not fused.drops_only_when_fused
-    return None if resting is None else MemberRuns(fused, entry, resting, draws)
+    return None if resting is None else LiveMemberRuns(fused, entry, resting, draws)
 
 
 class LiveWeights:
@@ -123,7 +123,7 @@ def settle(fused: FusedMembers, entry: FusedEntry) -> None:
             entry.restrict((), {letter: why})
 
 
-def _difference_at(runs: MemberRuns, sizes: Mapping[str, int]) -> str:
+def _difference_at(runs: LiveMemberRuns, sizes: Mapping[str, int]) -> str:
     """Returns, in words, how member 0 and its program, which draw, differ at these sizes; an empty text if
     they do not.
 
@@ -149,7 +149,7 @@ def _difference_at(runs: MemberRuns, sizes: Mapping[str, int]) -> str:
 # ---------------------------------------------------------------- members that draw
 
 
-def _check_draws(runs: MemberRuns, program: Program, gradients: bool) -> None:
+def _check_draws(runs: LiveMemberRuns, program: Program, gradients: bool) -> None:
     """Compares a member program that draws with the members' own modules, both from one seed.
 
     The module's outputs are the reference, since float64 would draw other numbers. The bound is that of
@@ -178,7 +178,7 @@ def _check_draws(runs: MemberRuns, program: Program, gradients: bool) -> None:
 
 
 def _difference(
-    runs: MemberRuns,
+    runs: LiveMemberRuns,
     i: int,
     leaves: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
@@ -219,7 +219,7 @@ def _out_of_bounds(stats: ErrorStats) -> str:
 
 
 def _raise_to_resting(
-    runs: MemberRuns, i: int, leaves: Sequence[torch.Tensor], stats: Sequence[ErrorStats]
+    runs: LiveMemberRuns, i: int, leaves: Sequence[torch.Tensor], stats: Sequence[ErrorStats]
 ) -> None:
     """Raises the own errors of outputs to those of member i's program without its draws, where it is defined
     in float64.
@@ -238,7 +238,7 @@ def _raise_to_resting(
             output.raise_own(at_rest.own_rms * size, at_rest.own_max * size)
 
 
-def _refuse_kept(runs: MemberRuns, leaves: Sequence[torch.Tensor]) -> None:
+def _refuse_kept(runs: LiveMemberRuns, leaves: Sequence[torch.Tensor]) -> None:
     """Refuses members that keep something outside of their buffers from one call to the next.
 
     Member 0 runs twice from one seed of torch and with the same buffers. Raises: VerificationError.
@@ -267,7 +267,7 @@ def _refuse_kept(runs: MemberRuns, leaves: Sequence[torch.Tensor]) -> None:
 
 
 def _why_draws_differ(
-    runs: MemberRuns, i: int, leaves: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    runs: LiveMemberRuns, i: int, leaves: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> str:
     """Returns what a second run of member i's module shows. expected: what it answered from the same seed."""
     before = generator_states()

@@ -28,13 +28,13 @@ from .gradients import (
     weighted_sum,
     whose,
 )
-from .member_runs import MemberRuns
+from .member_runs import LiveMemberRuns
 from .programs import CPU, DifferentiableProgram, Runner
 
 DRAWS = 3  # how often gradients that a near-tie may have changed are compared again
 
 
-def check_gradients(runs: MemberRuns, runner: Runner) -> None:
+def check_gradients(runs: LiveMemberRuns, runner: Runner) -> None:
     """Compares the gradients of a wide program, with its random ops at rest, with the members' own.
 
     Nothing is compared if a member has no gradients, because torch has no derivative of one of its ops. If
@@ -57,7 +57,7 @@ def check_gradients(runs: MemberRuns, runner: Runner) -> None:
         )
 
 
-def _near_ties(runs: MemberRuns, runner: Runner, seed: int) -> set[tuple[int | None, str]]:
+def _near_ties(runs: LiveMemberRuns, runner: Runner, seed: int) -> set[tuple[int | None, str]]:
     """Returns the member and the name of each gradient that a near-tie may have changed.
 
     Raises:
@@ -95,7 +95,7 @@ def _near_ties(runs: MemberRuns, runner: Runner, seed: int) -> set[tuple[int | N
     return found | {(None, name) for name in shared}
 
 
-def _own_gradients(runs: MemberRuns, i: int, leaves: Sequence[Tensor]) -> Gradients:
+def _own_gradients(runs: LiveMemberRuns, i: int, leaves: Sequence[Tensor]) -> Gradients:
     """Returns member i's own gradients.
 
     Raises:
@@ -126,7 +126,7 @@ def _summed(members: Sequence[Callable[[], Gradients]], names: Sequence[str]) ->
 
 
 def _wide_gradients(
-    runs: MemberRuns, runner: Runner, drawn: Sequence[Sequence[Tensor]], exact: bool = False
+    runs: LiveMemberRuns, runner: Runner, drawn: Sequence[Sequence[Tensor]], exact: bool = False
 ) -> Gradients:
     """Returns the gradients of the wide program at rest, on the CPU. `drawn`: the inputs of each member.
 
@@ -173,7 +173,7 @@ def _unless_refused(compute: Callable[[], Gradients]) -> Gradients:
 
 
 def _exact_gradients(
-    runs: MemberRuns, i: int, leaves: Sequence[Tensor], terms: dict[str, float]
+    runs: LiveMemberRuns, i: int, leaves: Sequence[Tensor], terms: dict[str, float]
 ) -> Gradients:
     """Returns the gradients of member i in float64; none if it does not run in float64.
 
@@ -190,7 +190,7 @@ def _exact_gradients(
         return _unless_refused(compute)
 
 
-def _has_gradients(runs: MemberRuns) -> bool:
+def _has_gradients(runs: LiveMemberRuns) -> bool:
     """Returns whether the module of member 0 computes gradients of the weights."""
     try:
         with torch.random.fork_rng(devices=[]):
@@ -230,7 +230,7 @@ class _Calls(TorchFunctionMode):
 
 
 def way_out(
-    runs: MemberRuns, program: Program, i: int, leaves: Sequence[Tensor], names: Sequence[str]
+    runs: LiveMemberRuns, program: Program, i: int, leaves: Sequence[Tensor], names: Sequence[str]
 ) -> str:
     """Returns what to do about a gradient of member i that differs from its module's.
 

@@ -32,7 +32,7 @@ FLOAT64_ULPS = 1000
 
 
 @dataclass(frozen=True)
-class MemberRuns:
+class LiveMemberRuns:
     """Runs the members of a fused module one by one, on the CPU.
 
     Attributes:
