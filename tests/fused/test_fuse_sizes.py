@@ -24,6 +24,7 @@ def row(dropout: float) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(dropout))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_one_row_is_refused_where_a_norm_of_the_members_trains(dropout: float) -> None:
     fused = widepack.fuse(members(lambda: row(dropout)), draw(5, 4), validate=False)
@@ -142,6 +143,7 @@ class Pair(nn.Module):
         return z
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("dynamic", [None, {"input": {0: "B"}}])
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_batch_is_dynamic(dynamic: Any, mode: bool) -> None:

@@ -34,7 +34,7 @@ from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError, MemberMismatch, UsageError
 from ..spec.dropout import switched_on
 from ..spec.state import StateRequest
-from ..verification.program_difference import difference
+from ..verification.same_program import difference
 from .programs import FusedEntry, constants_of, refuse_weights
 from .recipe import FusedRecipe
 from .same_members import SAME_MODULES, class_differences, grouped_by_text, numbered

@@ -30,10 +30,10 @@ from ..ir.overlapping import copy_into
 from ..ir.random_ops import without_randomness
 from ..system.progress import Stages
 from ..verification import calls, small_sizes
+from ..verification.own_module import generator_states, moved_since
 from ..verification.reference import ReferenceAnswers
 from ..verification.subject import fitting
 from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
-from ..verification.unsteady import generator_states, moved_since
 from .check_gradients import check_gradients, way_out
 from .gradients import WAY_OUT, compare_gradients
 from .member_runs import FLOAT64_ULPS, LiveMemberRuns
@@ -115,10 +115,9 @@ def settle(fused: FusedMembers, entry: FusedEntry) -> None:
         entry.restrict((), not_at_one)
         return
     subject = replace(subject, module=lambda i: fused.member(0, CPU))
-    guards = [g.expr for g in entry.captured.guards]
-    entry.restrict(small_sizes.needless(subject, entry.bounds, guards), {})
+    entry.restrict(small_sizes.needless(subject, entry.bounds, entry.conditions), {})
     for letter in entry.sizes:
-        fits = fitting(entry.bounds, [g.expr for g in entry.captured.guards])
+        fits = fitting(entry.bounds, entry.conditions)
         if why := small_sizes.difference_at_one(replace(subject, fits=fits), letter):
             entry.restrict((), {letter: why})
 
@@ -193,7 +192,7 @@ def _difference(
     found = []
     for k, (y, own) in enumerate(zip(outputs, expected)):
         y, own = y.detach(), own.detach()
-        stats = ErrorStats(runs.entry.captured.outputs[k][0])
+        stats = ErrorStats(runs.entry.output_names[k])
         stats.add_own(own, reference_of(own))
         if stats.eps == FLOAT64_EPS:
             stats.accept_float64(FLOAT64_ULPS)

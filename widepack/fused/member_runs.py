@@ -20,7 +20,7 @@ from ..capture.named_fields import known_forms
 from ..ir.cast import raise_program
 from ..spec.draws import draw_all
 from ..spec.state import BUFFER, CarriedState
-from ..verification.rest_mode import without_draws
+from ..verification.module_run import without_draws
 from ..verification.subject import Subject, fitting, with_accepted_inputs
 from .gradients import Gradients, gradients_of, terms_of, weighted_sum
 from .members import FusedMembers
@@ -65,14 +65,14 @@ class LiveMemberRuns:
             programs=[self.resting],
             signatures=entry.signatures,
             sources=entry.sources,
-            outputs=[n for n, _ in entry.captured.outputs],
+            outputs=entry.output_names,
             sizes=entry.sizes,
             batch=entry.batch,
             weights=lambda i: {n: self._of_member(n, v, i) for n, v in self.weights.items()},
             module=None if self.draws else lambda i: self.fused.member(i, CPU),
             bind=self._sample_with,
-            fits=fitting(entry.bounds, [g.expr for g in entry.captured.guards]),
-            numbers=tree.numbers(entry.captured.returned),
+            fits=fitting(entry.bounds, entry.conditions),
+            numbers=tree.numbers(entry.returned),
             states=entry.states,
             rests=self.fused.drops_only_when_fused,
             initial=initial,
