@@ -101,12 +101,7 @@ def settle(fused: LiveMembers, entry: FusedEntry) -> None:
         entry.restrict((), not_at_one)
         return
     subject = replace(subject, module=lambda i: fused.member(0, CPU))
-    entry.restrict(small_sizes.needless(subject, entry.bounds, entry.conditions), {})
-    for letter in entry.sizes:
-        if why := small_sizes.difference_at_one(
-            replace(subject, fits=fitting(entry.bounds, entry.conditions)), letter
-        ):
-            entry.restrict((), {letter: why})
+    entry.restrict(*small_sizes.corrections(subject, entry))
 
 
 def _difference_at(

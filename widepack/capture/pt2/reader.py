@@ -28,6 +28,7 @@ from widepack_artifacts.program import Node, Ref, refs, substitute
 
 from ...checkpoints.pt2_archive import DTYPES, Pt2File
 from ...checkpoints.state_dict import RefusedFile
+from ...ir.edit import needed
 from ..explain import ASSERTS, user_line
 from .fields import (
     SYMBOLS,
@@ -122,7 +123,7 @@ def read_program(file: Pt2File) -> ReadProgram:
     return ReadProgram(
         weights=tuple(weights),
         inputs=tuple(inputs),
-        nodes=tuple(_live_nodes(nodes, outputs)),
+        nodes=tuple(needed(nodes, refs(outputs))),
         outputs=tuple(outputs),
         in_tree=_tree(call.get("in_spec")),
         out_tree=_tree(call.get("out_spec")),
@@ -319,17 +320,6 @@ _FRESH = """
     max_pool2d avg_pool2d adaptive_avg_pool2d
     zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full clone
 """
-
-
-def _live_nodes(nodes: Sequence[Node], outputs: Sequence[Any]) -> Iterator[Node]:
-    """Returns the nodes that an output needs. All ops are functional, so the others have no effect."""
-    needed = set(refs(list(outputs)))
-    kept = []
-    for node in reversed(nodes):
-        if node.name in needed:
-            needed |= set(refs((node.args, node.kwargs)))
-            kept.append(node)
-    return reversed(kept)
 
 
 def _read_nodes(
