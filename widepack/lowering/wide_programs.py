@@ -40,7 +40,7 @@ def make_wide_programs(
 
     parts: the parts of the members that have programs of their own. Those of all members come first.
     """
-    found = _programs_of(job, request, targets)
+    for_all = _programs_of(job, request, targets)
     by_signatures: dict[tuple[int, ...], list[LoweredProgram]] = {}
     for part in parts:
         some = EntryOfPart(job, part)
@@ -49,7 +49,7 @@ def make_wide_programs(
             by_signatures[key] = _programs_of(some, request, targets)
         for wide in by_signatures[key]:
             wide.members.append(part)
-    return found + [wide for wides in by_signatures.values() for wide in wides]
+    return for_all + [wide for wides in by_signatures.values() for wide in wides]
 
 
 def _programs_of(
