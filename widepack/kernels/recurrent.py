@@ -244,10 +244,7 @@ def _lstm_steps(
     return y, last
 
 
-@own_op(
-    "pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]",
-    _fake_pack_lstm,
-)
+@own_op("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]", _fake_pack_lstm)
 def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list[Tensor]:
     members, inputs, rows = dense("w_x", w_x, 3).shape
     units = dense("w_h", w_h, 3).shape[1]

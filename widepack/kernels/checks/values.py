@@ -276,11 +276,7 @@ def _start(name: str, x: Any) -> None:
 
 @check_of("diff.default")
 def differences(
-    self: Tensor,
-    n: int = 1,
-    dim: int = -1,
-    prepend: Tensor | None = None,
-    append: Tensor | None = None,
+    self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> None:
     """Checks `aten.diff`, which computes differences n times."""
     if isinstance(n, int) and n > _MOST_ORDERS:
