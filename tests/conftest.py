@@ -4,6 +4,7 @@ cache; the artifacts of the cases, built once.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ settings.register_profile(
     "widepack", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("widepack")
+gc.set_threshold(50_000, 50, 50)  # an export makes millions of objects, beside those of ten thousand tests
 
 
 @pytest.hookimpl(tryfirst=True)

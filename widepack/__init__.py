@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .inference.output import Output as Output
     from .prediction.predict import PredictReport as PredictReport
     from .prediction.predict import predict as predict
-    from .revision.report import ReviseReport as ReviseReport
+    from .revision.request import ReviseReport as ReviseReport
     from .revision.revise import append as append
     from .revision.revise import drop as drop
     from .revision.revise import update as update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 import warnings
 from difflib import get_close_matches
@@ -116,8 +117,9 @@ def _failure(error: Exception) -> Failure:
             if isinstance(n, (str, bytes, os.PathLike))
         ]
         return Failure(": ".join([*names, error.strerror or str(error) or type(error).__name__]))
-    if isinstance(error, MemoryError):
-        return Failure("there is not enough memory")
+    bytes_needed = re.search(r"ried to allocate ([\w.]+ \w+)", str(error))  # as torch says it
+    if isinstance(error, MemoryError) or bytes_needed:
+        return Failure(f"there is not enough memory{f' for {bytes_needed[1]}' if bytes_needed else ''}")
     first = (str(error).strip().splitlines() or [""])[0]
     return Failure(
         f"{type(error).__name__}: {first}. This is an error in widepack: "

@@ -22,7 +22,7 @@ from inside import prologue_bytes
 import widepack
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError, UsageError
-from widepack.lowering import relower as relower_
+from widepack.lowering import pattern_programs
 from widepack.system.deadline import Deadline, over
 from widepack_artifacts.file_identity import bytes_on_disk
 from widepack_artifacts.manifest_weights import Weight
@@ -226,7 +226,7 @@ def test_long_names_in_error_messages(tmp_path: Path) -> None:
         refused(forged.save(tmp_path / str(i)))  # `refused` checks the length of the error
 
 
-@pytest.mark.extended(keep=11)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     "change",
     [
@@ -259,8 +259,8 @@ def test_many_entries_that_are_lowered_at_load(tmp_path: Path, monkeypatch: pyte
     forged = Forged()
     forged.entry["wide"] = []
     calls: list[int] = []
-    original = relower_.relower
-    monkeypatch.setattr(relower_, "relower", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]  # append() gives None
+    original = pattern_programs.simplified
+    monkeypatch.setattr(pattern_programs, "simplified", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]  # append() gives None
     ens = load(entries_of(forged, 20).save(tmp_path / "same"))
     assert len(calls) == 1
     x = torch.arange(12.0).reshape(2, 6)
@@ -276,7 +276,7 @@ def test_many_entries_that_are_lowered_at_load(tmp_path: Path, monkeypatch: pyte
         assert over()
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
 def test_memory_that_a_small_view_keeps_alive(tmp_path: Path, how: str) -> None:
     """Twelve tensors of 48 MB stay in memory, because the last nodes read one number of each."""

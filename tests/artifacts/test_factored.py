@@ -193,6 +193,7 @@ def bits(x: Tensor) -> bytes:
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
+@pytest.mark.extended(keep=64)
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("factors", DTYPES)
 @pytest.mark.parametrize("base", DTYPES)

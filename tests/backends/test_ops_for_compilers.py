@@ -146,7 +146,7 @@ def small_layers() -> nn.Module:
 def test_programs_for_a_gpu_compile_around_their_own_kernels(
     make: Callable[[], nn.Module], spec: str, op: str, tmp_path: Path
 ) -> None:
-    saved(make, tmp_path, spec, members=N)
+    saved(make, tmp_path, spec, members=N, targets=("cuda",))
     reader = Reader(tmp_path / "e.wide")
     stored, (_, _, sizes) = Weights(reader.weights_files()), spec.partition("[")
     rows = [r for r in reader.manifest.entries["forward"].wide if (r.device, r.pattern) == ("cuda", "shared")]

@@ -269,7 +269,9 @@ def test_the_command_prints_the_table_or_json(artifacts: Artifacts, quick: None)
     assert json.loads(result.stdout)["batch"] == 4
 
 
-def test_the_command_refuses_options_that_do_not_go_together(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_the_command_refuses_options_that_do_not_go_together(
+    artifacts: Artifacts, tmp_path: Path, quick: None
+) -> None:
     path = artifacts("mlp")
     for words, message in (
         (["--apply", "plan"], "--apply and -o go together"),

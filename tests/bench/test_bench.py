@@ -91,7 +91,7 @@ def test_interval_covers_the_truth() -> None:
     assert inside >= 0.93 * 400
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("truth", [0.8, 1.0, 1.25, 6.0])
 def test_a_known_ratio_is_inside(truth: float) -> None:
     machine = Machine(calm)

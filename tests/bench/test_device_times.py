@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from widepack.runtime.executable import Executable
 from widepack.runtime.graph_module import graph_module
 from widepack.system.timing import once, waited
-from widepack.tuning import node_times
+from widepack.tuning import search
 from widepack.tuning.candidate_pool import CandidatePool
 from widepack_bench.baselines.cuda_graph import recorded
 from widepack_bench.baselines.table import BASELINES
@@ -74,15 +74,15 @@ def test_times_of_nodes_wait(device: Device, monkeypatch: pytest.MonkeyPatch) ->
     make = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())  # noqa: E731  # a factory
     modules, stacked = members(make, 2), inputs(["input=float32[B,4]"], 3, 2)
     wide = InMemory(make, modules, ["input=float32[B,4]"], stacked, True)
-    program = wide.members.lowered(wide.members.plan("wide")).program
+    program = wide.lowered("wide").program
     run = Executable(program, wide.weights, torch.device("cpu"))
     monkeypatch.setattr(
-        node_times, "graph_module", lambda p, _, workers: graph_module(p, torch.device("cpu"), workers)
+        search, "graph_module", lambda p, _, workers: graph_module(p, torch.device("cpu"), workers)
     )
-    node_times.cost_of_nodes(run, torch.device("cpu"), stacked, 0.0)
+    search.cost_of_nodes(run, torch.device("cpu"), stacked, 0.0)
     assert device.waits == 0
-    node_times.cost_of_nodes(run, CUDA, stacked, 0.0)
-    assert device.waits == node_times.RUNS * len(run.program.nodes)
+    search.cost_of_nodes(run, CUDA, stacked, 0.0)
+    assert device.waits == search.RUNS * len(run.program.nodes)
 
 
 def test_a_race_waits(device: Device) -> None:

@@ -53,7 +53,7 @@ def programs(make: Any, spec: str, members: int, strategy: str) -> tuple[Program
     """Returns the member program, and the wide program of N members."""
     preview = Preview(make, [spec])
     found = preview.of(members)
-    return preview.program, found.lowered(found.plan(strategy)).program
+    return preview.program, found.lower(found.plan("cpu", strategy)).program
 
 
 def works(make: Any, spec: str, sizes: dict[str, int], members: int, strategy: str) -> list[KernelWork]:

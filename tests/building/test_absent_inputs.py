@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
@@ -43,9 +44,7 @@ def module() -> nn.Module:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET, encoding="utf-8")
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(module().state_dict(), f"m{i}.pt")
+    files_of(tmp_path, [seeded(module, i) for i in range(2)])
     return tmp_path
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from support import run
 from torch import Tensor, nn
 
@@ -51,17 +52,8 @@ class Net(nn.Module):
 X = ["x=float32[B,2,8]"]
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make().eval()
-
-
 def save(folder: Path, make: Callable[[], nn.Module] = Net, count: int = 3) -> list[str]:
-    paths = [str(folder / f"m{i}.pt") for i in range(count)]
-    for i, path in enumerate(paths):
-        torch.save(seeded(make, i).state_dict(), path)
-    return paths
+    return [str(path) for path in files_of(folder, [seeded(make, i) for i in range(count)])]
 
 
 @pytest.fixture
@@ -350,7 +342,7 @@ def test_equal_members_are_all_shared(nets: list[str], tmp_path: Path) -> None:
     torch.testing.assert_close(y[1], run(seeded(Net, 0), (x,), {}), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "strategy", ["auto", "wide", "loop", "sequential", ["wide", "sequential"], ["bmm", "grouped"]]
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 from widepack import build, load
@@ -36,11 +37,7 @@ class Net(nn.Module):
 
 
 def save(folder: Path, make: Callable[[], nn.Module] = Net, count: int = 3) -> list[str]:
-    paths = [str(folder / f"m{i}.pt") for i in range(count)]
-    for i, path in enumerate(paths):
-        torch.manual_seed(i)
-        torch.save(make().state_dict(), path)
-    return paths
+    return [str(path) for path in files_of(folder, [seeded(make, i) for i in range(count)])]
 
 
 def in_turn(make: Callable[[Any], nn.Module], *values: Any) -> Callable[[], nn.Module]:

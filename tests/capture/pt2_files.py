@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loaded import seeded
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -18,10 +18,7 @@ from widepack import build
 from widepack.building.read import choose_factory
 from widepack.capture.pt2.factory import unreadable
 from widepack.checkpoints.discovery import open_checkpoint
-from widepack.errors import (
-    CheckpointError,
-    WidepackError,
-)
+from widepack.errors import CheckpointError, WidepackError
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 DYNAMIC = Dim.DYNAMIC
@@ -50,12 +47,6 @@ class Net(nn.Module):
         return {"y": y, "parts": (a, 3), "none": None} if twice else {"y": y}
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make().eval()
-
-
 def exported(
     module: nn.Module, *args: Any, dims: Any = None, functional: bool = True, **kwargs: Any
 ) -> torch.export.ExportedProgram:
@@ -81,7 +72,7 @@ def nets(folder: Path, count: int = 2, functional: bool = True, **kwargs: Any) -
     return [
         save(
             folder / f"m{i}.pt2",
-            seeded(lambda i=i: Net(i + 1.0), i),  # type: ignore[misc]
+            seeded(lambda i=i: Net(i + 1.0), i),
             x,
             dims=dims,
             functional=functional,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loaded import files_of
 from support import double
 from torch import Tensor, nn
 
@@ -64,10 +65,7 @@ CARRIED = ("running.mean", "window", "steps", "last")
 
 
 def save(folder: Path, make: Callable[[int], nn.Module]) -> list[str]:
-    paths = [str(folder / f"m{i}.pt") for i in range(MEMBERS)]
-    for i, path in enumerate(paths):
-        torch.save(make(i).state_dict(), path)
-    return paths
+    return [str(path) for path in files_of(folder, map(make, range(MEMBERS)))]
 
 
 def rows(step: int, member: int | None = None, batch: int = 4) -> Tensor:

@@ -21,7 +21,7 @@ from torch import nn
 
 from capture.attribute_members import Config, Mangled, Net, Words
 from widepack.capture.attributes import attributes_of, differences, in_words
-from widepack.verification.op_record import Recorded, first_difference
+from widepack.verification.same_program import Recorded, first_difference
 
 
 class Mode(enum.Enum):

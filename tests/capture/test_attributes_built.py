@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 from capture.attribute_members import QUICK, Net, Scaled, X, by_member, numbered, refused, right, save
 from widepack import build, load
-from widepack.building import members
+from widepack.building import captures as building_captures
 from widepack.capture import capture
 from widepack.capture.attributes import attributes_of, differences
 from widepack.errors import CaptureError, LoweringError, MemberMismatch
 from widepack.verification import same_program
-from widepack.verification.op_record import Recorded
+from widepack.verification.same_program import Recorded
 from widepack_cli.main import cli
 
 
@@ -38,7 +40,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(calls))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(members, "capture", counted)
+    monkeypatch.setattr(building_captures, "capture", counted)
     return calls
 
 
@@ -61,11 +63,8 @@ class Wide(nn.Module):
 
 
 def heads(folder: Path) -> list[str]:
-    paths = [str(folder / f"h{i}.pt") for i in range(3)]
-    for i, path in enumerate(paths):
-        torch.manual_seed(i)
-        torch.save(Wide({"last.bias": torch.zeros(3 + i // 2)}).state_dict(), path)
-    return paths
+    shapes = [{"last.bias": torch.zeros(3 + i // 2)} for i in range(3)]
+    return list(map(str, files_of(folder, [seeded(partial(Wide, s), i) for i, s in enumerate(shapes)])))
 
 
 @pytest.mark.extended
@@ -126,6 +125,7 @@ def test_names_counters_and_dates_are_built(tmp_path: Path, captures: list[int])
     )  # an attribute that differs in each of these captures is ignored after them
 
 
+@pytest.mark.extended
 def test_nothing_is_captured_again_where_nothing_differs(tmp_path: Path, captures: list[int]) -> None:
     right(tmp_path, save(tmp_path, count=5), Net)
     assert len(captures) == 1
@@ -165,6 +165,7 @@ def test_a_state_is_carried_beside_a_name_that_differs(tmp_path: Path) -> None:
     build(save(tmp_path, Counting), tmp_path / "e.wide", model=Counting, inputs=X, state=["seen"], **QUICK)
 
 
+@pytest.mark.extended
 def test_fifty_members_cost_little(tmp_path: Path, captures: list[int]) -> None:
     """Each member is constructed once, and the comparison takes a small part of the time."""
     constructed: list[float] = []
@@ -231,13 +232,12 @@ def test_the_command_line_refuses_a_number_that_differs(tmp_path: Path) -> None:
         "        self.bound = 1000.0 * next(turn)\n"
         "    def forward(self, x):\n        return self.last(self.first(x).clamp(max=self.bound))\n"
     )
-    paths = [str(tmp_path / f"m{i}.pt") for i in range(2)]
-    for path in paths:
-        net = nn.Sequential(collections.OrderedDict(first=nn.Linear(6, 5), last=nn.Linear(5, 3)))
-        torch.save(net.state_dict(), path)
+    layers = [
+        collections.OrderedDict[str, nn.Module](first=nn.Linear(6, 5), last=nn.Linear(5, 3)) for _ in range(2)
+    ]
     words = [
         "build",
-        *paths,
+        *map(str, files_of(tmp_path, [nn.Sequential(x) for x in layers])),
         "-o",
         str(tmp_path / "e.wide"),
         "--model",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from widepack import CaptureError, fuse
-from widepack.capture.patches.backward_passes import backward_table
+from widepack.capture.patches.decompositions import backward_table
 
 N = 3
 Op = Callable[[Tensor], Tensor]
@@ -225,7 +225,7 @@ def test_members_answer_for_every_size(name: str, tmp_path: Path) -> None:
         agree(ens, make, torch.randn(shape), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose2d", "avg_pool2d", "bilinear"])
 def test_members_train_by_a_derivative(name: str) -> None:
     """Gradients flow through the backward passes. The weights' gradients are the members' own."""

@@ -158,8 +158,9 @@ def check(ens: Any, nets: list[nn.Module], make: Callable[[], nn.Module], calls:
         assert ours.abs().max() <= 4 * theirs.abs().max() + 4 * ulp
 
 
-@pytest.mark.extended(keep=1)
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", ["jacrev", *(pytest.param(s, marks=pytest.mark.extended) for s in STYLES if s != "jacrev")]
+)
 def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
     def make() -> nn.Module:
         return Potential(STYLES[style])
@@ -272,7 +273,7 @@ class Stopped(nn.Module):
         return energy, slope
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("how", ["none", "detach", "data", "no_grad", "retain_graph"])
 def test_what_stops_gradients_in_a_member_stops_them_in_all(how: str) -> None:
     nets = [net.train() for net in members(lambda: Stopped(how))]

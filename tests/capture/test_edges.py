@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from small_builds import QUICK, agree, loaded, member
 from small_builds import built as small_build
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import CaptureError, InputError, VerificationError
 from widepack.verification import small_sizes
-from widepack.verification.coarse_eps import coarsest
+from widepack.verification.rounding import coarsest
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.reader import Reader
 
@@ -335,6 +336,7 @@ def test_a_squeezed_size_of_one(tmp_path: Path) -> None:
         agree(ens, SqueezedRows, x)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "inputs", "call", "letter"),
     [
@@ -351,6 +353,7 @@ def test_another_path_at_size_one_is_refused(
     agree(ens, make, torch.randn([3 if s == 1 else s for s in call]))
 
 
+@pytest.mark.extended
 def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
     ens = built(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
     with pytest.raises(InputError, match=r"B = 1 .*\(at T = "):
@@ -365,7 +368,7 @@ def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
         agree(ens, Single, torch.randn(b, 8))
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "dtype"), [(Limits, "float32"), (Limits, "float64"), (Limits, "bfloat16"), (Tiny, "float32")]
 )
@@ -423,6 +426,7 @@ def double_net() -> nn.Module:
     ).double()
 
 
+@pytest.mark.extended
 def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None:
     """No reference is more exact than float64, so the recorded error would be 0.
 
@@ -435,7 +439,7 @@ def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None
     agree(widepack.load(path), double_net, x, rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
 def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
     ens = built(make, X, tmp_path)
@@ -498,6 +502,7 @@ def test_weights_that_only_the_first_call_changes_are_built(tmp_path: Path) -> N
     assert all(torch.equal(ens.state_dict(1)[n], v) for n, v in member(ScaledOnce, 1).state_dict().items())
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "name"), [(ScaledAlways, "fc.weight"), (ScaledByInputs, "fc.bias"), (ScaledSeldom, "fc.bias")]
 )
@@ -543,6 +548,7 @@ def test_a_caller_may_write_into_an_answer(tmp_path: Path) -> None:
         assert torch.equal(ens(x)[0], first)
 
 
+@pytest.mark.extended
 def test_a_norm_is_folded_only_along_its_dim(tmp_path: Path) -> None:
     agree(built(Mixer, ["x=float32[B,16,16]"], tmp_path), Mixer, torch.randn(5, 16, 16))
 
@@ -557,7 +563,7 @@ def test_an_input_may_have_the_name_of_a_preset(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("seed", range(5))
 def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
     """The member has one logit for each row. Its rms error is computed over all calls."""
@@ -565,7 +571,5 @@ def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
-    paths = [tmp_path / f"m{i}.pt" for i in range(8)]
-    for i, path in enumerate(paths):
-        torch.save(member(make, 100 * seed + i).state_dict(), path)
+    paths = files_of(tmp_path, [member(make, 100 * seed + i) for i in range(8)])
     widepack.build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], **QUICK)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_builds import QUICK
+from loaded import built
 from torch import nn
 from torch.ao import quantization as qat
 
@@ -52,22 +52,14 @@ def make(config: qat.QConfig, seed: int = 0, observe: bool = False) -> nn.Module
 )
 def test_a_build_answers_as_each_member(tmp_path: Path, fused: bool, per_channel: bool) -> None:
     config = qconfig(fused, per_channel)
-    paths, members = [tmp_path / f"{i}.pt" for i in range(2)], [make(config, i).eval() for i in range(2)]
-    for path, member in zip(paths, members):
-        torch.save(member.state_dict(), path)
-    how: Any = {
-        "model": lambda: make(config).eval(),
-        "inputs": ["input=float32[B,4]"],
-        "race": False,
-        **QUICK,
-    }
-    widepack.build(paths, tmp_path / "e.wide", **how)
-    answers = widepack.load(tmp_path / "e.wide")(X)
+    members = [make(config, i).eval() for i in range(2)]
+    path = built(tmp_path, lambda: make(config).eval(), members, "input=float32[B,4]")
+    answers = widepack.load(path)(X)
     for y, member in zip(answers, members, strict=True):
         torch.testing.assert_close(y, member(X).detach(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("fused", [True, False])
 def test_fake_quantization_trains_as_each_member_alone(fused: bool) -> None:
     members = [make(qconfig(fused, True), i) for i in range(2)]

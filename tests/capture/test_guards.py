@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of
 from torch import nn
 
 import widepack
 from widepack.capture.call import arrange
-from widepack.capture.guards import guards_of
+from widepack.capture.guards import guards_from
 from widepack.errors import CaptureError
 from widepack.ir.guards import InputLeaf, factor_of
 from widepack_artifacts import guards
@@ -29,9 +30,8 @@ LEAVES = (
 B, T, W = "L['x'].size()[0]", "L['ids'].size()[1]", "L['x'].size()[2]"
 
 
-def guards_from(*codes: str) -> list[Any]:
-    exported: Any = SimpleNamespace(_guards_code=list(codes), graph=SimpleNamespace(nodes=[]))
-    return [g.expr for g in guards_of(exported, LEAVES, "Net")]
+def expressions(*codes: str) -> list[Any]:
+    return [g.expr for g in guards_from(codes, LEAVES, "Net")]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def guards_from(*codes: str) -> list[Any]:
     ],
 )
 def test_a_condition_is_arithmetic_over_named_dims(code: str, want: Any) -> None:
-    (expr,) = guards_from(code)
+    (expr,) = expressions(code)
     assert expr == want
     guards.check(expr, {"B": 1, "T": 1, "H": 1})
 
@@ -74,7 +74,7 @@ CODES: list[Any] = [
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_condition_means_what_its_text_means(code: str) -> None:
-    (expr,) = guards_from(code)
+    (expr,) = expressions(code)
     for b, t, h in itertools.product((1, 2, 3, 5), (1, 3, 4, 7), (1, 2, 3)):
         shapes = {"x": (b, 3, 32 * h), "ids": (b, t)}
         inputs = {n: SimpleNamespace(size=lambda s=s: s) for n, s in shapes.items()}
@@ -82,7 +82,7 @@ def test_a_condition_means_what_its_text_means(code: str) -> None:
 
 
 def test_true_and_repeated_conditions_are_left_out() -> None:
-    assert guards_from(
+    assert expressions(
         f"{T} == {T}",
         f"{T} <= {T}",
         f"L['ids'].size()[0] == {B}",
@@ -102,7 +102,7 @@ def test_a_condition_that_is_true_at_all_sizes_is_left_out() -> None:
         f"Max(1, {T}) == {T}",
         f"{W} % 32 == 0",
     ]
-    assert guards_from(*provable) == []
+    assert expressions(*provable) == []
     open_ = [
         f"{T} // 2 != 0",
         f"{W} % 64 == 0",
@@ -111,7 +111,7 @@ def test_a_condition_that_is_true_at_all_sizes_is_left_out() -> None:
         f"{B} % {T} != 0",
         f"-1 + {T} // 4 >= 1",
     ]
-    kept = guards_from(*open_)
+    kept = expressions(*open_)
     assert len(kept) == len(open_)
     assert guards.text(kept[-1]) == "-1 + T // 4 >= 1"
     for expr in kept:  # each guard is false at some size
@@ -122,7 +122,7 @@ def test_a_condition_that_is_true_at_all_sizes_is_left_out() -> None:
 
 def test_a_condition_that_does_not_hold_is_refused() -> None:
     with pytest.raises(CaptureError, match="Net: the condition 'False' does not hold for the example"):
-        guards_from("False")
+        expressions("False")
 
 
 @pytest.mark.parametrize(
@@ -144,20 +144,11 @@ def test_a_condition_that_no_guard_expresses_stops_the_build(code: str, words: s
         CaptureError,
         match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims",
     ) as caught:
-        guards_from(code)
+        expressions(code)
     assert words in str(caught.value)
     assert str(caught.value).endswith(
         "change the member's code: compute with sizes in whole numbers, +, -, *, // and %"
     )
-
-
-def test_a_torch_that_does_not_report_conditions_is_refused() -> None:
-    nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[]))
-    with pytest.raises(
-        CaptureError,
-        match=r"does not report the conditions of an export; widepack needs torch 2\.11 or newer",
-    ):
-        guards_of(nothing, LEAVES, "Net")
 
 
 def test_a_dim_may_be_a_multiple() -> None:
@@ -186,9 +177,7 @@ class Bounded(nn.Module):
 
 
 def test_the_report_and_inspect_name_the_lines_of_bounds(tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"{i}.pt") for i in range(2)]
-    for path in paths:
-        torch.save(Bounded().state_dict(), path)
+    paths = files_of(tmp_path, [Bounded(), Bounded()])
     out, dynamic = tmp_path / "e.wide", {"x": {0: "B", 1: "T"}}
     report = widepack.build(
         paths, out, model=Bounded, sample=(torch.ones(4, 6, 3),), dynamic=dynamic, race=False

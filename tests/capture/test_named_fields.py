@@ -85,6 +85,7 @@ def test_a_registered_dataclass_holds_a_named_tuple(tmp_path: Path) -> None:
         torch.testing.assert_close(ens(pair)[i], one(pair))
 
 
+@pytest.mark.extended
 def test_the_fields_of_a_declared_named_tuple_may_be_a_dict(tmp_path: Path) -> None:
     fields = {"nodes": GRAPH.nodes, "edges": GRAPH.edges}
     ens, members = made(tmp_path, Passing, fields, dynamic={"graph": {"nodes": {0: "N"}, "edges": {1: "E"}}})

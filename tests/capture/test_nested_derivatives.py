@@ -85,7 +85,7 @@ def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
         agree(ens, make, torch.randn(batch, 3))
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("how", NESTED)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_gradients_flow_through_functions_of_torch_func(how: str, mode: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
@@ -69,14 +70,10 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(7))
 
 def saved(folder: Path, *steps: int) -> list[str]:
     """Saves a member for each number of steps."""
-    paths = []
-    for i, n in enumerate(steps):
-        torch.manual_seed(i)
-        member = Branching()
+    members = [seeded(Branching, i) for i in range(len(steps))]
+    for member, n in zip(members, steps):
         member.steps.fill_(n)
-        paths.append(str(folder / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    return paths
+    return [str(path) for path in files_of(folder, members)]
 
 
 def alone(path: str, x: Tensor = X) -> Any:
@@ -86,6 +83,7 @@ def alone(path: str, x: Tensor = X) -> Any:
         return member(x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("share", ["auto", "none"])
 def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, share: str) -> None:
     paths = saved(tmp_path, 2, 2, 3, 2)
@@ -108,7 +106,7 @@ def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, shar
 
 def test_members_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
     paths = saved(tmp_path, 2, 3)
-    with pytest.raises(MemberMismatch, match="steps.*It is 2 in 0, and 3 in 1"):
+    with pytest.raises(MemberMismatch, match="steps.*It is 2 in m0, and 3 in m1"):
         widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), race=False)
 
 
@@ -237,15 +235,11 @@ CONDITIONS: dict[str, Callable[[Any], Any]] = {
 
 def members_of(folder: Path, model: Callable[[], nn.Module], *scales: float) -> list[str]:
     """Saves a member for each scale; its mask has the same value everywhere."""
-    paths = []
-    for i, scale in enumerate(scales):
-        torch.manual_seed(i)
-        member: Any = model()
+    members = [seeded(model, i) for i in range(len(scales))]
+    for member, scale in zip(members, scales):
         member.scale.fill_(scale)
         member.mask.fill_(scale)
-        paths.append(str(folder / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    return paths
+    return [str(path) for path in files_of(folder, members)]
 
 
 def check_members(ens: Any, model: Callable[[], nn.Module], paths: list[str]) -> None:
@@ -272,7 +266,7 @@ def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None
         with pytest.raises(MemberMismatch, match=f"reads {re.escape(text)}.*is True in .*, and False in"):
             ens.swap(0, other)
     check_members(ens, model, [paths[2], paths[1]])
-    with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in 0, and False in 3"):
+    with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in m0, and False in m3"):
         widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False, force=True)
 
 

@@ -301,7 +301,7 @@ def returning(code: str, folder: Path) -> Any:
     return space["forward"]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "code",
     ["int(x[0, 0].item())", "round(x[0, 0].item())", "math.floor(x.sum().item())", "int(n * x[0, 0].item())"],
@@ -324,6 +324,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(("code", "words"), NUMBERS)
 def test_numbers_of_sizes_that_cannot_be_followed_name_line_and_solution(
     code: str, words: str, tmp_path: Path

@@ -15,12 +15,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import seeded
 
-from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save, seeded
+from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save
 from widepack import build
-from widepack.errors import (
-    WidepackError,
-)
+from widepack.errors import WidepackError
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
@@ -263,6 +262,7 @@ def bomb(megabytes: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("inner", [False, True])
 def test_example_inputs_that_are_a_zip_bomb(small: Path, tmp_path: Path, inner: bool) -> None:
     data = bomb(300) if inner else bytes(40 << 20)

@@ -10,21 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import seeded
 from torch import Tensor, nn
 from torch.export import Dim
 
 import cases
-from capture.pt2_files import DYNAMIC, QUICK, Net, Small, exported, nets, refused, save, seeded, written
+from capture.pt2_files import DYNAMIC, QUICK, Net, Small, exported, nets, refused, save, written
 from widepack import Output, build, load
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.checkpoints.state_dict import TensorInfo
-from widepack.errors import (
-    CaptureError,
-    CheckpointError,
-    InputError,
-    MemberMismatch,
-    UsageError,
-)
+from widepack.errors import CaptureError, CheckpointError, InputError, MemberMismatch, UsageError
 from widepack_artifacts.reader import Reader
 
 
@@ -42,7 +37,7 @@ def test_programs_are_their_own_model(
     report = build(paths, tmp_path / "e.wide", **QUICK)
     assert report.members == ("m0", "m1", "m2")
     ens = load(tmp_path / "e.wide")
-    members = [seeded(lambda i=i: Net(i + 1.0), i) for i in range(3)]  # type: ignore[misc]
+    members = [seeded(lambda i=i: Net(i + 1.0), i) for i in range(3)]
     assert set(ens.state_dict(1)) == set(members[1].state_dict())
     assert all(torch.equal(v, members[1].state_dict()[k]) for k, v in ens.state_dict(1).items())
     for batch in (1, 5):
@@ -86,7 +81,7 @@ def test_the_weights_of_a_program_go_into_any_model(tmp_path: Path) -> None:
         build([path], tmp_path / "f.wide", sample=(torch.zeros(2, 2, 8),), **QUICK)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["guard_size", "bert", "ragged_heads", "encoder"])
 def test_networks(name: str, tmp_path: Path) -> None:
     case = cases.load(name)
@@ -118,6 +113,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
             ens(input_ids=ids[:, :6], attention_mask=ids[:1, :6] + 1)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strict", [False, True])
 def test_conditions_of_a_strict_export(strict: bool, tmp_path: Path) -> None:
     class Halved(nn.Module):

@@ -120,6 +120,7 @@ def test_selections_may_be_empty(make: Callable[[], nn.Module], tmp_path: Path) 
                     torch.testing.assert_close(answer[i], run(m, given[i], {}), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [Default, Always, Several])
 def test_branches_that_change_the_answer_are_refused(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     message = refused(make, tmp_path, inputs=INPUTS)

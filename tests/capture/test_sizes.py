@@ -111,43 +111,34 @@ class Rows(Base):
 @pytest.mark.parametrize(
     ("make", "spec", "words"),
     [
-        (Table, BTC, ["x has 8 at axis 1 (T), fixed by", "the example's T = 24", "Write x=float32[B,8,3]"]),
+        (Table, BTC, "x has 8 at axis 1 (T), fixed by ... the example's T = 24 ... Write x=float32[B,8,3]"),
         (
             Asserted,
             BTC,
-            [
-                "x has 8 at axis 0 (B), fixed by",
-                "B = 4: AssertionError",
-                "Write x=float32[8,T,3]",
-                "remove the assert",
-            ],
+            "x has 8 at axis 0 (B), fixed by ... B = 4: AssertionError ... Write x=float32[8,T,3] ... "
+            "remove the assert",
         ),
         (
             Flattened,
             "x=float32[B,3,H,W]",
-            ["x has 6 at axis 2 (H) and x has 6 at axis 3 (W), fixed by", "Write x=float32[B,3,6,6]"],
+            "x has 6 at axis 2 (H) and x has 6 at axis 3 (W), fixed by ... Write x=float32[B,3,6,6]",
         ),
-        (Masked, BTC, ["x has 8 at axis 1 (T), fixed by", "Write x=float32[B,8,3]"]),
+        (Masked, BTC, "x has 8 at axis 1 (T), fixed by ... Write x=float32[B,8,3]"),
         (
             Integer,
             BTC,
-            [
-                "x has 24 at axis 1 (T), fixed by",
-                "Give that size as a number",
-                "remove int() and float() around sizes",
-            ],
+            "x has 24 at axis 1 (T), fixed by ... Give that size as a number ... remove int() and "
+            "float() around sizes",
         ),
-        (Counted, BTC, ["x has 4 at axis 0 (B), fixed by", "write x.shape[0] for len(x)"]),
-        (Ranged, BTC, ["x has 8 at axis 1 (T), fixed by", "Write x=float32[B,8,3]"]),
-        (Unbound, BTC, ["x has 4 at axis 0 (B), fixed by", "instead of a Python list of its parts"]),
-        (Remembered, BTC, ["x has 8 at axis 0 (B), fixed by", "Write x=float32[8,T,3]"]),
+        (Counted, BTC, "x has 4 at axis 0 (B), fixed by ... write x.shape[0] for len(x)"),
+        (Ranged, BTC, "x has 8 at axis 1 (T), fixed by ... Write x=float32[B,8,3]"),
+        (Unbound, BTC, "x has 4 at axis 0 (B), fixed by ... instead of a Python list of its parts"),
+        (Remembered, BTC, "x has 8 at axis 0 (B), fixed by ... Write x=float32[8,T,3]"),
     ],
 )
-def test_a_size_that_the_code_fixes(
-    make: type[nn.Module], spec: str, words: list[str], tmp_path: Path
-) -> None:
+def test_a_size_that_the_code_fixes(make: type[nn.Module], spec: str, words: str, tmp_path: Path) -> None:
     message = refused(make, tmp_path, inputs=[spec])
-    for word in words:
+    for word in words.split(" ... "):
         assert word in message, message
     assert line_in_class(message, make).rpartition("# ")[2].startswith("fixes")
 
@@ -177,6 +168,7 @@ def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     assert line_in_class(message, Strict).endswith("# always")
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "shape", "axis"),
     [(Asserted, (8, 6, 3), 0), (Unbound, (5, 6, 3), 0), (Remembered, (8, 2, 3), 0), (Counted, (5, 6, 3), 0)],
@@ -259,7 +251,7 @@ class Upsampled(nn.Module):
         return self.conv(nn.functional.interpolate(x, scale_factor=2.0))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "spec", "letter", "inside", "outside"),
     [
@@ -312,7 +304,7 @@ class Convolutions(nn.Module):
         return self.d(self.c(self.b(self.a(x).relu()).relu()))
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> None:
     """torch chooses a convolution kernel by batch and threads. The choice must not become a condition."""
@@ -375,6 +367,7 @@ class Distances(Base):
         return (*by_mode, *by_p, torch.cdist(self.few[None], y[:, None]))
 
 
+@pytest.mark.extended
 def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
     ens = widepack.load(built(Distances, tmp_path, inputs=["x=float32[B,3]"]))
     for b in (1, 2, 25, 26, 70):

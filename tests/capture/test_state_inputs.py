@@ -40,6 +40,7 @@ def loaded(folder: Path, make: Callable[[int], nn.Module], **how: Any) -> WideMo
     return load(folder / "e.wide")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_a_recurrent_state(pattern: str, tmp_path: Path) -> None:
     ens = loaded(tmp_path, Cell, inputs=TWO, state=["h=1"])
@@ -115,6 +116,7 @@ def test_a_cache_written_in_place(tmp_path: Path) -> None:
                 torch.testing.assert_close(state["kv.1"][i], states[i][1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_a_constant_part_of_a_state_is_carried(tmp_path: Path) -> None:
     ens = loaded(tmp_path, Pair, sample=PAIR, state=["kv"])
     factor = torch.rand(MEMBERS, 4, 8)

@@ -94,7 +94,7 @@ class TwoNames(nn.Module):
         return x + self.view
 
 
-@pytest.mark.extended(keep=7)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     ("make", "words", "error", "expected"),
     [
@@ -102,100 +102,91 @@ class TwoNames(nn.Module):
             Cached,
             {"state": ["windwo", *CARRIED]},
             UsageError,
-            ["state windwo", "no buffer", "did you mean window?", "inputs: x"],
+            "state windwo ... no buffer ... did you mean window? ... inputs: x",
         ),
         (
             Cached,
             {"state": ["scale", *CARRIED]},
             UsageError,
-            ["state scale", "does not change this buffer in eval mode", "leave --state scale out"],
+            "state scale ... does not change this buffer in eval mode ... leave --state scale out",
         ),
-        (Cached, {"state": ["fc.weight", *CARRIED]}, CaptureError, ["fc.weight is a parameter of Cached"]),
+        (Cached, {"state": ["fc.weight", *CARRIED]}, CaptureError, "fc.weight is a parameter of Cached"),
         (
             Cached,
             {"state": ["window=y", *CARRIED[2:]]},
             CaptureError,
-            ["window is a buffer", "write --state window"],
+            "window is a buffer ... write --state window",
         ),
-        (Cached, {"state": ["window", "window"]}, UsageError, ["window is given twice"]),
-        (Cached, {"state": ["a b"]}, UsageError, ["'a b'", "--state cache", "--state h=h_new"]),
-        (Cached, {"state": ["decode:window"]}, UsageError, ["no entry is called 'decode'", "forward"]),
+        (Cached, {"state": ["window", "window"]}, UsageError, "window is given twice"),
+        (Cached, {"state": ["a b"]}, UsageError, "'a b' ... --state cache ... --state h=h_new"),
+        (Cached, {"state": ["decode:window"]}, UsageError, "no entry is called 'decode' ... forward"),
         (
             Shrinks,
             {"state": ["seen"]},
             CaptureError,
-            ["state seen is float32[4,8]", "makes it float32[3,8]", "keeps its dtype and shape"],
+            "state seen is float32[4,8] ... makes it float32[3,8] ... keeps its dtype and shape",
         ),
         (
             Cell,
             {"inputs": TWO, "state": ["h"]},
             CaptureError,
-            [
-                "no output called h",
-                "does not change this input in place",
-                "0 float32[B,4], 1 float32[B,8]",
-                "--state h=1",
-            ],
+            "no output called h ... does not change this input in place ... 0 float32[B,4], 1 "
+            "float32[B,8] ... --state h=1",
         ),
         (
             Attribute,
             {},
             VerificationError,
-            ["forward leaves other values in h, which the next call reads", "register_buffer", "--state h"],
+            "forward leaves other values in h, which the next call reads ... register_buffer ... --state h",
         ),
         (
             Attribute,
             {"state": ["h"]},
             UsageError,
-            ["state h is a plain attribute of Attribute", 'self.register_buffer("h", ...)'],
+            'state h is a plain attribute of Attribute ... self.register_buffer("h", ...)',
         ),
         (
             Trains,
             {},
             CaptureError,
-            ["Trains changes its parameters fc.bias at every call of forward in eval mode"],
+            "Trains changes its parameters fc.bias at every call of forward in eval mode",
         ),
-        (
-            TwoNames,
-            {"state": ["seen"]},
-            CaptureError,
-            ["state seen of TwoNames shares its memory with view;"],
-        ),
+        (TwoNames, {"state": ["seen"]}, CaptureError, "state seen of TwoNames shares its memory with view;"),
         (
             Pair,
             {"inputs": None, "sample": PAIR, "state": ["kv.0"]},
             CaptureError,
-            ["state kv.0 is a part of the input kv", "--state kv"],
+            "state kv.0 is a part of the input kv ... --state kv",
         ),
         (
             Cell,
             {"inputs": TWO, "state": ["h=2"]},
             CaptureError,
-            ["no output called 2", "are 0 float32[B,4], 1 "],
+            "no output called 2 ... are 0 float32[B,4], 1 ",
         ),
         (
             Cell,
             {"inputs": TWO, "state": ["h=0"]},
             CaptureError,
-            ["state h is float32[B,8] and comes out of Cell.forward as float32[B,4]"],
+            "state h is float32[B,8] and comes out of Cell.forward as float32[B,4]",
         ),
         (
             Casts,
             {"inputs": TWO, "state": ["h=1"]},
             CaptureError,
-            ["state h is float32[B,8]", "as float64[B,8]"],
+            "state h is float32[B,8] ... as float64[B,8]",
         ),
         (
             Grows,
             {"inputs": ["x=float32[B,8]", "h=float32[B,T,8]"], "state": ["h=1"]},
             CaptureError,
-            ["float32[B,T,8]", "float32[B,T+1,8]", "A value that grows"],
+            "float32[B,T,8] ... float32[B,T+1,8] ... A value that grows",
         ),
         (
             Cell,
             {"inputs": TWO, "state": ["x=1", "h=1"]},
             CaptureError,
-            ["states x, h come out of Cell.forward as one output"],
+            "states x, h come out of Cell.forward as one output",
         ),
     ],
 )
@@ -203,11 +194,11 @@ def test_refusals(
     make: Callable[[int], nn.Module],
     words: dict[str, Any],
     error: type[Exception],
-    expected: list[str],
+    expected: str,
     tmp_path: Path,
 ) -> None:
     found = refused(error, tmp_path, make, **words)
-    for word in expected:
+    for word in expected.split(" ... "):
         assert word in found, found
 
 
@@ -229,6 +220,7 @@ def test_an_input_called_state(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.extended
 def test_a_number_that_changes_is_caught(tmp_path: Path) -> None:
     assert "gives other answers than the members" in refused(
         VerificationError, tmp_path, Counts, state=CARRIED

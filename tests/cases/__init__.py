@@ -11,8 +11,8 @@ Every module has
 | `sample(batch, seed)` | `(args, kwargs)` for one call |
 | `member(i)` | member i in eval mode, as if trained: its weights, norms and statistics are distinct |
 
-`NAMES` lists the twelve networks. The networks in `GUARDED` branch on a size, so that their export is valid
-under a condition only.
+`NAMES` lists the twelve networks, and `QUICK` those whose artifacts `make test` builds. The networks in
+`GUARDED` branch on a size, so that their export is valid under a condition only.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ NAMES = [
     "ragged_heads",
 ]
 GUARDED = ["guard_pad", "guard_size"]
+QUICK = ["mlp", "bert", "lstm", "frozen_trunk", "ragged_heads"]
 
 
 def load(name: str) -> ModuleType:

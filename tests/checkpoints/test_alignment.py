@@ -219,6 +219,7 @@ def filled(*shape: int, value: float = 0.0, dtype: torch.dtype = torch.float32) 
     return torch.full(shape, value, dtype=dtype)
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("case", cases.NAMES)
 def test_the_cases_align(case: str, tmp_path: Path) -> None:
     module = cases.load(case)

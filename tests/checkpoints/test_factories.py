@@ -82,6 +82,7 @@ def test_numbers_of_pickled_modules_that_differ_are_noticed(tmp_path: Path) -> N
     assert not (tmp_path / "e.wide").exists()
 
 
+@pytest.mark.extended
 def test_pickled_modules_of_several_widths_and_dtypes(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(0, width=4).half(), net(1, width=6)])
     build(paths, tmp_path / "e.wide", trust_pickle=True, dtype="float32", **QUICK)
@@ -192,7 +193,7 @@ def test_an_invalid_dtype_is_refused(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
-    (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
+    (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8-sig")
     path = tmp_path / "names.txt"
     for names in ("Zürich, St. Gallen", path, str(path), ["Zürich", "St. Gallen"]):
         report = build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK)

@@ -77,6 +77,7 @@ def test_round_trips(tmp_path: Path, name: str) -> None:
     same(revised(x)[2], loaded(make, tmp_path / "last.pt"), x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["version 1", "weight_g and weight_v"])
 def test_a_file_that_the_model_converts_needs_the_model(tmp_path: Path, name: str) -> None:
     make, file = FILES[name]
@@ -173,6 +174,7 @@ VALUES: list[Any] = [
 ]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
 def test_extra_state_is_kept(tmp_path: Path, value: Any) -> None:
     def make() -> nn.Module:
@@ -230,6 +232,7 @@ def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
 # names
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "wrapped",
     [
@@ -266,6 +269,7 @@ def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
     same(ens(x)[1], loaded(Module, paths[1]), x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("prefix", ["", "model.", "module."])
 def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
     states = [
@@ -292,6 +296,11 @@ def test_names_that_are_ignored(tmp_path: Path, prefix: str) -> None:
     same(widepack.load(wide)(x)[2], truth, x)
     with pytest.raises(UsageError, match=r"the pattern '0\.\*' matches 0.weight, a weight of the model"):
         widepack.build(paths, wide, model=norm, ignore=["criterion.*", "epoch", "note", "0.*"], **QUICK)
+
+
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(MemberMismatch, match="which the model does not have"):
+        widepack.build(save(tmp_path, [old_norm(0)]), tmp_path / "e.wide", model=torch.nn.ReLU, **QUICK)
 
 
 def test_versions_under_a_prefix(tmp_path: Path) -> None:
@@ -374,6 +383,7 @@ def spread() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), Spread(3))
 
 
+@pytest.mark.extended
 def test_a_norm_with_versions_of_its_own_needs_the_model(tmp_path: Path) -> None:
     states = [seeded(spread, i).state_dict() for i in range(2)]
     older = OrderedDict({**states[1], "1.running_var": torch.full((3,), 3.0)})
@@ -387,6 +397,7 @@ def test_a_norm_with_versions_of_its_own_needs_the_model(tmp_path: Path) -> None
     same(ens(x)[0], loaded(spread, path), x)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("version", ["two", [2]])
 def test_a_version_that_is_no_number(tmp_path: Path, version: Any) -> None:
     states = [seeded(norm, i).state_dict() for i in range(2)]

@@ -48,6 +48,7 @@ class Net(nn.Module):
         self.kept = state["kept"]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> 
         torch.testing.assert_close(found[i], member(x))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_live_members_in_each_form_of_memory(form: str) -> None:
     members = [Net() for _ in range(3)]

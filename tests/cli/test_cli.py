@@ -60,7 +60,7 @@ def refused(code: int, *words: str | Path, quiet: bool = True) -> str:
 
 
 def options() -> list[str]:
-    return ["--model", MODEL, *(part for spec in CASE.INPUTS for part in ("--input", spec))]
+    return ["--model", MODEL, "--no-pt2", *(part for spec in CASE.INPUTS for part in ("--input", spec))]
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +137,7 @@ def test_main_is_a_script() -> None:
         ),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "/root/x: Permission denied"),
         (MemoryError(), 1, "not enough memory"),
+        (RuntimeError("you tried to allocate 16 bytes. Error code 12"), 1, "not enough memory for 16 bytes"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
         (KeyboardInterrupt(), 130, "Aborted!"),
     ],
@@ -544,7 +545,7 @@ def deep_network() -> nn.Module:
 
 
 def test_trace_explains_the_chain_of_layers_of_a_gpu(tmp_path: Path) -> None:
-    saved(deep_network, tmp_path, "input=float32[B,8]")
+    saved(deep_network, tmp_path, "input=float32[B,8]", targets=("cuda",))
     found = json.loads(done("trace", tmp_path / "e.wide", "--device", "cuda", "--json").stdout)
     assert found["batch"][0] == 1, "without a batch, the plan of small ones is shown"
     layers = [s for s in found["steps"] if s["op"] == "aten.linear.default"]

@@ -9,7 +9,7 @@ from counted import flops, torch_flops
 from torch import nn
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -53,7 +53,7 @@ FEW = ("llama", "bert")
 CASES = [*((name, "decoder") for name in DECODERS), *((name, "encoder") for name in ENCODERS)]
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "form"),
     [case if case[0] in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

@@ -13,7 +13,7 @@ from counted import torch_flops
 from torch import Tensor, nn
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack_artifacts.costs import FORMAT, MASKED_FORMAT, documents, read_documents
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.main import cli
@@ -43,6 +43,7 @@ class Own(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_pairs(wide: int) -> None:
     costs = model_costs(Causal, INPUTS, wide=wide)
@@ -57,6 +58,7 @@ def test_queries_that_are_keys_have_a_short_formula() -> None:
     assert costs.totals["masked_flops"] == ("0", "16*B*T*(T - 1)")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_members_count_each(wide: int) -> None:
     costs = model_costs(Own, ["x=float32[B,T,8]"], wide=wide)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.errors import CaptureError
 
 

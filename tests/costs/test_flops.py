@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cases import GUARDED, NAMES, load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.kernels.library import FUNCTIONS
 from widepack.runtime.flop_formulas import own_formula
 from widepack_bench.models.blocks import BLOCKS
@@ -31,7 +31,7 @@ BATCHES = [{"B": 1}, {"B": 3}, {"B": 7}]
 SEEN = [name for name in (*NAMES, *GUARDED) if name != "lstm"]
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", SEEN)
 def test_reference_networks_equal_torchs_counter(name: str) -> None:
     case = load(name)
@@ -41,7 +41,7 @@ def test_reference_networks_equal_torchs_counter(name: str) -> None:
         assert flops(costs, sizes) == torch_flops(case.model, case.INPUTS, sizes) > 0
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_reference_blocks_equal_torchs_counter(name: str) -> None:
     block = BLOCKS[name]
@@ -122,6 +122,7 @@ def test_multi_head_attention_is_counted_though_its_fast_path_is_one_op() -> Non
         assert flops(costs, {"B": b, "T": t}) == by_hand
 
 
+@pytest.mark.extended
 def test_attention_on_the_cpu_counts_two_products() -> None:
     class Net(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:

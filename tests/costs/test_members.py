@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cases import NAMES, load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.building.preview import Preview
 from widepack_bench.measure.roofline import work
 
@@ -27,11 +27,11 @@ def test_flop_of_the_wide_program(name: str) -> None:
     """The formulas come from programs for 2 and 3 members."""
     case = load(name)
     preview = Preview(case.model, case.INPUTS)
-    plan = preview.of(8).plan()
+    plan = preview.of(8).plan("cpu")
     costs = model_costs(case.model, case.INPUTS, wide=8)
     sizes = SIZES.get(name, {"B": 3})
     for members in (1, 3, 100):
-        program = preview.of(members).lowered(plan).program
+        program = preview.of(members).lower(plan).program
         assert flops(costs, sizes, members) == work(program, sizes).flop > 0
 
 
@@ -48,6 +48,7 @@ class FrozenTrunk(nn.Module):
         return self.head(torch.relu(x @ self.trunk))  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wide", [0, 4])
 def test_a_shared_trunk_is_paid_once(wide: int) -> None:
     costs = model_costs(FrozenTrunk, ["x=float32[B,64]"], wide=wide)

@@ -15,7 +15,7 @@ from counted import allocated_peak, call_at
 
 from cases import load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.building.preview import Preview
 from widepack.runtime.executable import Executable
 from widepack_bench.models.blocks import BLOCKS
@@ -43,7 +43,7 @@ def test_peak_of_a_member_and_of_three(name: str) -> None:
     weights = weights_of(preview, module)
     member, wide = model_costs(make, inputs), model_costs(make, inputs, wide=8)
     one = Executable(preview.captured.program, weights, torch.device("cpu"), prologue=False)
-    program = preview.of(3).lowered(preview.of(8).plan()).program
+    program = preview.of(3).lower(preview.of(8).plan("cpu")).program
     stacked = {
         s.source: torch.stack([weights[s.source]] * 3) if s.kind == "stacked" else weights[s.source]
         for s in program.weights

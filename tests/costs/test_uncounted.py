@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cases import load
 from widepack import primitives  # fills the registry
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs
 from widepack.errors import UsageError
 from widepack.primitives import formula
 from widepack_cli.main import cli
@@ -32,6 +32,7 @@ def of_case(*words: str) -> Result:
     return analyze(MODEL, *(part for spec in CASE.INPUTS for part in ("--input", spec)), *words)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("op", [torch.ops.aten.addmm, torch.ops.aten.mm])
 def test_a_deleted_formula_is_named_and_the_totals_are_lower_bounds(
     op: Any, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def test_fourier_transforms_are_counted() -> None:
     assert costs.totals["ops"] == (f"{15 * real + 15 * complex_numbers + 15 * real}*B", "0")
 
 
+@pytest.mark.extended
 def test_spectrograms_and_back_are_counted() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -16,8 +16,7 @@ from support import Artifacts
 
 from cases import load
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.artifact_costs import wide_program_costs
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs, wide_program_costs
 from widepack.costs.expressions import SizeSymbols
 from widepack.costs.recorder import KernelRecorder, record
 from widepack.ir.fake_values import Fakes

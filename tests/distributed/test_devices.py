@@ -49,6 +49,7 @@ def close(found: Any, wanted: Any) -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "name", ["mlp", "frozen_trunk", pytest.param("lstm", marks=SLOW), pytest.param("textcnn", marks=SLOW)]
 )
@@ -155,7 +156,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("of", [None, "softmax", "sigmoid"])
 @pytest.mark.parametrize("strategies", [None, "loop"])
@@ -228,6 +229,7 @@ def test_another_dtype(heads: Path) -> None:
     assert parts.reduce(x, "mean", of="softmax")["mean"].dtype is torch.float32
 
 
+@pytest.mark.extended
 def test_copies_load_the_same_parts(heads: Path) -> None:
     parts = widepack.load(heads, device=TWO, members=[3, 1])
     x = torch.randn(2, 6)

@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 def made(folder: Path, **options: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    saved(Net, folder, "x=float32[B,6]", members=5, **options)
+    saved(Net, folder, "x=float32[B,6]", members=5, targets=("cpu", "cuda"), **options)
     return folder / "e.wide"
 
 
@@ -69,6 +69,7 @@ def test_the_manifest_names_the_parts(path: Path) -> None:
                 assert rows and rows[0].batch[0] <= 1 and rows[-1].batch[1] is None
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("count", [2, 3])
 def test_devices_read_the_programs_of_their_parts(path: Path, count: int, no_lowering: None) -> None:
     x = torch.randn(4, 6)

@@ -219,7 +219,7 @@ def runs(key: str) -> list[tuple[str, str]]:
     return [(e.source, e.want) for e in doctest.DocTestParser().get_examples(DOCS[key])]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("key", [key for key in DOCS if not doc_reason(key)])
 def test_an_example_of_a_docstring_runs(key: str, stage: Path) -> None:
     space = space_of(key)

@@ -66,6 +66,7 @@ def in_float64(net: Any, X: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return answer
 
 
+@pytest.mark.extended
 def test_the_nets_of_a_cross_validation(example: ModuleType, tmp_path: Path) -> None:
     X, y = rows_and_labels()
     torch.manual_seed(0)
@@ -85,7 +86,7 @@ def test_the_nets_of_a_cross_validation(example: ModuleType, tmp_path: Path) -> 
         np.testing.assert_allclose(ensemble.ens(X)[i].numpy(), in_float64(n, X), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["bagging", "voting"])
 def test_the_nets_of_an_ensemble_of_scikit_learn(kind: str, example: ModuleType, tmp_path: Path) -> None:
     X, y = rows_and_labels()

@@ -82,11 +82,12 @@ def test_without_the_extra_the_error_names_the_package(
 
 
 def test_the_command_writes_a_program_and_refuses_options_of_the_other_form(
-    heads: Path, tmp_path: Path
+    heads: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "e.pt2"
     done = CliRunner().invoke(cli, ["export", str(heads), "--to", "pt2", "-o", str(out), "--weightless"])
     assert done.exit_code == 0, done.output
+    assert not caplog.records
     shown = ("3 members, pattern shared, entry forward", "left out", f"checked  torch {torch.__version__}")
     assert all(words in done.stdout for words in shown)
     for words, message in (

@@ -75,9 +75,9 @@ def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
     }
 
 
-JOBS = [(name, "shared") for name in cases.NAMES] + [
+QUICK = [("mlp", "shared"), ("bert", "each"), ("ragged_heads", "shared")]
+MORE = [(name, "shared") for name in cases.NAMES if name not in ("mlp", "ragged_heads")] + [
     ("mlp", "each"),
-    ("bert", "each"),
     ("ragged_heads", "each"),
 ]
 
@@ -95,24 +95,39 @@ def calls_of(name: str, pattern: str, artifact: Path) -> Calls:
     return calls
 
 
+def jobs_of(
+    names: list[tuple[str, str]], artifacts: Artifacts, folder: Path
+) -> list[tuple[Path, Path, str, Calls]]:
+    return [
+        (folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name)))
+        for name, pattern in names
+    ]
+
+
 @pytest.fixture(scope="module")
 def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the answers for every job, and for one call that must be refused."""
+    """Returns a folder with the answers for every job of `QUICK`, and for one call that must be refused."""
     folder = tmp_path_factory.mktemp("outside")
-    jobs = [
-        (folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name)))
-        for name, pattern in JOBS
-    ]
+    jobs = jobs_of(QUICK, artifacts, folder)
     long = called(artifacts("bert"), *cases.load("bert").sample(2, 0, length=65))
     outside([*jobs, (folder / "refused", artifacts("bert"), "shared", [long])])
     return folder
 
 
-@pytest.mark.extended(keep=2)
-@pytest.mark.parametrize(("name", "pattern"), JOBS)
+@pytest.fixture(scope="module")
+def more_answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("more")
+    outside(jobs_of(MORE, artifacts, folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [*QUICK, *(pytest.param(*job, marks=pytest.mark.extended) for job in MORE)]
+)
 def test_the_code_of_the_page_answers_as_the_ensemble(
-    name: str, pattern: str, artifacts: Artifacts, answered: Path
+    name: str, pattern: str, artifacts: Artifacts, request: pytest.FixtureRequest
 ) -> None:
+    answered: Path = request.getfixturevalue("answered" if (name, pattern) in QUICK else "more_answered")
     folder = answered / f"{name}-{pattern}"
     assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
     ens = load(artifacts(name))
@@ -136,8 +151,8 @@ def test_the_code_of_the_page_refuses_sizes_outside_the_bounds(answered: Path) -
 
 
 def test_the_programs_contain_no_weights(artifacts: Artifacts) -> None:
-    report = artifacts.report("resnet18")
-    manifest = load(artifacts("resnet18"), warmup=False).manifest
+    report = artifacts.report("bert")
+    manifest = load(artifacts("bert"), warmup=False).manifest
     sizes = {name: file.bytes for name, file in manifest.files.items()}
     assert set(manifest.entries["forward"].pt2) == {"shared", "each"}
     for name in manifest.entries["forward"].pt2.values():

@@ -247,6 +247,7 @@ class Sum(Net):
         return found, found.sum(-1)
 
 
+@pytest.mark.extended
 def test_an_output_that_fine_tuning_does_not_change(fleet: SmallFleet, tmp_path: Path) -> None:
     paths, _ = halves(fleet, tmp_path)
     out = tmp_path / "near.wide"

@@ -66,7 +66,7 @@ def fleet(tmp_path: Path) -> Dora:
     return out, [*folders, small.adapters[2]], [*states, small.states[2]]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
 def test_answers_and_weights_are_those_of_the_merged_models(fleet: Dora, memory: str) -> None:
     out, _, states = fleet

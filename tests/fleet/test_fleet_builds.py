@@ -60,6 +60,7 @@ def of_merged(fleet: SmallFleet) -> Path:
     return out
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
 def test_answers_of_adapters_are_those_of_the_merged_models(
     fleet: SmallFleet, of_adapters: Path, memory: str
@@ -234,7 +235,7 @@ def test_many_rows_of_many_members_run_in_parts(tmp_path: Path) -> None:
     assert torch.equal(again[4], answers[4])
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("rows", [2, 4, 8])
 def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows: int) -> None:
@@ -256,6 +257,7 @@ def test_rows_of_distinct_members_in_any_order(tmp_path: Path, first: int, rows:
     assert_rows_right(again[at : at + 1], [fleet.states[10]], [0], x[at : at + 1])
 
 
+@pytest.mark.extended
 def test_a_fleet_loads_in_a_fresh_process_without_peft(of_merged: Path, fleet: SmallFleet) -> None:
     code = (
         "import sys, torch, widepack\n"

@@ -75,7 +75,13 @@ def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting
     states = [adapter(tmp_path / f"l{i}", base, i, setting) for i in range(5)]
     folders = [tmp_path / f"l{i}" for i in range(5)]
     out = tmp_path / "fleet.wide"
-    options: dict[str, Any] = {"model": Net, "inputs": [f"x=float32[B,{SIZE}]"], "race": False, "pt2": False}
+    options: dict[str, Any] = {
+        "model": Net,
+        "inputs": [f"x=float32[B,{SIZE}]"],
+        "race": False,
+        "pt2": False,
+        "targets": ("cpu",),
+    }
     report = widepack.build(folders[:3], out, base=tmp_path / "base.pt", **options)
     assert report.fleet is not None and len(report.fleet["factored"]) == 2
     widepack.append(out, [folders[3]])
@@ -95,5 +101,7 @@ def test_orientation_of_modules_and_programs(tmp_path: Path) -> None:
         paths.append(tmp_path / f"m{i}.pt")
         torch.save(Net().state_dict(), paths[-1])
     out = tmp_path / "ens.wide"
-    widepack.build(paths, out, model=Net, inputs=[f"x=float32[B,{SIZE}]"], race=False, pt2=False)
+    widepack.build(
+        paths, out, model=Net, inputs=[f"x=float32[B,{SIZE}]"], race=False, pt2=False, targets=("cpu",)
+    )
     assert transposed_in_programs(Reader(out)) == expected

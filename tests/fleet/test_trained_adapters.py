@@ -77,6 +77,7 @@ def test_trained_weights_are_factored(case: Case) -> None:
     assert case.report.fleet["stacked"] == []
 
 
+@pytest.mark.extended(keep=1)
 def test_answers_are_those_of_the_merged_members(case: Case, fleet: TrainedFleet) -> None:
     ens = widepack.load(case.path)
     for answers in (ens(fleet.images), ens.each(torch.stack([fleet.images] * len(ens)))):
@@ -85,6 +86,7 @@ def test_answers_are_those_of_the_merged_members(case: Case, fleet: TrainedFleet
             assert error <= 2 * own
 
 
+@pytest.mark.extended(keep=1)
 def test_members_answer_for_the_classes_of_their_training(case: Case, fleet: TrainedFleet) -> None:
     found = widepack.load(case.path)(fleet.images).argmax(-1)
     for i, state in enumerate(case.states):

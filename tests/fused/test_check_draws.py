@@ -45,6 +45,7 @@ def batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 2))
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("make", [Drops, batch_norm, pytest.param(encoder, marks=pytest.mark.extended)])
 def test_right_members_are_accepted(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
@@ -66,6 +67,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_capture_of_other_numbers_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how, words = CHANGES[change]

@@ -32,7 +32,7 @@ def nets() -> list[Any]:
     return members(Words)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("gradients", [True, False], ids=["grad", "no_grad"])
 @pytest.mark.parametrize("share", [[], ["table.*"]], ids=["own", "shared"])

@@ -58,6 +58,7 @@ def test_a_frozen_member_does_not_change_and_the_others_train_as_before(make: An
     assert all(not torch.equal(v[2], before[n][2]) for n, v in fused.state_dict().items())
 
 
+@pytest.mark.extended
 def test_gradients_of_inputs_flow_through_a_frozen_member() -> None:
     fused = fuse([m.train() for m in members(Cnn)], draw(4, 3, 6, 6), validate=False).freeze(0)
     x = draw(3, 4, 3, 6, 6).requires_grad_()

@@ -79,6 +79,7 @@ def test_noise_of_drawn_floats() -> None:
     assert len({float(draw_input(one, {}, seed)) for seed in range(5)}) == 5
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "function",
     [
@@ -107,6 +108,7 @@ def test_strided_writes_stay_in_a_members_own_memory() -> None:
         close(model.each(**stacked)[[0, 2]], expected[[0, 2]], rtol=0, atol=1e-6)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_losses_whose_decomposition_in_torch_fails(reduction: str) -> None:
     def loss(weight: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -349,6 +349,7 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     ]  # eval mode runs the program that load runs
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("passes", [True, False])
 def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
     """Passes of one model store its weights once. Members with different weights each draw."""

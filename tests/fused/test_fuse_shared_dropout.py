@@ -26,6 +26,7 @@ class Drops(nn.Module):
         return y
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_members_drop_the_same_values_with_strategy_shared(train: bool) -> None:
     modules, x = members(Drops), torch.randn(8, 4)

@@ -25,6 +25,7 @@ class Row(nn.Module):
         return y
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_one_row_is_refused_where_a_norm_of_the_members_trains(dropout: float) -> None:
     fused = widepack.fuse(members(lambda: Row(dropout)), draw(5, 4), validate=False)

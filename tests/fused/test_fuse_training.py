@@ -93,6 +93,7 @@ def test_a_transformer(name: str) -> None:
     check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)
 
 
+@pytest.mark.extended
 def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
     modules = members(
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64
@@ -173,6 +174,7 @@ class AddsIntoRepeated(nn.Module):
         return y.sum(0).expand(6, 24).index_put((i,), y, accumulate=True)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported
 def test_compiled_programs_answer_as_the_others() -> None:
     models = [AddsIntoRepeated() for _ in range(2)]

@@ -80,6 +80,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("strategy", ["auto", "loop"])
 @pytest.mark.parametrize(("member", "words"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 def test_the_cause_is_named_whatever_the_strategy(member: Any, words: str, strategy: str) -> None:
@@ -89,6 +90,7 @@ def test_the_cause_is_named_whatever_the_strategy(member: Any, words: str, strat
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("written", "instead_of"), [(Rounded, Net), (Scaled, Hooked), (Detached, DetachedInPlace)]
 )

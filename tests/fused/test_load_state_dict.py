@@ -30,6 +30,7 @@ def test_a_state_of_another_number_of_members_is_refused_in_one_line() -> None:
     assert all(torch.equal(v, before[n]) for n, v in three.state_dict().items())
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("state", [fused(3, 5).state_dict(), net().state_dict(), {}], ids=len)
 def test_other_states_are_refused_in_five_lines(state: Any) -> None:
     three = fused(3)

@@ -214,7 +214,7 @@ MEMBERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_members_train_as_alone(name: str) -> None:
     torch.manual_seed(0)

@@ -78,6 +78,7 @@ def test_a_build_opens_and_answers_within_the_bound(bias: float, tmp_path: Path)
         within_bound(ens(x[0]), members, [x[0]] * 4)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("seed", [0, 2, *map(extended, (1, 3, 4, 5, 6, 7))])
 def test_fuse_takes_members_with_default_initialisation(seed: int) -> None:
     members = [m.eval() for m in drawn(grouped_net, seed)]
@@ -86,6 +87,7 @@ def test_fuse_takes_members_with_default_initialisation(seed: int) -> None:
     within_bound(fused(x), members, [x] * 4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [2, extended(3), extended(4)])
 @pytest.mark.parametrize("strategy", ["auto", extended("loop"), extended("wide")])
 def test_images_of_positive_numbers(batch: int, strategy: str) -> None:

@@ -119,7 +119,7 @@ def train_and_compare(modules: list[nn.Module], together: bool = False) -> nn.Mo
     return fused
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [patched, Stores, hooked, in_global_features, Own, graph, of_class])
 def test_members_from_one_initial_state_train_as_alone(make: Callable[[], nn.Module]) -> None:
     modules = [make() for _ in range(3)]
@@ -179,7 +179,7 @@ def test_a_copy_that_uses_the_original_is_refused() -> None:
     assert "What the copy reads of the original: a (as handle.layer)" in str(e.value)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("calls", [1, 2, 5])
 def test_members_are_as_before_after_an_error(error: type[BaseException], calls: int) -> None:
@@ -299,6 +299,7 @@ def test_the_reason_of_a_refusal(make: Any, error: type[Exception], words: str) 
     assert words in str(e.value)
 
 
+@pytest.mark.extended
 def test_graphs_and_classes_of_functions_are_compared_by_what_they_do() -> None:
     first = fx.symbolic_trace(Net())
     widepack.fuse([first, copy.deepcopy(first)], draw(6, 4))

@@ -141,7 +141,7 @@ def test_copies_and_files(fused: widepack.Fused) -> None:
     for other in (copy.deepcopy(fused), torch.load(saved, weights_only=False)):
         assert isinstance(other.get_submodule("1"), nn.BatchNorm2d) and repr(other) == repr(fused)
         other.load_state_dict(fused.state_dict())
-        torch.testing.assert_close(other.eval()(X), copy.deepcopy(fused).eval()(X))
+    torch.testing.assert_close(other.eval()(X), copy.deepcopy(fused).eval()(X))
 
 
 class Scaled(nn.Module):

@@ -56,7 +56,7 @@ def test_the_second_derivatives_are_those_of_differences(cell: str, biases: bool
     assert torch.autograd.gradgradcheck(partial(answer, cell), given, fast_mode=True)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended
 @pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
 def test_a_gradient_penalty_is_that_of_each_member(layer: Any) -> None:
     torch.manual_seed(0)

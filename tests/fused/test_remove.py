@@ -152,7 +152,7 @@ def test_a_backward_pass_of_an_earlier_call_is_refused() -> None:
     assert fused.conv1.weight.grad.shape == (1, 6, 3, 3, 3)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [widepack.optim.AdamW, torch.optim.AdamW, torch.optim.SGD])
 def test_an_optimizer_that_still_has_the_rows_does_not_step(make: Any) -> None:
     fused = fuse([m.train() for m in members(Cnn, 3)], inputs(0)[0].float(), validate=False)

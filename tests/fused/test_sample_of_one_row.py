@@ -55,6 +55,7 @@ class Pair(nn.Module):
         return z
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("dynamic", [None, {"input": {0: "B"}}])
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_batch_is_dynamic(dynamic: Any, mode: bool) -> None:

@@ -169,7 +169,7 @@ def test_two_steps_are_those_of_each_member_alone(name: str, dtype: torch.dtype)
             torch.testing.assert_close(copy.state_dict()[key], value, rtol=bound, atol=bound)
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["loop", "wide"])
 def test_every_strategy_takes_it(strategy: str) -> None:
     widepack.fuse(members(bottleneck), torch.randn(8, 3, 6, 6), strategy=strategy)
@@ -225,7 +225,7 @@ def _before_norm(program: Program, made: Callable[[Any], list[Node]]) -> Program
     return replace(program, nodes=tuple(nodes))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "fault", [momentum, of_another_member, of_another_channel, not_centered, far_from_zero]
 )

@@ -98,7 +98,7 @@ def test_every_strategy_of_convolutions_passes_the_probe(
     strategy: str, graph: bool, device: str, tmp_path: Any
 ) -> None:
     path = tmp_path / "e.wide"
-    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5)
+    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5, targets=("cpu", "cuda"))
     ens = load(path, device=device, strategies=["wide", strategy], graph=graph)
     ens.entry("forward").probe()
     x = drawn(4, 8, 12, 12, seed=9)
@@ -112,7 +112,7 @@ def test_every_strategy_of_convolutions_passes_the_probe(
 
 def test_a_compiled_program_has_the_members_own_convolutions(device: str, tmp_path: Any) -> None:
     """Inductor compiles what is between them. On a CPU they are one grouped convolution."""
-    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5)
+    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5, targets=("cpu", "cuda"))
     options: dict[str, Any] = {"device": device, "strategies": ["wide", "streams"]}
     ens = load(tmp_path / "e.wide", backend="compile", compile="now", **options)
     entry = ens.entry("forward")
@@ -125,7 +125,7 @@ def test_a_compiled_program_has_the_members_own_convolutions(device: str, tmp_pa
 
 def test_the_probe_passes_with_torchs_settings_of_tf32(device: str, tmp_path: Any) -> None:
     """Convolutions run in TF32 by default; the probe allows its rounding."""
-    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5)
+    saved(network, tmp_path, "input=float32[B,8,12,12]", members=5, targets=("cpu", "cuda"))
     torch.backends.cudnn.allow_tf32 = True
     assert ("convolutions" in tf32_kinds(torch.device(device))) == (device != "cpu")
     load(tmp_path / "e.wide", device=device).entry("forward").probe()

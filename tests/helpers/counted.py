@@ -11,8 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from widepack.building.call_source import spec_call
+from widepack.building.captures import spec_call
 from widepack.capture.call import MemberCall
+from widepack.ir.torch_internals import without_fast_path
 from widepack.spec.input_spec import parse_inputs
 from widepack_artifacts.costs import Costs
 
@@ -27,13 +28,9 @@ def torch_flops(make: Callable[[], nn.Module], inputs: Sequence[str], sizes: Map
     """Returns what `FlopCounterMode` counts. It sees attention only if that runs as products of matrices."""
     module = make().eval()
     call = call_at(module, inputs, sizes)
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            module(*call.args, **call.kwargs)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), without_fast_path(), counter:
+        module(*call.args, **call.kwargs)
     return int(counter.get_total_flops())
 
 

@@ -93,7 +93,7 @@ def build_extract_swap(kind: Drawn, folder: Path) -> None:
         files.append(folder / f"{i}.pt")
         torch.save(module.state_dict(), files[i])
     x, y = inputs(kind, 2)
-    widepack.build(files[:2], folder / "e.wide", model=kind, sample=(x,), pt2=False)
+    widepack.build(files[:2], folder / "e.wide", model=kind, sample=(x,), pt2=False, targets=("cpu",))
     ens = widepack.load(folder / "e.wide")
     with torch.no_grad():
         for i in range(2):

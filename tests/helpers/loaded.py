@@ -49,6 +49,6 @@ def save_members(make: Callable[[], nn.Module], folder: Path, members: int = 4) 
 
 def saved(make: Any, path: Path, *inputs: str, members: int = 4, **options: Any) -> WideModel:
     """Builds an artifact of members with random weights, and loads it."""
-    files = save_members(make, path, members)
-    widepack.build(files, path / "e.wide", model=make, inputs=list(inputs), pt2=False, race=False, **options)
+    files, quick = save_members(make, path, members), {"pt2": False, "race": False, "targets": ("cpu",)}
+    widepack.build(files, path / "e.wide", model=make, inputs=list(inputs), **{**quick, **options})
     return widepack.load(path / "e.wide")

@@ -174,6 +174,8 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
             return
         finite = want[torch.isfinite(want)].abs()
         bound = ULPS * torch.finfo(want.dtype).eps * float(finite.max()) if finite.numel() else 0.0
+        if torch.allclose(got, want, rtol=0, atol=bound, equal_nan=True):  # a fifth of assert_close's time
+            return
         torch.testing.assert_close(
             got, want, rtol=0, atol=bound, equal_nan=True, msg=lambda m: f"{where}: {m}"
         )

@@ -8,8 +8,9 @@ from typing import Any
 import small
 from small import node, program
 
+from widepack.ir.fake_values import Shapes
 from widepack.lowering.lower import lower
-from widepack.simplify.pipeline import simplify_all
+from widepack.simplify.pipeline import fold_all, straighten_all
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 NORM = ("gamma", "beta", "mean", "var")
@@ -62,7 +63,7 @@ def all_stacked(member_program: Program) -> dict[str, Kind]:
 
 
 def simplify(member_program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
-    return simplify_all([member_program], slots, sizes)[0]
+    return fold_all(straighten_all([member_program], [Shapes(sizes)]), slots)[0]
 
 
 def simplified(member_program: Program, slots: dict[str, Kind]) -> Program:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from support import leaves
 from torch import Tensor, nn
 
@@ -31,10 +32,7 @@ def member(make: Make, i: int) -> nn.Module:
 
 def saved(make: Make, folder: Path, count: int = 2) -> list[Path]:
     """Saves the state dicts of members."""
-    paths = [folder / f"m{i}.pt" for i in range(count)]
-    for i, path in enumerate(paths):
-        torch.save(member(make, i).state_dict(), path)
-    return paths
+    return files_of(folder, [member(make, i) for i in range(count)])
 
 
 def built(make: Make, folder: Path, count: int = 2, **how: Any) -> Path:

@@ -8,17 +8,18 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import cases
 from widepack import BuildReport, build
+from widepack.ir.torch_internals import without_fast_path
 
 
 class Artifacts:
@@ -63,6 +64,11 @@ class Artifacts:
         return [str(folder / f"{name}-{i}.pt") for i in range(cases.load(name).N)]
 
 
+def quick_first(names: Sequence[str]) -> list[Any]:
+    """Returns the names as cases of a test. Those outside of `cases.QUICK` are extended."""
+    return [n if n in cases.QUICK else pytest.param(n, marks=pytest.mark.extended) for n in names]
+
+
 def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a new Python process with one thread. `words` are its `sys.argv[1:]`."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, words)]
@@ -81,20 +87,9 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Disables the fast path of nn.TransformerEncoder, which gives padded positions other numbers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs one member without gradients."""
-    with plain_attention(), torch.no_grad():
+    with without_fast_path(), torch.no_grad():
         return module(*args, **kwargs)
 
 

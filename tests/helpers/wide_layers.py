@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from layer_cases import CASES, Case
-from support import leaves, plain_attention
+from support import leaves
 from torch import Tensor, nn
 
 from widepack import primitives
+from widepack.ir.torch_internals import without_fast_path
 from widepack.layers.base import WideLayer
 
 N = 3
@@ -125,7 +126,7 @@ def check(case: Case, train: bool, strategy: str = "auto") -> WideLayer:
     wide_layer = wide_layer_of([copy.deepcopy(m) for m in alone], strategy)
     member_calls = calls(case)
     args, kwargs = wide_call(member_calls)
-    with plain_attention():
+    with without_fast_path():
         results = [answers(m, *call) for m, call in zip(alone, member_calls)]
     rows = len(leaves(args)) and N
     answer, grads = wide_answers(wide_layer, args, kwargs)

@@ -64,7 +64,9 @@ def test_artifacts_are_built_updated_and_exported_under_autocast(tmp_path: Path)
     members = [Net() for _ in range(3)]
     paths = files_of(tmp_path, members)
     with autocast():
-        widepack.build(paths[:2], tmp_path / "a.wide", model=Net, inputs=["x=float32[B,4]"], pt2=False)
+        widepack.build(
+            paths[:2], tmp_path / "a.wide", model=Net, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",)
+        )
         widepack.append(tmp_path / "a.wide", [paths[2]])
         ens = widepack.load(tmp_path / "a.wide")
         ens.swap(0, paths[1])

@@ -131,6 +131,7 @@ def test_a_member_is_swapped_in_the_dtype(masked: Path, members: list[int | str]
     ens.probe()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name",
     [

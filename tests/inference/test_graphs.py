@@ -150,7 +150,7 @@ def test_routed_rows_that_run_padded_run_by_graphs(folder: Path, made: list[Stan
     assert use_of(ens, "each").captured == (4,)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("memory", ["auto", "least", "most"])
 def test_fine_tunes_of_one_base(
     tmp_path_factory: pytest.TempPathFactory, made: list[StandInRecorder], memory: str

@@ -83,7 +83,7 @@ def test_nan_in_one_members_weights_reaches_no_other_member(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["mlp", "resnet18", "vit"])
+@pytest.mark.parametrize("name", ["mlp", "resnet18", pytest.param("vit", marks=pytest.mark.extended)])
 def test_nan_in_one_members_input_reaches_no_other_member(
     name: str, strategy: str, artifacts: Artifacts
 ) -> None:

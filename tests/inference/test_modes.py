@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from default_dtype import double_by_default
 from fusing import members
 from torch import Tensor, nn
 from torch.autograd import forward_ad as untyped_forward_ad
@@ -52,15 +53,6 @@ def close(y: Any, right: Any) -> None:
 
 
 @contextmanager
-def float64_by_default() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
@@ -71,7 +63,7 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
-    "mode", [float64_by_default, deterministic, lambda: torch.device("meta"), lambda: torch.device("cpu")]
+    "mode", [double_by_default, deterministic, lambda: torch.device("meta"), lambda: torch.device("cpu")]
 )
 def test_modes_of_the_process_change_no_answer(
     mode: Callable[[], Any], own: list[Any], path: Path, tmp_path: Path

@@ -36,7 +36,7 @@ class Net(nn.Module):
         return self.function(self.fc(x))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_a_fused_module_returns_the_type_of_torch(name: str) -> None:
     originals = members(lambda: Net(FUNCTIONS[name]))

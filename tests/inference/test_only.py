@@ -202,7 +202,13 @@ class OfDict(nn.Module):
 def test_an_input_that_is_a_dict(tmp_path: Path) -> None:
     torch.save(OfDict().state_dict(), tmp_path / "m.pt")
     widepack.build(
-        [tmp_path / "m.pt"], tmp_path / "e.wide", model=OfDict, sample=(USED,), pt2=False, race=False
+        [tmp_path / "m.pt"],
+        tmp_path / "e.wide",
+        model=OfDict,
+        sample=(USED,),
+        pt2=False,
+        targets=("cpu",),
+        race=False,
     )
     ens = widepack.load(tmp_path / "e.wide")
     words = r"leave 'token_type_ids' out, or drop them with ens\.only\(\{'batch': batch\}\)$"

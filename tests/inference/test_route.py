@@ -24,7 +24,7 @@ from widepack.inference.model import WideModel
 from widepack.inference.routing.per_row import PerRowProgram
 from widepack.runtime.graph_module import graph_module
 
-CASES = ["mlp", "frozen_trunk", "resnet18", "lstm", "textcnn", "vit", "encoder", "bert", "gpt2", "unet"]
+CASES = ["mlp", "frozen_trunk", "resnet18", "lstm", "textcnn", "bert", "vit", "encoder", "gpt2", "unet"]
 
 
 def rows_of(value: Any, rows: list[int]) -> Any:

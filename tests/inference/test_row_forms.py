@@ -56,7 +56,7 @@ def parts(value: Any) -> list[Tensor]:
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", CASES)
 def test_answers_by_rows(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
     make, specs = CASES[name]
@@ -122,7 +122,7 @@ PROMOTED: dict[str, Callable[[Promoted, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", PROMOTED)
 def test_the_dtype_is_that_of_the_member(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
     ens = saved(lambda: Promoted(PROMOTED[name]), tmp_path, "x=float32[B,6]")

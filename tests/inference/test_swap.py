@@ -449,6 +449,7 @@ def alone(path: Path, x: Tensor) -> Tensor:
         return torch.as_tensor(module(x))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are mapped files without a dtype, copies with one
 def test_a_program_that_is_bound_during_a_refused_swap_has_the_old_member(
     net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None

@@ -53,6 +53,7 @@ def artifact(tmp_path: Path) -> Path:
     return built(tmp_path, Net, (trained(i, 10) for i in range(3)), "x=float32[B,4]")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("members", [None, [2, 1]])
 def test_a_retrained_batch_norm_is_swapped(artifact: Path, members: list[int] | None) -> None:
     new = trained(7, 25)
@@ -79,6 +80,7 @@ def test_a_retrained_batch_norm_is_swapped(artifact: Path, members: list[int] | 
     assert ens.checkpoints == before
 
 
+@pytest.mark.extended
 def test_a_checkpoint_that_differs_in_unread_weights_only_is_swapped(artifact: Path) -> None:
     path = saved(artifact.parent / "longer.pt", trained(0, 99))
     ens = widepack.load(artifact)

@@ -74,6 +74,7 @@ def own_run(module: Any, xs: list[Tensor], state: Tensor | None = None) -> list[
     return answers
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(("make", "inputs", "name"), CASES, ids=["buffer", "input"])
 def test_a_state_goes_on_over_a_swap(tmp_path: Path, make: Any, inputs: str, name: str) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def test_only_sizes_have_a_lower_kind_than_their_arguments(chosen: tuple[Kind, .
         assert ORDER.index(found[n.name]) == highest or n.op in SIZES
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("chosen", list(itertools.product(ORDER[:2], repeat=3)))
 def test_lowered_values_have_the_kinds_of_the_analysis(chosen: tuple[Kind, ...]) -> None:
     net = classifier()

@@ -12,11 +12,7 @@ from widepack.ir import ops
 from widepack.ir.fake_values import Fakes
 from widepack.kernels.checks import OperandError
 
-LAYERS = {
-    "aten.gru.input": nn.GRU,
-    "aten.lstm.input": nn.LSTM,
-    "aten.rnn_tanh.input": nn.RNN,
-}
+LAYERS = {"aten.gru.input": nn.GRU, "aten.lstm.input": nn.LSTM, "aten.rnn_tanh.input": nn.RNN}
 
 
 def operands(
@@ -38,7 +34,7 @@ def strides_of(values: Any) -> list[Any]:
     return [(str(v.shape), re.sub(r"Max\(1, (\w+)\)", r"\1", str(v.stride())), v.dtype) for v in values]
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("op", LAYERS)

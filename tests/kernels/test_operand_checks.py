@@ -438,7 +438,14 @@ def test_a_call_with_an_index_out_of_range_names_input_value_and_bounds(tmp_path
         torch.save(Bags().state_dict(), tmp_path / f"{i}.pt")
         paths.append(tmp_path / f"{i}.pt")
     out = tmp_path / "bags.wide"
-    widepack.build(paths, out, model=Bags, inputs=["ids=int64[12]:0..9", "offsets=int64[3]:0..0"], pt2=False)
+    widepack.build(
+        paths,
+        out,
+        model=Bags,
+        inputs=["ids=int64[12]:0..9", "offsets=int64[3]:0..0"],
+        pt2=False,
+        targets=("cpu",),
+    )
     ens = widepack.load(out)
     good = torch.arange(12) % 10, ids(0, 4, 7)
     assert ens(*good).shape == (2, 3, 4)

@@ -10,7 +10,7 @@ import copy
 import pytest
 import torch
 from layer_cases import CASES
-from support import fresh, leaves, must, plain_attention
+from support import fresh, leaves, must
 from torch import nn
 from wide_layers import (
     DROPOUTS,
@@ -28,11 +28,13 @@ from wide_layers import (
 import widepack
 from widepack import UsageError, primitives
 from widepack.ir.ops import full_name
+from widepack.ir.torch_internals import without_fast_path
 from widepack.layers.base import WideLayer
 from widepack.layers.catalog import LAYERS
 from widepack.registry.registry import REGISTRY
 
 
+@pytest.mark.extended(keep=100)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wide_layer_equals_its_modules(name: str) -> None:
     for train in (True, False) if "Norm" in name else (True,):
@@ -72,7 +74,7 @@ def test_a_named_strategy_runs(name: str) -> None:
     case = CASES[name]
     alone = [m.eval() for m in members(case.make)]
     args, kwargs = wide_call(calls(case))
-    with torch.no_grad(), plain_attention():
+    with torch.no_grad(), without_fast_path():
         expected = [m(*a, **k) for m, (a, k) in zip(alone, calls(case))]
         wide_layer, ran = wide_layer_of(alone), []
         for strategy in wide_layer.strategies:
@@ -100,6 +102,7 @@ def test_every_wide_layer_has_a_case() -> None:
     assert widepack.primitives is primitives
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -112,13 +115,14 @@ def test_an_input_for_all_members_gives_each_members_answer(name: str) -> None:
     for train in (True, False):
         alone = [m.train(train) for m in members(case.make)]
         wide_layer = wide_layer_of([copy.deepcopy(m) for m in alone])
-        with plain_attention():
+        with without_fast_path():
             expected = [m(*args, **kwargs) for m in alone]
         assert_members(wide_layer(*wide, **{k: for_all(v) for k, v in kwargs.items()}), expected)
         for key, b in wide_layer.named_buffers():
             assert_members(b, [m.get_buffer(key) for m in alone])
 
 
+@pytest.mark.extended(keep=13)
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -191,7 +195,7 @@ def test_autocast_equals_autocast_of_the_modules(name: str) -> None:
         calls = [tuple(a.to(dtype) for a in case.draw(torch.Generator().manual_seed(i))) for i in range(N)]
         calls = [(args[0],) * 3 if "Attention" in name else args for args in calls]
         for grad in (True, False):
-            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad), plain_attention():
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad), without_fast_path():
                 try:
                     expected = [m(*args) for m, args in zip(alone, calls)]
                 except (

@@ -57,6 +57,7 @@ def joined(member: Program, expected: list[list[str]], x: Kind = "shared", **str
     return found
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("rows", ["", "B,", "B,T,"])
 def test_a_network_of_layers_and_activations_is_one_node(rows: str, x: Any) -> None:
@@ -109,6 +110,7 @@ def test_a_layer_of_another_strategy_ends_a_chain() -> None:
     joined(member, [["relu"], [""]], l1="bmm")
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("rows", ["B,", "B,T,"])
 def test_a_node_has_at_most_the_layers_of_a_kernel(rows: str) -> None:
     member = net(*["relu"] * (MOST_LAYERS + 2), rows=rows)

@@ -32,7 +32,7 @@ PLANS = {
 }
 
 
-@pytest.mark.extended(keep=14)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize(
     "chosen_kinds",
@@ -63,6 +63,7 @@ def test_shared_nodes_run_once(chosen: str) -> None:
     assert [o.kind for o in found.program.outputs] == ["stacked", "shared", "stacked"]
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("chosen", ["loop", "mixed", "wide"])
 def test_the_length_of_a_program_does_not_depend_on_the_members(chosen: str) -> None:
     net = classifier()

@@ -16,9 +16,14 @@ from widepack import load
 from widepack.ir.torch_internals import schema_of
 from widepack_artifacts.reader import Reader
 
+QUICK = ("mlp", "resnet18", "bert", "frozen_trunk")
 
-@pytest.mark.extended(keep=1)
-@pytest.mark.parametrize("name", cases.NAMES)
+
+def _cases(names: list[str]) -> list[Any]:
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.extended) for n in names]
+
+
+@pytest.mark.parametrize("name", _cases(cases.NAMES))
 def test_nearly_all_nodes_run_wide(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.wide_share >= 0.95
@@ -28,7 +33,7 @@ def test_nearly_all_nodes_run_wide(name: str, artifacts: Artifacts) -> None:
         assert not {"loop", "sequential"} & set(report.strategies)
 
 
-@pytest.mark.parametrize("name", [n for n in cases.NAMES if not cases.load(n).RECURRENT])
+@pytest.mark.parametrize("name", _cases([n for n in cases.NAMES if not cases.load(n).RECURRENT]))
 def test_the_wide_program_starts_few_kernels(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.kernels_member > 0
@@ -68,7 +73,8 @@ def test_a_frozen_trunk_runs_once(strategy: str | None, batch: int, artifacts: A
     assert convolutions(member, x) == 3
     assert convolutions(ens, x) == 3
     assert (
-        convolutions(load(artifacts("resnet18"), strategies="loop"), torch.randn(1, 3, 64, 64)) == 3 * 20
+        convolutions(load(artifacts("resnet18", "wide"), strategies="loop"), torch.randn(1, 3, 64, 64))
+        == 3 * 20
     )  # where each member has a different trunk
 
 

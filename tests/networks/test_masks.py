@@ -237,7 +237,7 @@ def language_model(kind: str, **more: Any) -> nn.Module:
     return module
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [("mistral", "sdpa"), ("mistral", "eager"), pytest.param("gemma2", "eager", marks=pytest.mark.slow)],

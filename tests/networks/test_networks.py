@@ -15,6 +15,7 @@ import torch
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 
 import cases
+from widepack import InputError, load
 
 SERVE = """
 import sys
@@ -30,10 +31,7 @@ def plain(y):
 ens = widepack.load(sys.argv[1])
 answers = []
 for pattern, args, kwargs in torch.load(sys.argv[2]):
-    try:
-        answers.append(plain(ens(*args, **kwargs) if pattern == "shared" else ens.each(*args, **kwargs)))
-    except widepack.InputError as e:
-        answers.append(str(e))
+    answers.append(plain(ens(*args, **kwargs) if pattern == "shared" else ens.each(*args, **kwargs)))
 torch.save(answers, sys.argv[3])
 assert not {"cases", "transformers", "click"} & set(sys.modules)
 """
@@ -48,7 +46,7 @@ OTHER_SIZES: dict[str, list[dict[str, int]]] = {
 
 
 def served(artifact: Path, calls: list[Call], folder: Path) -> list[Any]:
-    """Returns the answers of a new process in order. The answer of a refused call is its message."""
+    """Returns the answers of a new process in order."""
     torch.save(calls, folder / "calls.pt")
     must(fresh(SERVE, artifact, folder / "calls.pt", folder / "answers.pt"))
     return torch.load(folder / "answers.pt")
@@ -102,9 +100,10 @@ def wide_leaves(answer: Any, alone: Any, count: int) -> list[Any]:
     return list(rows.values())
 
 
-def test_ragged_heads_return_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_ragged_heads_return_a_list(artifacts: Artifacts) -> None:
     case = cases.load("ragged_heads")
-    (y,) = served(artifacts("ragged_heads"), [("shared", *case.sample(4, 0))], tmp_path)
+    args, kwargs = case.sample(4, 0)
+    y = load(artifacts("ragged_heads"))(*args, **kwargs)
     assert isinstance(y, list)
     assert [list(part.shape) for part in y] == [[4, c] for c in case.CLASSES]
 
@@ -124,25 +123,25 @@ def test_sizes_of_the_other_branch_are_refused_with_a_message(
     other: dict[str, int],
     words: list[str],
     artifacts: Artifacts,
-    tmp_path: Path,
 ) -> None:
     valid, wrong = calls_of_members(name, seed=0, **fine), calls_of_members(name, seed=0, **other)
-    calls: list[Call] = []
-    for member_calls in (valid, wrong):
-        calls += [
-            ("shared", *member_calls[0]),
-            ("each", stack([a for a, _ in member_calls]), stack([k for _, k in member_calls])),
-        ]
-    *answers, refused, refused_each = served(artifacts(name), calls, tmp_path)
-    case = cases.load(name)
+    case, ens = cases.load(name), load(artifacts(name))
+    args, kwargs = valid[0]
+    answers = [ens(*args, **kwargs)]
+    args_each, kwargs_each = stack([a for a, _ in valid]), stack([k for _, k in valid])
+    answers.append(ens.each(*args_each, **kwargs_each))
     for i in range(case.N):
         member = case.member(i)
         for answer, call in zip(answers, (valid[0], valid[i])):
             alone = run(member, *call)
             (wide,) = wide_leaves(answer, alone, case.N)
             torch.testing.assert_close(wide[i], leaves(alone)[0], rtol=1e-4, atol=1e-5)
-    for message in (refused, refused_each):
-        assert isinstance(message, str)
+    args, kwargs = wrong[0]
+    args_each, kwargs_each = stack([a for a, _ in wrong]), stack([k for _, k in wrong])
+    for call in (lambda: ens(*args, **kwargs), lambda: ens.each(*args_each, **kwargs_each)):
+        with pytest.raises(InputError) as caught:
+            call()
+        message = str(caught.value)
         assert "\n" not in message
         for word in words:
             assert word in message, message

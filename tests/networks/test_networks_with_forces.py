@@ -122,6 +122,7 @@ def test_forces(make: Callable[[], Forces], tmp_path: Path) -> None:
         sample=graph(6, 0),
         dynamic={"x": {0: "A"}, "edges": {1: "E"}},
         pt2=False,
+        targets=("cpu",),
         race=False,
     )
     assert report.wide_share == 1

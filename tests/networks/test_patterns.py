@@ -63,13 +63,13 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if name in SLOW else []
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in CASES])
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path, ONCE_A_MEMBER.get(name, (set(), ""))[0])
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)]
 )

@@ -31,7 +31,7 @@ def network() -> nn.Module:
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda")
-    saved(network, folder, "input=float32[B,96,20,20]", members=N)
+    saved(network, folder, "input=float32[B,96,20,20]", members=N, targets=("cuda",))
     return folder / "e.wide"
 
 

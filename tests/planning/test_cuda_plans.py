@@ -12,8 +12,9 @@ import small
 from small import all_kinds, node, program
 from torch import nn
 
-from widepack.building.preview import Preview, PreviewMembers
+from widepack.building.preview import Preview
 from widepack.checkpoints.named_factory import find_factory
+from widepack.lowering.pattern_programs import PatternPrograms
 from widepack.planning import cuda_plans as cuda
 from widepack.planning.cuda_costs import CudaModel
 from widepack.planning.heuristics import plans
@@ -37,20 +38,20 @@ def preview(name: str) -> Preview:
     return Preview(find_factory(row.model, dict(form.options)), list(form.inputs))
 
 
-def network(name: str, pattern: str = "each") -> PreviewMembers:
-    return preview(name).of(NETWORKS[name].members, pattern=pattern, device="cuda")
+def network(name: str, pattern: str = "each") -> PatternPrograms:
+    return preview(name).of(NETWORKS[name].members, pattern)
 
 
-def plans_of(of: PreviewMembers, requested: str = "auto") -> list[Plan]:
+def plans_of(of: PatternPrograms, requested: str = "auto") -> list[Plan]:
     request = StrategyRequest.parse(requested)
-    return plans(of.program, of.simple.slots, of.count, of.sizes, of.batch, "cuda", of.pattern, request)
+    return of.plans("cuda", request)
 
 
-def made(make: Any, spec: str, members: int, pattern: str = "each") -> PreviewMembers:
-    return Preview(make, [spec]).of(members, pattern=pattern, device="cuda")
+def made(make: Any, spec: str, members: int, pattern: str = "each") -> PatternPrograms:
+    return Preview(make, [spec]).of(members, pattern)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("name", "pattern", "expected"),
     [
@@ -66,7 +67,7 @@ def test_networks_of_the_suite(name: str, pattern: str, expected: dict[str, int]
     for plan in plans_of(of):
         assert plan.strategies() == expected and not plan.looped()
         assert all(REASON.fullmatch(choice.because) for choice in plan.choices.values())
-        lowered = of.lowered(plan)
+        lowered = of.lower(plan)
         assert all(lowered.used[name] == choice.strategy for name, choice in plan.choices.items())
         assert plan.regions[0].because.startswith("predicted for an H100: at B = 2 one op for all members")
         assert Plan.from_json(plan.to_json()) == plan
@@ -105,7 +106,7 @@ def test_a_depthwise_convolution_stays_grouped() -> None:
 def test_the_boundary_is_where_both_plans_take_the_same_time() -> None:
     of = made(convolution(64), "input=float32[B,64,32,32]", 20)
     small_batch, large_batch = plans_of(of)
-    predictor = cuda.Predictor(of.program, of.simple.slots, 20, {}, False, CudaModel())
+    predictor = cuda.Predictor(of.program, of.slots, 20, {}, False, CudaModel())
     assert small_batch.batch[1] is not None
     for batch, before in ((2, True), (small_batch.batch[1], True), (2 * small_batch.batch[1] + 2, False)):
         at = {**of.sizes, "B": batch}
@@ -149,7 +150,7 @@ def test_a_plan_of_first_strategies_has_the_program_of_the_cpu() -> None:
 def test_training_takes_strategies_with_derivatives() -> None:
     of = made(convolution(256), "input=float32[B,256,32,32]", 8)
     request = StrategyRequest(training=True)
-    found = plans(of.program, of.simple.slots, 8, of.sizes, of.batch, "cuda", "each", request)
+    found = of.plans("cuda", request)
     assert all("streams" not in plan.strategies() for plan in found)
 
 
@@ -165,6 +166,7 @@ def chain(side: int = 6) -> Program:
     ], ["y"])  # fmt: skip
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("preferred", ["auto", "streams", "unfold_bmm", "bmm_1x1", "grouped_channels_last"])
 def test_plans_for_cuda_run_right_on_the_cpu(preferred: str) -> None:
     net = chain()
@@ -218,7 +220,7 @@ def test_a_plan_takes_less_time_than_to_lower_it() -> None:
     begin = time.thread_time()
     (plan,) = plans_of(of)
     planned, begin = time.thread_time() - begin, time.thread_time()
-    of.lowered(plan)
+    of.lower(plan)
     assert planned < max(0.2, 4 * (time.thread_time() - begin))
 
 
@@ -227,7 +229,7 @@ def test_another_device_has_other_times() -> None:
     times = {}
     for name in ("h100", "a100", "l4"):
         model = CudaModel(DEVICES[name])
-        predictor = cuda.Predictor(of.program, of.simple.slots, 8, {}, False, model)
+        predictor = cuda.Predictor(of.program, of.slots, 8, {}, False, model)
         times[name] = predictor.at({**of.sizes, "B": 256}, 256).wide.total.seconds
     assert times["h100"] < times["a100"] < times["l4"]
 
@@ -243,9 +245,9 @@ def test_the_model_ranks_published_speed_ups() -> None:
         row = NETWORKS[name]
         form = row.form("full")
         model = Preview(find_factory(row.model, dict(form.options)), list(form.inputs))
-        of = model.of(row.members, device="cuda")
+        of = model.of(row.members)
         a100 = CudaModel(DEVICES["a100"])
-        predictor = cuda.Predictor(of.program, of.simple.slots, row.members, {}, False, a100)
+        predictor = cuda.Predictor(of.program, of.slots, row.members, {}, False, a100)
         times = predictor.at({**of.sizes, of.batch: row.batch}, row.batch)
         found[name] = times.loop.seconds / times.wide.total.seconds
     assert sorted(found, key=found.__getitem__) == sorted(PUBLISHED, key=PUBLISHED.__getitem__)

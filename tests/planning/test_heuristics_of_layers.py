@@ -9,23 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from widepack.building.preview import Preview, PreviewMembers
-from widepack.planning.heuristics import plans
+from widepack.building.preview import Preview
+from widepack.lowering.pattern_programs import PatternPrograms
 from widepack.planning.plan import Plan
 from widepack.planning.request import StrategyRequest
 from widepack_bench.layers.in_memory import InMemory, inputs, members
 
 
-def model(
-    make: Callable[[], nn.Module], spec: str, count: int, pattern: str = "each", device: str = "cpu"
-) -> PreviewMembers:
-    return Preview(make, [spec]).of(count, pattern=pattern, device=device)
+def model(make: Callable[[], nn.Module], spec: str, count: int, pattern: str = "each") -> PatternPrograms:
+    return Preview(make, [spec]).of(count, pattern)
 
 
-def plans_of(of: PreviewMembers) -> list[Plan]:
-    return plans(
-        of.program, of.simple.slots, of.count, of.sizes, of.batch, of.device, of.pattern, StrategyRequest()
-    )
+def plans_of(of: PatternPrograms, device: str = "cpu") -> list[Plan]:
+    return of.plans(device, StrategyRequest())
 
 
 @pytest.mark.parametrize(
@@ -51,9 +47,10 @@ def test_ids_of_each_member_are_looked_up_in_one_table() -> None:
         assert [c.strategy for c in plan.choices.values()] == ["flat_index"]
     shared = model(embedding, "input=int64[B,4]:0..49", 4, "shared")
     assert (
-        shared.lowered(shared.plan()).used["embedding"] == "index_select" and not plans_of(shared)[0].choices
+        shared.lower(shared.plan("cpu")).used["embedding"] == "index_select"
+        and not plans_of(shared)[0].choices
     )
-    (on_gpu,) = plans_of(model(embedding, "input=int64[B,4]:0..49", 4, device="cuda"))
+    (on_gpu,) = plans_of(model(embedding, "input=int64[B,4]:0..49", 4), "cuda")
     assert [c.strategy for c in on_gpu.choices.values()] == ["gather"]
 
 

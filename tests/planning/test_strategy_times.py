@@ -44,6 +44,7 @@ strategy of each op.
 """
 
 
+@pytest.mark.extended(keep=12)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_strategy_has_a_time(family: str) -> None:
     writer, timed = TimedWriter(N, CudaModel()), 0

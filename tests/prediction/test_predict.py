@@ -52,6 +52,7 @@ def written(pa: Any, path: str, name: str) -> Tensor:
     return torch.tensor(found[name].to_pylist())
 
 
+@pytest.mark.extended(keep=14)
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_format_to_every_format(

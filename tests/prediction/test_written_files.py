@@ -97,6 +97,7 @@ def losses(ens: WideModel, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
     return float(-answers.softmax(-1).mean(0).gather(1, y[:, None]).log().mean()), single
 
 
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize("name", [n for n in RIGHT if "num" not in n and n != "pandas_no_header.csv"])
 def test_select_takes_names_of_classes(name: str, folder: Path, artifact: str, pa: Any) -> None:
     """The targets of these files are texts, or texts by number (`category`)."""

@@ -217,6 +217,7 @@ def test_projections_run_as_steps_and_as_their_decomposition() -> None:
     small.check_forms(member_program, lowered.program, slots)
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(("cell", "name"), [c for c in CASES if c[1] != "fold"])
 def test_weights_are_transposed_once_and_a_shared_one_is_stored_once(cell: str, name: str) -> None:
     member_program = net(cell)

@@ -83,6 +83,8 @@ def recurrent_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=Tagger,
         inputs="x=float32[B,7,6]",
         targets=("cpu",),
+        pt2=False,
+        race=False,
     )
     assert report.wide_share == 1.0
     assert report.strategies["fused"] == 2 and report.strategies["packed"] == 1

@@ -80,6 +80,7 @@ def test_a_loaded_model_still_answers_after_an_update(
     ens.probe()
 
 
+@pytest.mark.extended
 def test_readers_during_updates(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
     with torch.no_grad():
         expected = [torch.stack([n(X) for n in (nets[k], nets[1], nets[2])]) for k in (0, 3)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -107,15 +108,9 @@ def files(
     folder: Path, make: Callable[[], nn.Module], last: Callable[[Any], object] = lambda m: None
 ) -> list[Path]:
     """Writes three checkpoints, and returns their paths. last: changes the third before it is written."""
-    found = []
-    for i in range(3):
-        torch.manual_seed(i)
-        module = make()
-        if i == 2:
-            last(module)
-        found.append(folder / f"{i}.pt")
-        torch.save(module.state_dict(), found[-1])
-    return found
+    members = [seeded(make, i) for i in range(3)]
+    last(members[2])
+    return files_of(folder, members)
 
 
 def alone(make: Callable[[], nn.Module], path: Path) -> nn.Module:
@@ -125,11 +120,11 @@ def alone(make: Callable[[], nn.Module], path: Path) -> nn.Module:
 
 
 def built(folder: Path, paths: list[Path], make: Callable[[], nn.Module]) -> Path:
-    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False)
+    widepack.build(paths[:2], folder / "e.wide", model=make, sample=(X,), pt2=False, targets=("cpu",))
     return folder / "e.wide"
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("make", [LargeOnly, LargeOnlyAfter, LargeOnlyByMethod])
 def test_code_that_changes_the_new_weights_only(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     paths = files(tmp_path, make, lambda m: m.a.weight.data.mul_(100))
@@ -138,7 +133,7 @@ def test_code_that_changes_the_new_weights_only(make: Callable[[], nn.Module], t
     with pytest.raises(MemberMismatch, match="has code of its own that runs when it loads a state dict"):
         ens.swap(1, paths[2])
     with pytest.raises(MemberMismatch, match="name the model, whose code does it"):
-        widepack.update(path, {"1": paths[2]})
+        widepack.update(path, {"m1": paths[2]})
     with pytest.raises(MemberMismatch, match="name the model, whose code does it"):
         widepack.append(path, [paths[2]])
     ens.swap(1, paths[2], model=make)
@@ -164,7 +159,7 @@ def test_hooks_of_torch_convert_names_only(tmp_path: Path) -> None:
 
 def test_a_state_that_the_model_would_change_is_not_given(tmp_path: Path) -> None:
     ens = widepack.load(built(tmp_path, files(tmp_path, Doubles), Doubles))
-    with pytest.raises(UsageError, match="member 0: load_state_dict of the model changes state dicts"):
+    with pytest.raises(UsageError, match="member m0: load_state_dict of the model changes state dicts"):
         ens.state_dict(0)
     assert sorted(ens.stored_state(0)) == ["a.bias", "a.weight"]
 
@@ -173,10 +168,10 @@ def test_extra_state_that_forward_reads_is_named(tmp_path: Path) -> None:
     paths = files(tmp_path, Scaled, lambda m: setattr(m, "scale", 3.0))
     path = built(tmp_path, paths, Scaled)
     words = r"its extra state \(_extra_state\) differs from that of the artifact's members, and forward"
-    with pytest.raises(MemberMismatch, match=f"member 2: {words}"):
+    with pytest.raises(MemberMismatch, match=f"member m2: {words}"):
         widepack.append(path, [paths[2]], model=Scaled)
-    with pytest.raises(MemberMismatch, match=f"member 1: {words}"):
-        widepack.update(path, {"1": paths[2]}, model=Scaled)
+    with pytest.raises(MemberMismatch, match=f"member m1: {words}"):
+        widepack.update(path, {"m1": paths[2]}, model=Scaled)
 
 
 def test_extra_state_that_forward_does_not_read(tmp_path: Path) -> None:

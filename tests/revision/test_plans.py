@@ -14,7 +14,7 @@ from widepack import append, drop, load, update
 from widepack.errors import VerificationError
 from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
-from widepack.verification import wide
+from widepack.verification import reference
 from widepack.verification.tolerance import ErrorStats, MeasuredError
 from widepack_artifacts.reader import Reader
 
@@ -54,19 +54,21 @@ def test_a_program_that_is_wrong_for_new_weights_is_lowered_again(
 
     Then plain convolutions are lowered.
     """
-    check, before = wide.WideRun.check, content(copy)
+    check, before = reference.WideRun.check, content(copy)
     refuse = [True]
 
-    def once(run: wide.WideRun, stats: Sequence[ErrorStats]) -> None:
+    def once(run: reference.WideRun, stats: Sequence[ErrorStats]) -> None:
         check(run, stats)
         if refuse and refuse.pop():
             again(run, stats)
 
-    def again(run: wide.WideRun, stats: Sequence[ErrorStats]) -> None:  # several evaluations find the same
+    def again(
+        run: reference.WideRun, stats: Sequence[ErrorStats]
+    ) -> None:  # several evaluations find the same
         stats[0].wide.append(MeasuredError("m0", "B=2", 1.0, 1.0, "made wrong"))
 
-    monkeypatch.setattr(wide.WideRun, "check", once)
-    monkeypatch.setattr(wide.WideRun, "check_again", again)
+    monkeypatch.setattr(reference.WideRun, "check", once)
+    monkeypatch.setattr(reference.WideRun, "check_again", again)
     report = update(copy, {0: paths[3]})
     assert report.lowered == ["forward"] and all(
         w.plan.get("plain") for w in checked_manifest(copy).entries["forward"].wide

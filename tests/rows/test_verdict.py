@@ -56,7 +56,7 @@ MIXED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.extended(keep=6)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("name", MIXED)
 def test_modules_that_mix_rows(name: str) -> None:
     found = Examined(Of(MIXED[name]), [X]).verdict()
@@ -102,7 +102,7 @@ NUMBERED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.extended(keep=5)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_modules_that_depend_on_the_number_of_a_row_or_of_rows(name: str) -> None:
     found = Examined(Of(NUMBERED[name]), [X]).verdict()
@@ -304,7 +304,7 @@ HIDDEN: dict[str, tuple[Callable[..., Tensor], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.extended(keep=5)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_no_trial_sees_is_not_proved(name: str) -> None:
     function, layer = HIDDEN[name]
@@ -329,6 +329,7 @@ def all_alike(x: Tensor) -> Tensor:
     return x * (x.amax(0) == x.amin(0))
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("function", [counts, firsts, all_alike])
 def test_modules_that_compare_rows(function: Callable[[Tensor], Tensor]) -> None:
     """Drawn rows are never equal, so trials copy a row to another one."""

@@ -134,6 +134,7 @@ def test_needed_returns_the_nodes_that_some_values_depend_on() -> None:
     assert needed(net, ["x"]) == []
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("chosen_kinds", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
 @pytest.mark.parametrize("chosen", ["loop", "mixed", "middle", "wide"])
 def test_an_unrolled_program_gives_the_same_bits(chosen: str, chosen_kinds: dict[str, Kind]) -> None:

@@ -60,7 +60,9 @@ def test_a_network_that_reads_its_own_memory_by_a_mask_loads(tmp_path: Path) -> 
     for i, member in enumerate(members):
         paths.append(str(tmp_path / f"{i}.pt"))
         torch.save(member.state_dict(), paths[-1])
-    widepack.build(paths, tmp_path / "a.wide", model=Coupling, inputs=["x=float32[B,4]"], pt2=False)
+    widepack.build(
+        paths, tmp_path / "a.wide", model=Coupling, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",)
+    )
     x = torch.rand(5, 4)
     expected = torch.stack([m(x) for m in members])
     torch.testing.assert_close(widepack.load(tmp_path / "a.wide")(x), expected.detach())

@@ -43,7 +43,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, state in enumerate(states()):
         paths.append(folder / f"m{i}.pt")
         torch.save(state, paths[-1])
-    widepack.build(paths, folder / "ens.wide", model=Net, inputs=["x=float32[B,6]"], race=False, pt2=False)
+    widepack.build(
+        paths,
+        folder / "ens.wide",
+        model=Net,
+        inputs=["x=float32[B,6]"],
+        race=False,
+        pt2=False,
+        targets=("cpu",),
+    )
     return folder / "ens.wide"
 
 
@@ -66,7 +74,7 @@ def expected(x: Tensor, stages: tuple[int, ...], until: float) -> tuple[Tensor, 
     return torch.stack(means), torch.tensor(counts)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("first", [1, 2, 3, MEMBERS])
 @pytest.mark.parametrize("until", [0.3, 0.6, 0.8, 1.0])
 @pytest.mark.parametrize("rows", [1, 2, 33])
@@ -99,7 +107,9 @@ def test_a_batch_of_at_least_two_rows_is_filled_up(tmp_path: Path) -> None:
         paths.append(tmp_path / f"m{i}.pt")
         torch.save(state, paths[-1])
     out = tmp_path / "two.wide"
-    widepack.build(paths, out, model=Wide, inputs=["x=float32[B,6]", "B=2..64"], race=False, pt2=False)
+    widepack.build(
+        paths, out, model=Wide, inputs=["x=float32[B,6]", "B=2..64"], race=False, pt2=False, targets=("cpu",)
+    )
     ens = widepack.load(out)
     x = torch.randn(8, 6)
     sure = ens.mean(x, of="softmax").amax(1)
@@ -157,7 +167,15 @@ def test_dependent_rows_are_refused(tmp_path: Path) -> None:
     for i, state in enumerate(states(2)):
         paths.append(tmp_path / f"m{i}.pt")
         torch.save(state, paths[-1])
-    widepack.build(paths, tmp_path / "x.wide", model=Mixed, inputs=["x=float32[B,6]"], race=False, pt2=False)
+    widepack.build(
+        paths,
+        tmp_path / "x.wide",
+        model=Mixed,
+        inputs=["x=float32[B,6]"],
+        race=False,
+        pt2=False,
+        targets=("cpu",),
+    )
     with pytest.raises(UsageError, match="rows are not known to be independent"):
         widepack.load(tmp_path / "x.wide").cascade(torch.randn(3, 6), first=1, until=0.5)
 

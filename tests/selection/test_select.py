@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         paths.append(tmp_path / f"m{i}.pt")
         torch.save(net.state_dict(), paths[-1])
     out = tmp_path / "ens.wide"
-    widepack.build(paths, out, model=Net, inputs=["x=float32[B,5]"], race=False, pt2=False)
+    widepack.build(paths, out, model=Net, inputs=["x=float32[B,5]"], race=False, pt2=False, targets=("cpu",))
     x, y = data(400, 0)
     save_file({"x": x, "y": y}, tmp_path / "val.safetensors")
     return out, tmp_path / "val.safetensors"
@@ -107,7 +107,9 @@ def test_regression_targets(tmp_path: Path) -> None:
         torch.save(nn.Linear(5, 1).state_dict(), paths[-1])
     out = tmp_path / "ens.wide"
     make = lambda: nn.Linear(5, 1)  # noqa: E731  a factory in one line
-    widepack.build(paths, out, model=make, inputs=["input=float32[B,5]"], race=False, pt2=False)
+    widepack.build(
+        paths, out, model=make, inputs=["input=float32[B,5]"], race=False, pt2=False, targets=("cpu",)
+    )
     x = torch.randn(60, 5)
     ens = widepack.load(out)
     y = 0.75 * ens(x)[2] + 0.25 * ens(x)[1]

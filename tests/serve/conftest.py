@@ -11,17 +11,18 @@ import pytest
 import wire_models
 from asgi import InProcess
 from batches import Batches
+from support import Artifacts
 
 import widepack_serve
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wide(tmp_path_factory: pytest.TempPathFactory, artifacts: Artifacts) -> dict[str, Path]:
     """Returns the path of each artifact by its name. All test processes share them."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    return wire_models.all_built(folder / "wire")
+    return {**wire_models.all_built(folder / "wire"), "ragged_heads": artifacts("ragged_heads")}
 
 
 @pytest.fixture(scope="session")

@@ -130,6 +130,7 @@ def test_models_without_independent_rows_run_alone(serve: Callable[..., InProces
 # ---------------------------------------------------------------- sizes of batches
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("model", ["plain", "plain.2", "routed", "plain.each", "figures"])
 def test_a_request_that_is_larger_than_a_batch(
     model: str, serve: Callable[..., InProcess], batches: Batches

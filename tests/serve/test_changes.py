@@ -107,7 +107,7 @@ def test_a_swap(server: InProcess) -> None:
     assert "widepack_swap_pause_seconds_count 5.0" in metrics
 
 
-@pytest.mark.extended(keep=8)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     ("model", "checkpoint", "status", "words"),
     [

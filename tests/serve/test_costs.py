@@ -267,6 +267,7 @@ def test_others_are_served_while_a_large_body_is_read(
     assert max(size for size, _ in seen) < 50_000
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("stage", ["unpacked", "read", "written"])
 def test_work_ends_when_its_client_has_gone(
     stage: str, serve: Callable[..., InProcess], monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
     fleet = write_fleet(folder)
     out = folder / "fleet.wide"
-    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    widepack.build(
+        fleet.adapters,
+        out,
+        base=fleet.base,
+        model=Net,
+        inputs=INPUTS,
+        race=False,
+        pt2=False,
+        targets=("cpu",),
+    )
     return out
 
 

@@ -78,6 +78,7 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
     return found
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("packed", [False, True])
 def test_bodies_of_refused_requests_are_freed(
     wide: dict[str, Path], packed: bool, maps: list[weakref.ref[mmap.mmap]]

@@ -87,6 +87,7 @@ def request(kind: str, x: torch.Tensor) -> Any:
     return binary_request("ens.1", {"x": x})
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("kind", ["all", "reduced", "each", "routed", "one"])
 @pytest.mark.parametrize("swaps", [1, 5])
 def test_a_request_in_parts_is_of_one_version(
@@ -150,6 +151,7 @@ def test_a_request_that_always_starts_again_ends_with_its_deadline(
     assert infer(server, "ens.0", {"x": torch.rand(2, 6)})["output"].shape == (2, 3)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wire", ["http", "grpc", "python"])
 def test_no_answer_mixes_versions_while_members_are_swapped(
     wire: str, model: Model, started: Started

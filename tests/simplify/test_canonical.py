@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from loaded import seeded
 from torch import Tensor, nn
 
 import widepack
@@ -51,12 +52,6 @@ class Sampled(nn.Module):
         return F.adaptive_avg_pool2d(y, 3)
 
 
-def member(make: type[nn.Module], i: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(i)
-        return make().eval()
-
-
 @pytest.mark.extended
 @pytest.mark.filterwarnings(
     "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
@@ -77,7 +72,7 @@ def test_a_decomposed_program_runs_wide(
     for i in range(3):
         batch = {0: torch.export.Dim("batch", min=1, max=64)}
         exported = torch.export.export(
-            member(make, i), example, dynamic_shapes=tuple(batch for _ in example), strict=False
+            seeded(make, i), example, dynamic_shapes=tuple(batch for _ in example), strict=False
         ).run_decompositions()
         paths.append(tmp_path / f"m{i}.pt2")
         torch.export.save(exported, paths[-1])
@@ -88,5 +83,5 @@ def test_a_decomposed_program_runs_wide(
     call = tuple(torch.rand((3, *s[1:])) - 0.5 for s in shapes)
     with torch.no_grad():
         torch.testing.assert_close(
-            ens(*call).clone(), torch.stack([member(make, i)(*call) for i in range(3)]), rtol=1e-4, atol=1e-5
+            ens(*call).clone(), torch.stack([seeded(make, i)(*call) for i in range(3)]), rtol=1e-4, atol=1e-5
         )

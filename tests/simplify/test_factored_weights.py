@@ -169,7 +169,7 @@ FACTORED = ("table", "wq", "wk", "wv", "wc", "wm")
 LAYERS = {"e": "split", "q": "split", "k": "split", "v": "split", "c": "split", "y": "split"}
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("norms", ["shared", "stacked"])
@@ -215,7 +215,7 @@ def image(groups: int = 1) -> Program:
     return program(weights, {"x": "float32[B,4,6,5]"}, net.nodes, ["r"])
 
 
-@pytest.mark.extended(keep=8)
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("bias", ["shared", "stacked"])
@@ -251,6 +251,7 @@ def turned() -> Program:
     return program(weights, {"x": "float32[B,6,4]"}, nodes, ["one", "d"])
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 @pytest.mark.parametrize("split", [True, False])
 def test_other_passes_keep_the_answers(x: Kind, split: bool) -> None:

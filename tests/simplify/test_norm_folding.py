@@ -23,6 +23,7 @@ from widepack.simplify.norm_folding import fold_batch_norms
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     "chosen_kinds", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join
 )
@@ -100,6 +101,7 @@ def test_two_consecutive_norms_are_folded_each_into_its_convolution() -> None:
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
 
 
+@pytest.mark.extended(keep=4)
 @pytest.mark.parametrize(
     "chosen_kinds", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join
 )
@@ -192,7 +194,7 @@ FOLDED = {
 }
 
 
-@pytest.mark.extended(keep=18)
+@pytest.mark.extended(keep=9)
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize(
     "chosen_kinds",
@@ -213,6 +215,7 @@ def test_a_norm_is_folded_into_the_layer_before_or_after_it(name: str, chosen_ki
     assert kinds(simple, slots)["c"] == kinds(net, slots)["c"]
 
 
+@pytest.mark.extended(keep=18)
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize("parameter", ["gamma", "beta", "mean", "var"])
 def test_a_norm_of_each_member_is_not_folded_into_a_shared_layer(name: str, parameter: str) -> None:

@@ -19,9 +19,8 @@ from simplify_programs import (
 )
 from small import all_kinds, node, program
 
-from widepack.ir.edit import sweep
+from widepack.ir.edit import drop_duplicates, sweep
 from widepack.ir.kinds import kinds
-from widepack.simplify.common_subexpressions import drop_duplicates
 from widepack.simplify.horizontal_fusion import NARROW, join_siblings
 from widepack.simplify.pipeline import drop_copies
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
@@ -86,6 +85,7 @@ def attention_views() -> Program:
     ], ["y"])  # fmt: skip
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "chosen_kinds", [{"w": "stacked"}, {"x": "stacked"}, {"w": "stacked", "x": "stacked"}]
 )
@@ -163,7 +163,7 @@ def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner:
     )
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("inner", ["", "B,", "B,T,"])
 @pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False, True), (False, True, True)])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
@@ -212,6 +212,7 @@ def test_wide_layers_and_ragged_ones_are_not_joined() -> None:
     assert [n.args[1] for n in join_siblings(net, slots).nodes if n.name == "y0"] == [Ref("w0")]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(
     "make", [conv_norm, layer_norm, copies, attention_views, small.classifier, twice, heads]
 )
@@ -278,7 +279,7 @@ def transposed(kind: str, dtype: str = "float32", **more: Any) -> Program:
     return program(weights, {"x": f"{dtype}[B,{','.join(map(str, x))}]"}, [net], ["c"])
 
 
-@pytest.mark.extended(keep=18)
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize("w", ["shared", "stacked"])
 @pytest.mark.parametrize(
     ("kind", "dtype"),

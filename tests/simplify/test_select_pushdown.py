@@ -15,9 +15,8 @@ from widepack.ir import ops
 from widepack.ir.fake_values import Shapes
 from widepack.ir.kinds import kinds
 from widepack.lowering.lower import lower
-from widepack.simplify.linear_rows import rows_in_order
 from widepack.simplify.select_pushdown import narrow
-from widepack.simplify.view_chains import merge_views
+from widepack.simplify.view_chains import merge_views, rows_in_order
 from widepack_artifacts.program import Node, Program, Ref, Tag
 
 X, W, V = Ref("x"), Ref("w"), Ref("v")
@@ -81,7 +80,7 @@ MOVES = {
 }
 
 
-@pytest.mark.extended(keep=5)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_select_moves_before_ops(name: str) -> None:
     nodes, dim, index = MOVES[name]
@@ -172,7 +171,7 @@ def layer(causal: bool = False, mask: str | None = None) -> Program:
     return chosen([*heads, attention, *after], 1, 0, {"x": "float32[B,T,5]", **({"m": mask} if mask else {})})
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("mask", [None, "float32[B,1,1,T]", "float32[T,T]", "float32[B,1,T,T]"])
 def test_one_token_needs_one_query(mask: str | None) -> None:
     net = layer(mask=mask)
@@ -202,7 +201,7 @@ ROWS = {
 }
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("back", [True, False], ids=["turned back", "as it is"])
 def test_linear_layers_read_rows_in_memory_order(name: str, back: bool) -> None:

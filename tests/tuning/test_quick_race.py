@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
@@ -22,8 +23,16 @@ from widepack.planning import heuristics
 from widepack.planning.plan import Plan
 from widepack.tuning import quick_race
 from widepack.tuning.candidate_pool import LOOP, RULES
-from widepack.tuning.quick_race import programs_by_class, race_plans, race_seconds
-from widepack.tuning.quick_search import PACKED, QuickSearch, RacedBatch, RacedPlan, chosen_plans
+from widepack.tuning.quick_race import (
+    PACKED,
+    QuickSearch,
+    RacedBatch,
+    RacedPlan,
+    chosen_plans,
+    programs_by_class,
+    race_plans,
+    race_seconds,
+)
 from widepack_artifacts.reader import Reader
 from widepack_cli.main import cli
 
@@ -49,11 +58,8 @@ class Dropping(Net):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("race")
-    for i in range(N):
-        torch.manual_seed(i)
-        torch.save(Net().state_dict(), folder / f"m{i:02}.pt")
-    return [str(p) for p in sorted(folder.glob("*.pt"))]
+    members = [seeded(Net, i) for i in range(N)]
+    return [str(path) for path in files_of(tmp_path_factory.mktemp("race"), members)]
 
 
 @pytest.fixture
@@ -169,6 +175,7 @@ def test_without_time_the_plans_by_rules_of_thumb_serve_the_rest(
     widepack.load(tmp_path / "e.wide")(torch.randn(40, 4))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.usefixtures("with_race")
 @pytest.mark.parametrize("options", [{"race": False}, {"strategy": "wide"}, {"dry_run": True}])
 def test_builds_without_a_race(checkpoints: list[str], tmp_path: Path, options: dict[str, Any]) -> None:
@@ -205,11 +212,15 @@ def test_the_command_line_names_the_faster_plans(
         "from torch import nn\n\n\ndef make() -> nn.Module:\n"
         "    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))\n"
     )
-    paths = []
-    for i in range(N):
-        paths.append(str(tmp_path / f"m{i}.pt"))
-        torch.save(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).state_dict(), paths[-1])
-    words = ["build", *paths, "-o", str(tmp_path / "e.wide"), "--model", f"{model}:make"]
+    members = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(N)]
+    words = [
+        "build",
+        *map(str, files_of(tmp_path, members)),
+        "-o",
+        str(tmp_path / "e.wide"),
+        "--model",
+        f"{model}:make",
+    ]
     words += ["--input", "input=float32[B,4]", "--no-pt2"]
     result = CliRunner(env={"WIDEPACK_RACE_S": "30"}).invoke(cli, words)
     assert result.exit_code == 0, result.output

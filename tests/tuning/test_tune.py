@@ -27,7 +27,7 @@ from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
 from widepack.system import timing
 from widepack.system.machine import name_of
-from widepack.tuning import candidate_pool, search, tune, tuned_pattern, weight_forms
+from widepack.tuning import candidate_pool, search, tune
 from widepack.tuning.searches import batch_classes
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
@@ -181,7 +181,7 @@ def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest
     """If `packed` is measured as fastest, it is chosen, and the report has its ratios."""
 
     monkeypatch.setattr(search, "race", race_won_by("packed"))
-    monkeypatch.setattr(weight_forms, "race", race_won_by("packed"))
+    monkeypatch.setattr(tune, "race", race_won_by("packed"))
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     (row,) = report.rows
     assert row.chosen == "packed" and row.strategies["packed"] and row.rules == row.loop == 2.0
@@ -193,7 +193,7 @@ def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest
 def test_measurements_before_an_interruption_are_kept(
     artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = tuned_pattern.tune_pattern
+    original = tune.tune_pattern
 
     def interrupted(entry: Any, pattern: str, *rest: Any) -> Any:
         if pattern == "each":
@@ -363,15 +363,6 @@ def test_a_plan_with_an_invalid_number_of_threads_is_refused(artifact: Path, thr
 
 
 @pytest.mark.extended
-def test_a_plan_is_measured_again(artifact: Path) -> None:
-    widepack.tune(artifact, write=True, **ONE)
-    times = tune.measured_again(artifact, 4, budget_s=0.1, backends=["eager"])
-    assert set(times) > {"chosen"} and len({len(t) for t in times.values()}) == 1
-    with pytest.raises(UsageError, match="batch 0 cannot be measured: B = 0; the model is valid for"):
-        tune.measured_again(artifact, 0)
-
-
-@pytest.mark.extended
 def test_weights_are_stored_in_one_session_for_all_batches(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,7 +487,7 @@ def test_only_the_batch_that_members_refuse_is_refused(tmp_path: Path) -> None:
 def test_an_artifact_that_is_published_meanwhile_does_not_change(
     artifact: Path, built_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = tuned_pattern.tune_pattern
+    original = tune.tune_pattern
 
     def tuned(*args: Any) -> Any:
         found = original(*args)

@@ -12,7 +12,7 @@ import widepack
 from widepack.capture.call import arrange
 from widepack.capture.capture import capture
 from widepack.errors import VerificationError
-from widepack.verification import equivalent_runs, near_ties, wide
+from widepack.verification import equivalent_runs, reference
 from widepack.verification.equivalent_runs import Evaluations
 from widepack.verification.tolerance import ErrorStats
 from widepack_artifacts.program import Program
@@ -61,15 +61,15 @@ def test_one_evaluation_alone_is_refused_where_a_tie_is_decided_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The wide program decides one more tie otherwise; what no evaluation decides so is wrong."""
-    own = wide.WideRun.answers
+    own = reference.WideRun.answers
     moved: list[int] = []
 
-    def answers(run: wide.WideRun) -> object:
+    def answers(run: reference.WideRun) -> object:
         for call, i, outputs in own(run):
             moved.append(1)
             yield call, i, [outputs[0] + (torch.arange(outputs[0].numel()) == 7).reshape(outputs[0].shape)]
 
-    monkeypatch.setattr(wide.WideRun, "answers", answers)
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
     x = torch.randn(4, 3, 8, 8)
     with pytest.raises(VerificationError, match="values differ from the member's own"):
         widepack.fuse(members(Buckets), x)(x)
@@ -131,6 +131,7 @@ def program_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Program:
     return capture(Module, arrange(Module(), [x], {}, {}, {})).program
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("function", "others"),
     [
@@ -147,8 +148,8 @@ def test_only_a_decision_within_the_margin_changes(
     x[1, 3] = 1.5 * (1 + 2**-23)  # its third is half an ulp from the threshold
     program = program_of(function, x)
     truth = function(x.double())
-    found = near_ties.answers(program, [], [x])
-    assert len(found) == near_ties.DRAWS
+    found = equivalent_runs.other_decisions(program, [], [x])
+    assert len(found) == equivalent_runs.DRAWS
     changed = torch.stack([(y[0] - truth).abs() > 1e-3 for y in found])
     assert bool(changed[:, 1, 3].any()) and not bool(changed[:, 0].any()) and not bool(changed[:, 2].any())
     assert {round(float(y[0][1, 3])) for y in found if (y[0] - truth)[1, 3].abs() > 1e-3} <= others | {2}
@@ -158,17 +159,18 @@ def test_only_a_decision_within_the_margin_changes(
 def test_numbers_without_an_error_have_no_margin(function: Callable[[Tensor], Tensor]) -> None:
     """An input is not rounded: a wide program that decides otherwise about it is wrong."""
     x = torch.tensor([[0.0, 0.5, 0.5, 1.5, 2.5, 0.0, 1.0, 2.5]])
-    assert near_ties.answers(program_of(function, x), [], [x]) == []
+    assert equivalent_runs.other_decisions(program_of(function, x), [], [x]) == []
 
 
 def test_a_program_that_decides_nothing_has_no_near_ties() -> None:
     x = torch.randn(3, 8)
-    assert near_ties.answers(program_of(lambda x: torch.relu(x).softmax(1), x), [], [x]) == []
+    assert equivalent_runs.other_decisions(program_of(lambda x: torch.relu(x).softmax(1), x), [], [x]) == []
 
 
 def test_values_of_a_topk_stay_and_its_numbers_change() -> None:
     x = torch.tensor([[3.0, 1.0, 3.0 * (1 - 2**-24), 0.5]])
     program = program_of(lambda x: (x / 7).topk(2).values, x)
     assert all(
-        torch.equal(y[0], (x.double() / 7).topk(2).values) for y in near_ties.answers(program, [], [x])
+        torch.equal(y[0], (x.double() / 7).topk(2).values)
+        for y in equivalent_runs.other_decisions(program, [], [x])
     )

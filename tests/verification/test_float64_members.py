@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import VerificationError
 from widepack.fused.check import LiveWeights
-from widepack.verification.float64_members import _moved
+from widepack.verification.rounding import _moved
 
 Head = Callable[[Tensor], Tensor]
 
@@ -69,6 +69,7 @@ def build(tmp_path: Path, head: Head, dtype: torch.dtype, leading: int) -> widep
     return saved(lambda: Distances(head).to(dtype), tmp_path, f"x={of}", members=2, targets=("cpu",))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("head", ["cdist", "sqrt", "acos", *_extended(*OTHERS)])
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.extended)])
 def test_a_root_of_a_difference_that_cancels_is_built(head: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ class Doubles(Network):
         return super().sample(seed, batch).double()
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("fault", "change"),
     [

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 import widepack
 from widepack import VerificationError
-from widepack.verification import wide
+from widepack.verification import reference
 from widepack.verification.tolerance import measure, with_same_places
 
 
@@ -22,6 +23,7 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     """Kernels multiply it with padding, or spread it over tiles: each one to other places."""
@@ -29,11 +31,10 @@ def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     models = [make() for _ in range(3)]
     with torch.no_grad():
         models[1][0].weight[1, 1, 0, 1] = float(value)  # type: ignore[index]
-    for i, m in enumerate(models):
-        torch.save(m.state_dict(), tmp_path / f"m{i}.pt")
-    out = tmp_path / "ens.wide"
-    files = sorted(tmp_path.glob("*.pt"))
-    report = widepack.build(files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False)
+    files, out = files_of(tmp_path, models), tmp_path / "ens.wide"
+    report = widepack.build(
+        files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False, targets=("cpu",)
+    )
     assert [(row["member"], row["places"]) for row in report.not_finite] == [("m1", "any")]
 
     ens = widepack.load(out)
@@ -68,11 +69,12 @@ class Large(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_only_calls_whose_own_answers_overflow_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
-    answers_of, changed = wide.WideRun.answers, []
+    answers_of, changed = reference.WideRun.answers, []
 
     def answers(*args: Any) -> Iterator[Any]:
         for call, i, outputs in answers_of(*args):
@@ -82,14 +84,14 @@ def test_only_calls_whose_own_answers_overflow_are_free(
                 outputs = [y.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(float("nan")))]
             yield call, i, outputs
 
-    for i, scale in enumerate((1.0, 1.7e38)):
-        torch.save({"scale": torch.tensor(scale)}, tmp_path / f"m{i}.pt")
-    files = sorted(tmp_path.glob("*.pt"))
-    monkeypatch.setattr(wide.WideRun, "answers", answers)
+    files = files_of(tmp_path, [{"scale": torch.tensor(scale)} for scale in (1.0, 1.7e38)])
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
 
     def build() -> Any:
         out = tmp_path / "ens.wide"
-        return widepack.build(files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False)
+        return widepack.build(
+            files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False, targets=("cpu",)
+        )
 
     if wrong:
         with pytest.raises(VerificationError, match="NaN or inf in other places"):
@@ -110,25 +112,28 @@ class AlwaysOverflows(nn.Module):
         return torch.cat([self.a(x), torch.exp(self.s) + 0 * x[:, :1]], 1)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_member_that_overflows_in_every_call_is_compared(
     wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = []
-    for i in range(3):
-        torch.manual_seed(i)
-        module = AlwaysOverflows()
+    members = [seeded(AlwaysOverflows, i) for i in range(3)]
+    for i, module in enumerate(members):
         module.s.data.fill_(100.0 if i == 1 else 1.0)
-        paths.append(tmp_path / f"{i}.pt")
-        torch.save(module.state_dict(), paths[-1])
-    right = wide.WideRun.answers
+    paths = files_of(tmp_path, members)
+    right = reference.WideRun.answers
 
     def answers(*args: Any) -> Iterator[tuple[int, int, list[Tensor]]]:
         for call, i, found in right(*args):
             yield call, i, [y * math.nan for y in found] if wrong and i == 1 else found
 
-    monkeypatch.setattr(wide.WideRun, "answers", answers)
-    with pytest.raises(VerificationError, match="member 1") if wrong else contextlib.nullcontext():
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
+    with pytest.raises(VerificationError, match="member m1") if wrong else contextlib.nullcontext():
         widepack.build(
-            paths, tmp_path / "e.wide", model=AlwaysOverflows, sample=(torch.randn(4, 4),), pt2=False
+            paths,
+            tmp_path / "e.wide",
+            model=AlwaysOverflows,
+            sample=(torch.randn(4, 4),),
+            pt2=False,
+            targets=("cpu",),
         )

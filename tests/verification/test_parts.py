@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of, seeded
 from torch import Tensor, nn
 
 from widepack import build, load
@@ -42,17 +43,14 @@ class Net(nn.Module):
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[str]:
-    found = []
-    for i in range(N):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(i)
-            net = Net()
-            for name, t in net.state_dict().items():
-                if t.is_floating_point():
-                    t.uniform_(0.5, 1.5) if "var" in name else t.normal_(0, 0.4)
-        found.append(str(tmp_path / f"m{i}.pt"))
-        torch.save(net.state_dict(), found[-1])
-    return found
+    def net() -> Net:
+        made = Net()
+        for name, t in made.state_dict().items():
+            if t.is_floating_point():
+                t.uniform_(0.5, 1.5) if "var" in name else t.normal_(0, 0.4)
+        return made
+
+    return [str(path) for path in files_of(tmp_path, [seeded(net, i) for i in range(N)])]
 
 
 def built(paths: list[str], out: Path, **more: Any) -> Any:

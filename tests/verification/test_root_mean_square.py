@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.spec.draws import InputSource, draw, spread_of
 from widepack.verification.record import OutputBounds
-from widepack.verification.root_mean_square import RootMeanSquare, root_mean_square
-from widepack.verification.tolerance import ErrorStats
+from widepack.verification.tolerance import ErrorStats, RootMeanSquare, root_mean_square
 from widepack_artifacts.reader import Reader
 
 
@@ -72,6 +71,7 @@ class Scaled(nn.Module):
         return self.linear(x) * self.size  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("size", [1e-318, 1e-200, 1e155, 1e306])
 def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path) -> None:
     torch.manual_seed(0)

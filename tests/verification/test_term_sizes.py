@@ -12,7 +12,7 @@ from loaded import save_members
 from torch import Tensor, nn
 
 import widepack
-from widepack.verification import answers, term_sizes
+from widepack.verification import answers, rounding
 from widepack.verification.subject import AnsweredCalls
 from widepack.verification.tolerance import ErrorStats
 
@@ -34,7 +34,14 @@ class Centered(nn.Module):
 
 def test_an_artifact_whose_output_is_zero_but_for_rounding(tmp_path: Path) -> None:
     paths = save_members(Centered, tmp_path, 3)
-    widepack.build(paths[:2], tmp_path / "e.wide", model=Centered, sample=(torch.randn(4, 5),), pt2=False)
+    widepack.build(
+        paths[:2],
+        tmp_path / "e.wide",
+        model=Centered,
+        sample=(torch.randn(4, 5),),
+        pt2=False,
+        targets=("cpu",),
+    )
     ens, x = widepack.load(tmp_path / "e.wide"), torch.randn(6, 5)
     ens.swap(1, paths[2])
     alone = Centered()
@@ -124,11 +131,12 @@ def test_the_message_says_that_float64_is_no_reference() -> None:
     assert "own largest error in their own dtype" not in text
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_answers_with_a_size_keep_their_bounds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancellation in a part of the terms, as in every sum, changes no scale."""
     noted: list[list[ErrorStats]] = []
-    scale = term_sizes.scale_by_terms
+    scale = rounding.scale_by_terms
 
     def note(answered: Any, coarse: Any) -> None:
         scale(answered, coarse)
@@ -162,4 +170,5 @@ def test_a_member_that_draws_is_no_sum_of_zero(tmp_path: Path) -> None:
             model=Draws,
             sample=(torch.randn(4, 5),),
             pt2=False,
+            targets=("cpu",),
         )

@@ -159,14 +159,15 @@ def first_cause(e: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Sends the prints of a compiler to standard error, and silences the warnings of torch's exporter about
-    missing packages.
+    """Sends the prints of a compiler to standard error, and silences the warnings of torch's exporters about
+    missing packages and about the class of a file.
     """
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    before = {name: logging.getLogger(name).level for name in ("torch.onnx", "torch.export")}
+    for name in before:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        log.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

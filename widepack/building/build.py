@@ -19,7 +19,7 @@ from ..spec.dtypes import find_dtype
 from ..spec.entries import entry_names
 from ..spec.state import parse_states
 from ..system.progress import Report
-from .call_source import CallDescription, Specs
+from .captures import CallDescription, Specs
 from .report import BuildReport
 from .request import TARGETS, BuildRequest, batches_of, names_of, part_counts_of
 from .stages import run_build

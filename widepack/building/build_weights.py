@@ -1,11 +1,14 @@
-"""Makes the weights of a build: a row for each weight of the members' checkpoints and programs.
+"""Makes the weights of a build, a row for each weight of the checkpoints and programs, and its entries.
 
 A weight of a fleet of fine-tunes may be stored as a base and low-rank factors, which are rows too.
+
+An entry has what the stages of a build share: its captures, inputs, dims and conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -14,8 +17,9 @@ from torch import Tensor
 
 from widepack_artifacts.correction import encode_correction, rounded
 from widepack_artifacts.factored import FactoredWeight
-from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
-from widepack_artifacts.program import Kind
+from widepack_artifacts.literals import Literal
+from widepack_artifacts.manifest_weights import FACTOR, KINDS, Weight, member_tensor
+from widepack_artifacts.program import Kind, Program
 
 from ..capture.reachable import tensors_of
 from ..checkpoints.alignment import Alignment
@@ -24,10 +28,14 @@ from ..checkpoints.factory import Factory
 from ..errors import CaptureError
 from ..fleet.factors import Factors, KeptStacked
 from ..fleet.fleet import Fleet
+from ..simplify.canonical import plain
+from ..simplify.factored_weights import stored_factors
+from ..spec.draws import InputSource
 from ..spec.dtypes import dtype_name
-from ..verification.program_difference import is_literal
-from .captures import Captures
-from .members import filled_member
+from ..spec.state import BUFFER, CarriedState
+from ..verification.entries import CapturedEntry
+from ..verification.same_program import is_literal
+from .captures import Captures, filled_member
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,40 @@ class WeightRow:
 
     weight: Weight
     value: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True)
+class StoredFactors:
+    """How a weight is stored as factors.
+
+    weight: its row in the manifest. rows: of its base, its factors and scales. corrections: returns those of
+    the members, by the names of their tensors.
+    """
+
+    weight: FactoredWeight
+    rows: list[WeightRow]
+    corrections: Callable[[], Mapping[str, bytes]]
+
+
+class WeightTable:
+    """The weights of an artifact: a row for each stored weight, and the number of members.
+
+    stored_factors: the weights that are stored as factors, whose bases and factors are rows too.
+    """
+
+    rows: Sequence[WeightRow]
+    count: int
+    stored_factors: Sequence[StoredFactors]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The manifest's rows."""
+        return tuple(r.weight for r in self.rows)
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """The bytes of the weights, by kind."""
+        return {k: sum(w.bytes(self.count) for w in self.weights if w.kind == k) for k in KINDS}
 
 
 @dataclass(frozen=True)
@@ -66,12 +108,12 @@ class FactoredRow:
         scale = "" if self.factors.scale is None else scale
         return FactoredWeight(of.name, of.role, base, left, right, ranks, aliases, scale)
 
-    def stored(self) -> list[WeightRow]:
-        """Returns the rows of the base, the factors and the scales."""
+    def stored(self) -> StoredFactors:
+        """Returns the weight as it is stored."""
         w, f, of = self.weight, self.factors, self.row.weight
         base = f.base.reshape(list(of.shape))
         parts = ((w.left, f.left), (w.right, f.right), *([] if f.scale is None else [(w.scale, f.scale)]))
-        return [
+        rows = [
             WeightRow(Weight(w.base, "shared", of.dtype, list(of.shape), FACTOR), lambda i: base),
             *(
                 WeightRow(
@@ -80,6 +122,7 @@ class FactoredRow:
                 for name, t in parts
             ),
         ]
+        return StoredFactors(w, rows, self.corrections)
 
     def corrections(self) -> Mapping[str, bytes]:
         """Returns the corrections of all members, by the names of their tensors; empty if there are none."""
@@ -91,7 +134,7 @@ class FactoredRow:
         }
 
 
-class BuildWeights:
+class BuildWeights(WeightTable):
     """The weights that the entries of a build read.
 
     parameters: the names of the module's parameters; all other weights of the checkpoints are buffers. fleet:
@@ -117,7 +160,8 @@ class BuildWeights:
         self.factored = self._factored(members, fleet, progress) if fleet is not None else []
         self.aligned = _with_approximate(aligned, self.factored)
         split = {f.row.weight.name for f in self.factored}
-        stored = [row for f in self.factored for row in f.stored()]
+        self.stored_factors = [f.stored() for f in self.factored]
+        stored = [row for f in self.stored_factors for row in f.rows]
         self.rows = [r for r in members if r.weight.name not in split] + stored
         every = (*self.rows, *(f.member for f in self.factored))
         self.by_name = {name: r for r in every for name in (r.weight.name, *r.weight.aliases)}
@@ -207,3 +251,69 @@ def _with_approximate(aligned: Alignment, rows: Sequence[FactoredRow]) -> Alignm
         for i, checkpoint in enumerate(aligned.checkpoints)
     ]
     return replace(aligned, checkpoints=tuple(checkpoints))
+
+
+class BuildEntry(CapturedEntry):
+    """One entry of a build.
+
+    entry: its name. dropout: whether dropout is on. Programs then draw random numbers, and are verified
+    without the draws.
+    """
+
+    def __init__(self, entry: str, table: BuildWeights, captures: Captures, dropout: bool = False) -> None:
+        self.entry, self.table, self.captures = entry, table, captures
+        self.dropout = dropout
+        self.factory, self.aligned = table.factory, table.aligned
+        super().__init__(
+            [self._canonical(c.program) for c in captures.captured],
+            table.kind,
+            captures.first.states,
+            captures.first.sizes,
+            captures.signatures,
+            stored_factors([f.weight for f in table.factored], {r.weight.name: r.weight for r in table.rows}),
+        )
+        self.set_captured(captures.first)
+        self.sources = [
+            InputSource(
+                leaf.name,
+                leaf.type,
+                *captures.ranges.get(leaf.name, (None, None)),
+                example=None if leaf.name in captures.ranges else leaf.example,
+            )
+            for leaf in self.captured.inputs
+        ]
+        for state in self.states:
+            if state.how == BUFFER and self.kind(state.name) == "ragged":
+                raise CaptureError(
+                    f"state {state.name}: its shape differs between the members, but a state has one shape in"
+                    " all members"
+                )
+
+    @property
+    def literals(self) -> tuple[Literal, ...]:
+        """What the members' code reads from their weights. Tensors that no checkpoint has are not among
+        them.
+        """
+        rows = self.table.by_name
+        stored = {n: r.weight.name for n, r in rows.items() if r.weight.role != "constant"}
+        return tuple(x.renamed(stored) for x in self.captured.literals if stored.keys() >= {*x.weights})
+
+    def at_small_sizes(self, needless: Collection[int], not_at_one: Mapping[str, str]) -> BuildEntry:
+        """Returns the entry with a corrected capture, as `corrected` has it. It shares the programs."""
+        other = copy.copy(self)
+        other.set_captured(self.corrected(needless, not_at_one))
+        return other
+
+    def _canonical(self, program: Program) -> Program:
+        """Returns the program in plain ops, with the table's names of weights: there, tied weights have one
+        name.
+        """
+        program = plain(program)
+        rows = self.table.by_name
+        return replace(
+            program, weights=tuple(replace(s, source=rows[s.source].weight.name) for s in program.weights)
+        )
+
+    def initial(self, state: CarriedState) -> str:
+        """Returns the weight that a state begins with; "" for an input, which begins with zeros."""
+        return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""

@@ -12,21 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.program import Kind
 
 from ..capture.capture import Captured, capture
 from ..capture.example import example_sizes
 from ..ir.tensor_type import parse_slot
-from ..lowering.lower import Lowered, lower
-from ..lowering.wide_programs import filled_plan
-from ..planning.heuristics import plans
-from ..planning.plan import Plan, for_size, scaled
-from ..planning.request import StrategyRequest
+from ..lowering.pattern_programs import PatternPrograms, simplified
 from ..simplify.canonical import plain
-from ..simplify.member_programs import SimplifiedPrograms, simplified
 from ..spec.entries import FORWARD
 from ..spec.input_spec import batch_letter, parse_inputs
-from .call_source import captured_at, spec_call
+from .captures import captured_at, spec_call
 
 
 class Preview:
@@ -77,65 +72,9 @@ class Preview:
         return "stacked" if weight in self.saved else "shared"
 
     def of(
-        self,
-        members: int,
-        *,
-        pattern: str = "shared",
-        device: str = "cpu",
-        kinds: Mapping[str, Kind] | None = None,
-    ) -> PreviewMembers:
-        """Returns the preview of N members. kinds: of the weights; default `self.kinds()`.
-
-        Raises: LoweringError.
-        """
+        self, members: int, pattern: str = "shared", kinds: Mapping[str, Kind] | None = None
+    ) -> PatternPrograms:
+        """Returns the programs of N members. kinds: of the weights; default `self.kinds()`."""
         stacked = [pattern == "each"] * len(self.program.inputs)
-        programs = simplified([self.program], [0] * members, kinds or self.kinds(), stacked, self.sizes)
-        return PreviewMembers(programs, members, self.sizes, self.batch, pattern, device)
-
-
-class PreviewMembers:
-    """N members of a previewed model. simple: their simplified programs."""
-
-    def __init__(
-        self,
-        simple: SimplifiedPrograms,
-        count: int,
-        sizes: Mapping[str, int],
-        batch: str,
-        pattern: str,
-        device: str,
-    ) -> None:
-        self.simple, self.count, self.sizes, self.batch = simple, count, dict(sizes), batch
-        self.pattern, self.device = pattern, device
-
-    @property
-    def program(self) -> Program:
-        """The simplified member program."""
-        return self.simple.programs[0]
-
-    def plan(self, strategies: str | Sequence[str] = "auto", size: int | None = None) -> Plan:
-        """Returns the plan by rules of thumb.
-
-        strategies: as `widepack build --strategy` takes them. size: of the batch; default the
-        example's.
-        """
-        by_class = plans(
-            self.program,
-            self.simple.slots,
-            self.count,
-            self.sizes,
-            self.batch,
-            self.device,
-            self.pattern,
-            StrategyRequest.parse(strategies),
-        )
-        at = {**self.sizes, self.batch: size} if size is not None and self.batch else self.sizes
-        return for_size(by_class, scaled(at, self.batch, self.sizes), lambda p: p)
-
-    def lowered(self, plan: Plan) -> Lowered:
-        """Returns the wide program of a plan. Raises: LoweringError."""
-        return lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.sizes)
-
-    def filled(self, plan: Plan, lowered: Lowered) -> Plan:
-        """Returns the plan with the strategy of every node and its reason."""
-        return filled_plan(plan, lowered, self.program)
+        kinds = kinds or self.kinds()
+        return simplified([self.program], [0] * members, kinds, stacked, self.sizes, self.batch, pattern)

@@ -20,7 +20,6 @@ from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationE
 from ..ir.random_ops import random_nodes, uses_random_ops, without_randomness
 from ..ir.tensor_type import tensor_type
 from ..lowering.lower import Lowered
-from ..lowering.lowering_entry import EntryOfPart
 from ..lowering.wide_programs import LoweredProgram, same_programs
 from ..planning.plan import Plan
 from ..rows.trials import RowTrials
@@ -32,12 +31,12 @@ from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import approximation, calls, module_run, probe, small_sizes
-from ..verification.parts import all_weights, lowered, parts
+from ..verification.parts import all_weights, parts
 from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.subject import Subject, VerifiedCall, fitting, subject_of
-from .entry import BuildEntry
-from .members import filled_member
+from .build_weights import BuildEntry
+from .captures import filled_member
 from .write import WeightFiles
 
 WAY_OUT = "Nothing was written; please report it, or build with --strategy loop"
@@ -102,7 +101,7 @@ def prove(
             {**_record(entry, reference, compared), **approximate},
             reference.probed(),
             _kernels(entry, wides, written.weights, reference.small("shared")),
-            _rows_of(subject, [type_ for _, type_ in entry.first.outputs]),
+            _rows_of(subject, [type_ for _, type_ in entry.captured.outputs]),
         )
 
 
@@ -131,10 +130,9 @@ def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
         entry,
         names,
         written.weights,
-        initial=entry.initial_value,
         module=partial(filled_member, entry.factory, entry.aligned),
         before=_check_exported if exported else lambda subject: None,
-        makes=entry.makes,
+        makes=entry.captured.makes,
     )
     programs = [at_rest(p, entry.entry) for p in entry.programs] if entry.dropout else entry.programs
     same = entry.captures.same_program(names)
@@ -185,11 +183,11 @@ def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:
     subject = replace(subject, module=lambda i: member())
     _check_example(entry, subject)
     if needless := small_sizes.needless(subject, entry.bounds, entry.conditions):
-        entry = entry.without_guards(needless)
+        entry = entry.at_small_sizes(needless, {})
     for letter in entry.sizes:
         fits = fitting(entry.bounds, entry.conditions)
         if why := small_sizes.difference_at_one(replace(subject, fits=fits), letter):
-            entry = entry.at_least_two(letter, why)
+            entry = entry.at_small_sizes((), {letter: why})
     return entry
 
 
@@ -319,7 +317,7 @@ def _check_example(entry: BuildEntry, subject: Subject) -> None:
         module_run.run_module(subject.module(0), subject, inputs)
     except Exception as e:
         module = subject.module(0)
-        leaves = [replace(leaf, example=x) for leaf, x in zip(entry.first.inputs, inputs)]
+        leaves = [replace(leaf, example=x) for leaf, x in zip(entry.captured.inputs, inputs)]
         args, kwargs = subject.bind(inputs)
         why = why_not(Trial(module, entry.entry, args, kwargs, leaves, entry.sizes))
         raise CaptureError(
@@ -337,13 +335,13 @@ def _kernels(
         return kernels(program, values, call.stacked(members))
 
     wide = next(w for w in wides if w.pattern == "shared")
-    every = EntryOfPart(entry, range(entry.count))
-    if len(parts(every, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
-        total = of_members(range(entry.count), wide.lowered.program)
+    programs, every = entry.of_pattern("shared"), range(entry.count)
+    if len(parts(programs, every, wide.lowered.program, wide.plan, wide.lowered)) == 1:
+        total = of_members(every, wide.lowered.program)
     else:
         # The kernels of a loop grow linearly with the members, so two small counts give the total.
         two, three = (
-            of_members(range(n), lowered(entry, wide.pattern, wide.plan, entry.signatures[:n]).program)
+            of_members(range(n), replace(programs, signatures=entry.signatures[:n]).lower(wide.plan).program)
             for n in (2, 3)
         )
         total = two + (entry.count - 2) * (three - two)

@@ -27,7 +27,7 @@ from ..fleet.adapter_members import (
 )
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from .request import BuildRequest, adapters_in
-from .state_dicts import MemberStates, member_states
+from .write import MemberStates, member_states
 
 
 class ReadMembers(NamedTuple):

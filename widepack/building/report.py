@@ -12,8 +12,7 @@ from widepack_artifacts.manifest_weights import KINDS
 
 from ..ir.kinds import kinds
 from ..lowering.wide_programs import LoweredProgram, wide_share
-from .build_weights import BuildWeights
-from .entry import BuildEntry
+from .build_weights import BuildEntry, BuildWeights
 
 OF_FIRST = ("wide_share", "kernels_member", "kernels_wide", "kinds", "strategies", "plans")
 """The fields of a build's report that are those of its first entry."""
@@ -135,8 +134,8 @@ class BuildReport:
 def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram], kernels: tuple[int, int]) -> EntryReport:
     """Returns the report of an entry. kernels: of a member, and of the wide program."""
     wide = next(w for w in wides if w.pattern == "shared")
-    program = entry.simple("shared")[0]
-    by_node = kinds(program, entry.slots("shared"))
+    of = entry.of_pattern("shared")
+    program, by_node = of.program, kinds(of.program, of.slots)
     return EntryReport(
         wide_share=wide_share(program, by_node, wide.lowered.used),
         kernels_member=kernels[0],
@@ -157,7 +156,7 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram], kernels: tu
         ],
         bounds=[
             f"{least} <= {d}{'' if most is None else f' <= {most}'}: {source}"
-            for d, (least, most, source) in entry.first.dims.items()
+            for d, (least, most, source) in entry.captured.dims.items()
             if source
         ],
         absent=absent_inputs(entry.signature),

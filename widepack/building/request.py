@@ -18,7 +18,7 @@ from ..spec.names import read_names
 from ..spec.state import StateRequest
 from ..system.progress import Report
 from ..tuning.tune import BATCHES
-from .call_source import CallDescription, specs_of
+from .captures import CallDescription, specs_of
 from .write import SHARD_BYTES
 
 TARGETS = ("cpu", "cuda")

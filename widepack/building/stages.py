@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from widepack_artifacts import manifest as form
-from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.writer import Writer
 
 from ..capture.reachable import tensors_of
@@ -40,17 +39,23 @@ from ..tuning.tune import tune
 from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
-from .build_weights import BuildWeights
-from .captures import Captures, capture_members
-from .costs_file import facts_of, write_costs
-from .entry import BuildEntry
-from .members import EntryMembers, filled_member
+from .build_weights import BuildEntry, BuildWeights
+from .captures import Captures, EntryMembers, capture_members, filled_member
+from .costs import facts_of, write_costs
 from .prove import ProvedEntry, prove
-from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
 from .read import read_members
 from .report import OF_FIRST, BuildReport, entry_report, fleet_report
 from .request import BuildRequest
-from .write import WeightFiles, write_factored, write_programs, write_tensors, write_weights
+from .write import (
+    PART_COUNTS,
+    SHARD_SIZE,
+    WeightFiles,
+    provenance_of,
+    write_factored,
+    write_programs,
+    write_tensors,
+    write_weights,
+)
 
 
 @plain_modes()
@@ -105,12 +110,11 @@ class Build:
         else:
             with stages.stage("factor"):
                 self.table = BuildWeights(*given, members.fleet, stages.step)
-        rows, count = [r.weight for r in self.table.rows], self.table.count
         self.entries = [BuildEntry(name, self.table, c, request.dropout) for name, c in captured.items()]
         if writer is not None:
-            writer.reserve(sum(w.bytes(count) for w in rows))
+            writer.reserve(sum(self.table.bytes_by_kind.values()))
         with stages.stage("lower"):
-            self.parts = parts_in(rows, count, request.part_counts)
+            self.parts = parts_in(self.table.weights, self.table.count, request.part_counts)
             self.wides = {e.entry: self._lowered(e, request.strategies) for e in self.entries}
 
     def _captured(self) -> tuple[dict[str, Captures], list[str]]:
@@ -152,8 +156,7 @@ class Build:
         request, table, stages = self.request, self.table, self.stages
         with stages.stage("write weights"):
             files = write_weights(writer, table, request.shard_bytes, stages.step)
-            rows = table.factored
-            factored = write_factored(writer, [r.weight for r in rows], (r.corrections() for r in rows))
+            factored = write_factored(writer, table.stored_factors)
         read_headers([writer.place(name) for name in files])
         written = WeightFiles.open(writer, files, factored)
         plain = replace(request.strategies, plain=True)
@@ -191,7 +194,7 @@ class Build:
         pt2, name = self.request.pt2 and not self.request.dropout, self.table.factory.name
         manifest = write_programs(writer, [p.entry for p in proved], {p.name: p.wides for p in proved}, pt2)
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
-        firsts = [(p.entry, p.entry.first) for p in proved]
+        firsts = [(p.entry, p.entry.captured) for p in proved]
         probe_name = write_tensors(writer, "probe", probe.make(calls))
         state_dicts = self.members.states.write(writer)
         write_costs(
@@ -229,9 +232,7 @@ class Build:
         """
         table, members = self.table, self.members
         reports = {e.entry: entry_report(e, wides[e.entry], kernels.get(e.entry, (0, 0))) for e in entries}
-        weights = {
-            k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k) for k in KINDS
-        }
+        weights = table.bytes_by_kind
         size, first = sum(weights.values()), next(iter(reports.values()))
         known = {name: getattr(first, name) for name in OF_FIRST}
         known |= {"seconds": {}, "verification": {}, "bytes_disk": size, "bytes_memory": size, **more}

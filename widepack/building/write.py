@@ -1,13 +1,20 @@
-"""Writes the files of a build: stacked weights, programs, and the manifest's rows for them."""
+"""Writes the files of a build: stacked weights, programs, what state dicts have beside tensors (versions and
+extra state), and the manifest's rows for them, with the provenance: versions, system, date, command, commit.
+"""
 
 from __future__ import annotations
 
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -15,32 +22,30 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Dim, Entry, Guard, Input, OutputLeaf, State
-from widepack_artifacts.factored import Factored, FactoredWeight
+from widepack_artifacts.factored import Factored
 from widepack_artifacts.manifest_weights import member_tensor
+from widepack_artifacts.state_dicts import STEM, StateDicts, is_row
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 from ..backends.torch_export import export_program, placeholder
-from ..lowering.lowering_entry import LoweringEntry
+from ..checkpoints.alignment import Alignment
+from ..checkpoints.extra_state import NotData, encode, tensors_of_states
+from ..checkpoints.factory import Factory
+from ..checkpoints.loading import MemberLoader, ignored
+from ..errors import UsageError
+from ..lowering.pattern_programs import LoweringEntry
 from ..lowering.wide_programs import LoweredProgram, wide_only
+from ..planning.request import StrategyRequest
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
-from .build_weights import BuildWeights, WeightRow
-from .entry import BuildEntry
+from ..version import __version__
+from .build_weights import BuildEntry, BuildWeights, StoredFactors, WeightRow, WeightTable
 
 HASHING = 4
 """The number of checkpoints that are hashed at the same time."""
 SHARD_BYTES = 5 * 10**9
 """The default size of a weights file, as in Hugging Face's libraries."""
-
-
-class WeightRows(Protocol):
-    """A table of weights: a row for each weight, and the number of members."""
-
-    @property
-    def rows(self) -> Sequence[WeightRow]: ...
-    @property
-    def count(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ FileTensor = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.
 
 def write_weights(
     writer: Writer,
-    table: WeightRows,
+    table: WeightTable,
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
@@ -118,19 +123,16 @@ def _file_tensors(row: WeightRow, count: int, counted: Counted) -> list[FileTens
     return [(weight.name, weight.tensors(count)[weight.name], dtype, source(members))]
 
 
-def write_factored(
-    writer: Writer, weights: Iterable[FactoredWeight], corrections: Iterable[Mapping[str, bytes]]
-) -> Factored:
-    """Writes the corrections of factored weights, and returns what the manifest says of these weights.
-
-    corrections: of each weight, by the names of their tensors.
-    """
+def write_factored(writer: Writer, factors: Sequence[StoredFactors]) -> Factored:
+    """Writes the corrections of factored weights, and returns what the manifest says of these weights."""
     tensors = {
         name: torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for of_weight in corrections
-        for name, data in of_weight.items()
+        for of_weight in factors
+        for name, data in of_weight.corrections().items()
     }
-    return Factored(tuple(weights), write_tensors(writer, "corrections", tensors) if tensors else "")
+    return Factored(
+        tuple(f.weight for f in factors), write_tensors(writer, "corrections", tensors) if tensors else ""
+    )
 
 
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -149,9 +151,7 @@ def write_programs(
     """
     table = entries[0].table
     rows = {e.entry: _write_entry(writer, e, wides[e.entry], pt2) for e in entries}
-    return form.Manifest(
-        members=_member_rows(table), weights=tuple(r.weight for r in table.rows), entries=rows
-    )
+    return form.Manifest(members=_member_rows(table), weights=table.weights, entries=rows)
 
 
 def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:
@@ -167,7 +167,7 @@ def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:
 
 def _write_entry(writer: Writer, entry: BuildEntry, wides: Sequence[LoweredProgram], pt2: bool) -> Entry:
     """Writes the programs of one entry and returns its row."""
-    first = entry.first
+    first = entry.captured
     members = [
         writer.file(f"programs/member.{entry.entry}", "json", strict_json.canonical(p.to_json()))
         for p in entry.programs
@@ -236,3 +236,104 @@ def write_exported(
             export_program(program, entry.shapes[0].fakes, entry.bounds, result, keywords),
         )
     return exported
+
+
+@dataclass(frozen=True)
+class MemberStates:
+    """What the members' state dicts have beside tensors. record: for the manifest, without the file of extra
+    states. extra: of each member, by name.
+    """
+
+    record: StateDicts = field(default_factory=StateDicts)
+    extra: Sequence[Mapping[str, Any]] = ()
+
+    def write(self, writer: Writer) -> StateDicts:
+        """Writes the extra states, and returns the record of the manifest."""
+        if not any(self.extra):
+            return replace(self.record, extra="")
+        return replace(self.record, extra=write_tensors(writer, STEM, tensors_of_states(self.extra)))
+
+
+def member_states(aligned: Alignment, loader: MemberLoader) -> MemberStates:
+    """Returns what the members' state dicts have beside tensors. Raises: UsageError for what is no data."""
+    extra = [stored_extra(c.extra_state(), loader.ignore) for c in aligned.checkpoints]
+    for name, state in zip(aligned.names, extra):
+        refuse_code(state, f"member {name}", ignorable=True)
+    versions = {path: dict(row) for path, row in loader.versions.items() if is_row(dict(row))}
+    takes = loader.verbatim()
+    left_out = sorted({n for c in aligned.checkpoints for n in c.extra_state() if ignored(n, loader.ignore)})
+    ignore = list(loader.ignore)
+    record = StateDicts(versions, "", takes.versions, takes.bare, loader.plain, ignore, left_out)
+    return MemberStates(record, extra)
+
+
+def stored_extra(state: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
+    """Returns the extra state that an artifact stores: without that which a user ignores."""
+    return {name: value for name, value in state.items() if not ignored(name, ignore)}
+
+
+def refuse_code(state: Mapping[str, Any], who: str, ignorable: bool = False) -> None:
+    """Raises UsageError for an extra state that is not data.
+
+    who: whose it is. ignorable: whether `--ignore` can leave it out.
+    """
+    for name, value in state.items():
+        try:
+            encode(value, {})
+        except NotData as e:
+            way_out = (
+                f"; or leave it out of the artifact with --ignore {name!r}: members are loaded with it, and"
+                " extract cannot write them"
+                if ignorable
+                else ""
+            )
+            raise UsageError(
+                f"{who}: the extra state {name} contains {e}. An artifact stores data and no code: let"
+                f" get_extra_state return dicts, lists, numbers, texts and tensors{way_out}"
+            ) from None
+
+
+SHARD_SIZE = "max_shard_size"
+"""The field of the provenance with the requested size of a weights file."""
+PART_COUNTS = "shards"
+"""The field with the numbers of parts of the members that have programs of their own."""
+
+
+def provenance_of(
+    factory: Factory, strategies: StrategyRequest, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the provenance of a build. seconds: the time of each stage so far."""
+    return {
+        "widepack": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": timestamp(),
+        "command": command_line(),
+        "model": factory.call[:500],
+        "dtype": str(factory.dtype or "").removeprefix("torch."),
+        "strategy": [strategies.whole, *strategies.preferred],
+        "git": _git_commit(),
+        "seconds": dict(seconds),
+    }
+
+
+def timestamp() -> str:
+    """Returns the time now, in UTC, as ISO 8601 text."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def command_line() -> str:
+    """Returns the command line of this process, at most 2000 characters."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:2000]
+
+
+def _git_commit() -> str:
+    """Returns the commit of the working folder; "" if it is not in a git checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

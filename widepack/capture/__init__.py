@@ -17,7 +17,7 @@ code. `pt2/` reads programs from `.pt2` files, which need no capture.
 | `example.py` | Makes the example call of a build, and reads a user's sample with its dynamic axes |
 | `explain.py` | Explains why a member could not be captured: the user's source line, what to write instead |
 | `export.py` | Exports one member with torch.export, as a functional program of ATen ops |
-| `exported.py` | Provides small edits of exported graphs, and what they read |
+| `exported.py` | Provides edits of exported graphs, and what they read |
 | `guards.py` | Reads the guards of an exported program |
 | `named_fields.py` | Reads the named fields of inputs and results |
 | `program.py` | Writes a member's export by torch.export as a member program |

@@ -20,6 +20,7 @@ from ..ir.guards import Axis, InputLeaf, factor_of
 from ..ir.tensor_type import TensorType
 from ..spec.dtypes import dtype_name
 from ..spec.entries import FORWARD, method_of
+from ..spec.input_spec import DimExpr
 from .named_fields import Make, named_fields
 
 
@@ -229,7 +230,7 @@ def _free_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
         return text
     others = (f"{letter}{k}" for k in itertools.count(2))
     free = next(n for n in others if sizes.get(n, size // factor) == size // factor)
-    return free if factor == 1 else f"{factor}*{free}"
+    return str(DimExpr(free, factor))
 
 
 def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

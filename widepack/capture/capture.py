@@ -27,7 +27,7 @@ from ..checkpoints.differences import bit_equal
 from ..checkpoints.literals import other_literal, value_read
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, factor_of
-from ..ir.torch_internals import buffers_of
+from ..ir.torch_internals import buffers_of, guard_texts
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState, StateRequest, without
@@ -42,7 +42,7 @@ from .effects import (
 from .explain import explain, is_specialized, reads, way_out
 from .export import ExportAttempt, MemberExporter, has_dataclass, run_once
 from .exported import state_tensors, tensor_inputs
-from .guards import GuardSource, bound_line, conditions_of, guards_of, names_of, place_of
+from .guards import GuardSource, bound_line, conditions_of, guards_from, names_of, place_of
 from .named_fields import Make
 from .program import member_program, modules_of, outputs_of, symbols_of
 from .reachable import tensors_of
@@ -274,7 +274,7 @@ def _captured(
     modules, classes = modules_of(member)
     weights, program = member_program(member, matched, symbols)
     lines, unwritable = conditions_of(attempt.seen, call.leaves)
-    guards = guards_of(exported, call.leaves, member.name, lines, unwritable)
+    guards = guards_from(guard_texts(exported), call.leaves, member.name, lines, unwritable)
     saved = member.module.state_dict()  # the checkpoints have these tensors
     return Captured(
         program=program,

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.export.graph_signature import OutputKind
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError
 from ..ir.torch_internals import buffers_of, memory_id, op_base_name, schema_of
 from ..spec.entries import method_of
@@ -229,15 +230,9 @@ class _DataFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are equal bit for bit. NaN equals NaN."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return bool(a == b)
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.equal(a.isnan(), b.isnan())
-        and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
+    """Whether two values are equal bit for bit."""
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    return bit_equal(a, b) if tensors else bool(a == b)
 
 
 def refuse_changes(member: ExportedMember, assigned: Collection[str]) -> None:

@@ -44,6 +44,7 @@ from ..ir.torch_internals import (
     parameters_of,
     replaced,
     submodules_of,
+    without_fast_path,
 )
 from ..spec.entries import FORWARD, method_of
 from .attributes import attributes_of
@@ -58,11 +59,10 @@ from .derivatives import (
     weights_fixed,
 )
 from .explain import has_no_derivative, is_of_data, source_of
-from .exported import graph_modules, put_in_place
+from .exported import check_in_factorizations, graph_modules, put_in_place
 from .guards import ExportEvents, watched
 from .named_fields import named_fields
 from .patches import decompositions, dropout_copies, fake_quantize, functions, packed_sequences
-from .patches.checked_factorizations import check_in_factorizations
 from .patches.functions import bound_embeddings, by_places, scattered_by_places
 from .patches.member_values import MemberValues
 from .patches.numbers import Names, conversions, numbers_kept
@@ -231,17 +231,15 @@ def _read_numbers(exported: torch.export.ExportedProgram) -> None:
 def calm() -> Iterator[None]:
     """Sets torch up for an export inside a with block, and restores its settings afterwards."""
     validation = distributions_validate()  # validation of arguments branches on data
-    # the fast path's nested tensors give other answers at padded positions
-    fast = torch.backends.mha.get_fastpath_enabled()
     level = logging.root.manager.disable
     torch.distributions.Distribution.set_default_validate_args(False)
-    torch.backends.mha.set_fastpath_enabled(False)
     logging.disable(logging.ERROR)
     try:
         # Torch prints the whole graph of an export that fails, and warns about its own use of the module's
         # internals. widepack's error says the same in one paragraph.
         with (
             replaced(_REPLACEMENTS),
+            without_fast_path(),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
@@ -250,7 +248,6 @@ def calm() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-        torch.backends.mha.set_fastpath_enabled(fast)
         torch.distributions.Distribution.set_default_validate_args(validation)
 
 

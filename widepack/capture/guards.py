@@ -21,14 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from widepack_artifacts.guards import Expr, holds, letters
 
 from ..errors import CaptureError
 from ..ir.guards import InputLeaf, always, arithmetic, expression, subscript_place
-from ..ir.torch_internals import guard_texts, replaced
+from ..ir.torch_internals import replaced
 from .explain import user_frame, way_out
 
 _MOST_POINTS = 600  # sizes at which two conditions are compared
@@ -97,26 +96,6 @@ class GuardSource(NamedTuple):
 
     expr: Expr
     source: str
-
-
-def guards_of(
-    exported: torch.export.ExportedProgram,
-    inputs: Sequence[InputLeaf],
-    name: str,
-    sources: Sequence[GuardSource] = (),
-    line: str = "",
-) -> tuple[GuardSource, ...]:
-    """Returns all guards of an exported program as arithmetic over named dims.
-
-    exported: what torch.export gave for a member. The others: as `guards_from`. Raises: CaptureError.
-    """
-    codes = guard_texts(exported)
-    if codes is None:
-        raise CaptureError(
-            f"torch {torch.__version__} does not report the conditions of an export; widepack needs "
-            "torch 2.11 or newer"
-        )
-    return guards_from(codes, inputs, name, sources, line)
 
 
 def guards_from(

@@ -28,6 +28,7 @@ from ..ir.guards import factor_of
 from ..ir.torch_tuples import TORCH_TUPLE, torch_fields
 from ..ir.values import known
 from ..spec.entries import FORWARD
+from ..spec.input_spec import DimExpr
 from .effects import drop_asserts
 from .explain import is_of_value, no_form, source_of
 from .exported import output_of, state_tensors, tensor_inputs
@@ -221,7 +222,7 @@ def symbols_of(member: ExportedMember) -> dict[Any, str]:
             expr = node.meta["val"].shape[axis]
             if isinstance(expr, torch.SymInt) and isinstance(expr.node.expr, sympy.Symbol):
                 factor, letter = factor_of(text)
-                symbols[expr.node.expr] = letter if factor == 1 else f"{factor}*{letter}"
+                symbols[expr.node.expr] = str(DimExpr(letter, factor))
     return symbols
 
 

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.tensor_type import TensorType, parse_slot
 from ..spec.entries import FORWARD, method_of
+from ..spec.input_spec import DimExpr
 from .derivatives import weights_fixed
 from .explain import first_line, user_frame, way_out
 
@@ -141,14 +142,10 @@ def _takes_equal(trial: Trial, failure: _Failure, kept: str, other: str) -> str:
     places = [f"{leaf.name} at axis {axis} ({text})" for leaf, axis, text in _places(trial, [kept, other])]
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
 
-    def renamed(text: str) -> str:
-        factor, _ = factor_of(text)
-        return kept if factor == 1 else f"{factor}*{kept}"
-
     return (
         f"{failure.name} takes {kept} and {other} where they are equal only{failure.at}: "
         f"{' and '.join(places)}; it fails at the example's {example}: {failure.reason}. Equal letters are "
-        f"equal sizes: write {_types(trial, [other], renamed)}"
+        f"equal sizes: write {_types(trial, [other], lambda text: str(DimExpr(kept, factor_of(text)[0])))}"
     )
 
 
@@ -192,7 +189,8 @@ def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: S
     if step > 1 and len(sizes) > 2:
         return (
             f"{name} takes {' and '.join(group)} in multiples of {step} only{at}; it fails at the example's "
-            f"{example}: {reason}. Write {_types(trial, group, lambda text: _times(text, step))}"
+            f"{example}: {reason}. Write "
+            f"{_types(trial, group, lambda text: f'{_whole(text, step)}*{factor_of(text)[1]}')}"
         )
     listed = ", ".join(map(str, sizes[:6])) + (f", ... {sizes[-1]}" if len(sizes) > 6 else "")
     bounds = ", ".join(f"{d}={sizes[0]}..{sizes[-1]}" for d in group)
@@ -259,11 +257,6 @@ def _places(trial: Trial, group: Sequence[str]) -> list[tuple[InputLeaf, int, st
 
 def _whole(text: str, size: int) -> int:
     return factor_of(text)[0] * size
-
-
-def _times(text: str, step: int) -> str:
-    factor, letter = factor_of(text)
-    return f"{factor * step}*{letter}"
 
 
 def _types(trial: Trial, group: Sequence[str], put: Callable[[str], str]) -> str:

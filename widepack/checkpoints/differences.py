@@ -294,7 +294,7 @@ def _copies(names: Sequence[str], model: Mapping[str, object]) -> str:
     """Returns the prefix under which the names contain all of the model's again (an average beside the
     weights).
     """
-    first = max(model, key=len)
+    first = max(model, key=len, default="")
     prefixes = [name[: -len(first) - 1] for name in names if name.endswith(f".{first}")]
     return next((prefix for prefix in prefixes if all(f"{prefix}.{name}" in names for name in model)), "")
 

@@ -19,9 +19,8 @@ from widepack_artifacts.program import Kind, Node, Program, refs, substitute
 from ..ir import ops
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU, Fakes, member_slice, replay, run_node, slot_value
-from ..ir.limits import tensors
+from ..ir.limits import recurrent_result, tensors
 from ..ir.op_records import is_recurrent_layer
-from ..ir.recurrent_values import recurrent_result
 from ..ir.torch_internals import is_overload
 from ..runtime.flop_formulas import FlopFormula, kernel_formula, own_formula
 from ..runtime.kernel_count import is_view

@@ -16,7 +16,7 @@ own modules, both from one seed. A program with a random op that has no fixed fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -101,10 +101,11 @@ def settle(fused: LiveMembers, entry: FusedEntry) -> None:
         entry.restrict((), not_at_one)
         return
     subject = replace(subject, module=lambda i: fused.member(0, CPU))
-    guards = [g.expr for g in entry.captured.guards]
-    entry.restrict(small_sizes.needless(subject, entry.bounds, guards), {})
+    entry.restrict(small_sizes.needless(subject, entry.bounds, entry.conditions), {})
     for letter in entry.sizes:
-        if why := small_sizes.difference_at_one(replace(subject, fits=_fits(entry)), letter):
+        if why := small_sizes.difference_at_one(
+            replace(subject, fits=fitting(entry.bounds, entry.conditions)), letter
+        ):
             entry.restrict((), {letter: why})
 
 
@@ -133,10 +134,6 @@ def _difference_at(
     return ""
 
 
-def _fits(entry: FusedEntry) -> Callable[[Mapping[str, int]], bool]:
-    return fitting(entry.bounds, [g.expr for g in entry.captured.guards])
-
-
 def subject_for(fused: LiveMembers, entry: FusedEntry, resting: Program, without_modules: bool) -> Subject:
     """Returns the subject of a comparison: the member program at rest, and the members' modules if these are
     compared.
@@ -151,14 +148,14 @@ def subject_for(fused: LiveMembers, entry: FusedEntry, resting: Program, without
         programs=[resting],
         signatures=entry.signatures,
         sources=entry.sources,
-        outputs=[n for n, _ in entry.captured.outputs],
+        outputs=entry.output_names,
         sizes=entry.sizes,
         batch=entry.batch,
         weights=lambda i: {n: v[i] if entry.kinds[n] == "stacked" else v for n, v in weights.items()},
         module=None if without_modules else lambda i: fused.member(i, CPU),
         bind=lambda leaves: sample_with(fused, leaves),
-        fits=_fits(entry),
-        numbers=tree.numbers(entry.captured.returned),
+        fits=fitting(entry.bounds, entry.conditions),
+        numbers=tree.numbers(entry.returned),
         states=entry.states,
         rests=fused.drops_only_when_fused,
         initial=initial,

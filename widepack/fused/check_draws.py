@@ -13,8 +13,8 @@ from ..capture.attributes import attributes_of, differences
 from ..errors import VerificationError
 from ..ir.overlapping import copy_into
 from ..spec.draws import InputSource, draw_all
+from ..verification.own_module import generator_states, moved_since
 from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
-from ..verification.unsteady import generator_states, moved_since
 from .check_gradients import trained
 from .gradient_causes import way_out
 from .gradient_differences import WAY_OUT, compare_gradients

@@ -16,7 +16,7 @@ from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.named_fields import known_forms
 from ..ir.cast import raise_program
-from ..verification.rest_mode import without_draws
+from ..verification.module_run import without_draws
 from .gradients import Gradients, gradients_of, terms_of, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry

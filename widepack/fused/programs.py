@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.entry import Dim, Entry, Guard, Input, Parameter
+from widepack_artifacts.entry import Dim, Entry, Guard, Input
 from widepack_artifacts.program import Kind, Program
-from widepack_artifacts.tree import Tree
 
 from ..capture.capture import Captured
 from ..checkpoints.differences import bit_equal
@@ -29,21 +28,17 @@ from ..errors import CaptureError
 from ..inference.binder import Binder
 from ..ir import ops
 from ..ir.edit import with_reshapes
-from ..ir.tensor_type import parse_slot
 from ..lowering.differentiable import for_gradients
-from ..lowering.lower import lower
+from ..lowering.pattern_programs import PatternPrograms
 from ..planning.channels_last_plans import with_channels_last, without_channels_last
-from ..planning.heuristics import plans
-from ..planning.plan import Plan, for_size, scaled
+from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
 from ..planning.training_plans import with_products
 from ..simplify.canonical import plain
-from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
-from ..spec.input_spec import batch_letter
 from ..system.autocast import plain_modes
-from ..verification import small_sizes
-from ..verification.program_difference import is_literal
+from ..verification.entries import CapturedEntry
+from ..verification.same_program import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
 from .skeleton import ModuleSkeleton
 from .torch_module import write_count
@@ -74,7 +69,7 @@ class Runner:
     checked: bool = False
 
 
-class FusedEntry(MemberPrograms):
+class FusedEntry(CapturedEntry):
     """The members' forward in one mode, dtype and device: the capture, and the wide programs made of it.
 
     It has what a verification needs of an entry.
@@ -110,16 +105,18 @@ class FusedEntry(MemberPrograms):
         weights = tuple(replace(s, source=first_names.get(s.source, s.source)) for s in program.weights)
         program = replace(program, weights=weights)
         super().__init__([program], kinds.__getitem__, captured.states, captured.sizes, [0] * count)
-        self.captured, self.kinds, self.constants = captured, dict(kinds), dict(constants)
+        self.set_captured(captured)
+        self.sources = [InputSource(x.name, x.type, None, None, example=x.example) for x in captured.inputs]
+        self.kinds, self.constants = dict(kinds), dict(constants)
         self.first_names, self.capture_compared = dict(first_names), False
-        self.count, self.device, self.strategies = count, device, strategies
+        self.device, self.strategies = device, strategies
         self.carried = [(s.input, s.output, s.name) for s in captured.states]
         self.input_count = len(captured.inputs) - len(self.carried)  # the states are the last inputs
         self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self.compiled: Mapping[str, Any] | None = None  # options of torch.compile for programs with gradients
         self._read: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
-        self._plans: dict[_Key, tuple[Program, dict[str, Kind], list[Plan]]] = {}
+        self._plans: dict[_Key, tuple[PatternPrograms, list[Plan]]] = {}
         self._runners: dict[tuple[_Key, tuple[int, int | None], bool], Runner] = {}
 
     def reads_as_captured(self, tensor_of: Callable[[str], torch.Tensor]) -> bool:
@@ -154,32 +151,6 @@ class FusedEntry(MemberPrograms):
         """The wide programs that were made so far."""
         return list(self._runners.values())
 
-    @property
-    def bounds(self) -> dict[str, tuple[int, int | None]]:
-        """The smallest and the largest size of each dim."""
-        return {d: (least, most) for d, (least, most, _) in self.captured.dims.items()}
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self.captured.sizes
-
-    @property
-    def batch(self) -> str:
-        """The dim whose sizes batch classes divide."""
-        return batch_letter(parse_slot(leaf.type).dims for leaf in self.captured.inputs)
-
-    @property
-    def signature(self) -> Sequence[Parameter]:
-        return self.captured.signature
-
-    @property
-    def result(self) -> Tree:
-        return self.captured.result
-
-    @property
-    def sources(self) -> Sequence[InputSource]:
-        return [InputSource(x.name, x.type, None, None, example=x.example) for x in self.captured.inputs]
-
     def _manifest_entry(self) -> Entry:
         """Returns what calls are checked against, in the form of a manifest's entry."""
         c = self.captured
@@ -200,15 +171,9 @@ class FusedEntry(MemberPrograms):
         """Corrects the conditions of the capture by what a member did at small sizes.
 
         Args:
-            needless: The numbers of the guards that the member does not need.
-            not_at_one: The dims whose smallest size is 2, because the program is not valid at 1; and why.
+            needless, not_at_one: As `corrected` takes them.
         """
-        c = self.captured
-        dims = dict(c.dims)
-        for letter, why in not_at_one.items():
-            dims[letter] = small_sizes.at_least_two(letter, dims[letter], why)
-        guards = tuple(g for k, g in enumerate(c.guards) if k not in needless)
-        self.captured = replace(c, dims=dims, guards=guards)
+        self.set_captured(self.corrected(needless, not_at_one))
         self.binder = Binder(self._manifest_entry(), self.count, self.device, model="fused")
 
     def runner(
@@ -234,49 +199,44 @@ class FusedEntry(MemberPrograms):
         if key not in self._plans:
             with plain_modes():
                 self._plans[key] = self._planned(*key)
-        program, kinds, class_plans = self._plans[key]
-        of_class = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
+        of, class_plans = self._plans[key]
+        of_class = of.serving(class_plans, sizes)
         one = gradients and sizes.get(self.batch) == 1
         plan = without_channels_last(of_class) if one else of_class
         runner_key = (key, plan.batch, plan is of_class)
         if runner_key not in self._runners:
             with plain_modes():
                 if gradients:
-                    wide = for_gradients(
-                        program, self.count, kinds, plan, self.sizes, self.shapes[0], transforms=key[2]
-                    )
+                    given = of.program, of.count, of.slots, plan, of.sizes, of.shapes[0]
+                    wide = for_gradients(*given, transforms=key[2])
                 else:
-                    wide = lower([program], self.signatures, kinds, plan, self.sizes, self.shapes[0]).program
+                    wide = of.lower(plan).program
             self._runners[runner_key] = Runner(*key[:2], plan, wide, self._run(wide, gradients))
         return self._runners[runner_key]
 
     def _planned(
         self, stacked: tuple[bool, ...], gradients: bool, transforms: bool
-    ) -> tuple[Program, dict[str, Kind], list[Plan]]:
-        """Returns, for a pattern of inputs, the member program, the kinds of its slots, and a plan for each
-        batch class.
-        """
+    ) -> tuple[PatternPrograms, list[Plan]]:
+        """Returns the member program for a pattern of inputs, and a plan for each batch class."""
         if not any(stacked):
             pattern = "shared"
         elif all(stacked):
             pattern = "each"
         else:
             pattern = "mixed:" + "".join("e" if s else "s" for s in stacked)
-        inputs = zip((s.name for s in self.programs[0].inputs), [*stacked, *(True for _ in self.carried)])
-        kinds: dict[str, Kind] = {s.name: self.kinds[s.source] for s in self.programs[0].weights}
-        kinds.update({name: "stacked" if own else "shared" for name, own in inputs})
-        (program,) = self.programs if gradients else self.folded(kinds)
+        inputs = {i for i, own in enumerate(stacked) if own} | {s.input for s in self.states}
+        slots = self.slots_for(inputs)
+        programs = self.programs if gradients else self.folded(slots)
+        of = PatternPrograms(programs, self.signatures, slots, self.sizes, self.batch, pattern, self.shapes)
         # strategies with packed weights are only for weights that do not change
         request = replace(StrategyRequest.parse(self.strategies), plain=gradients, training=gradients)
-        class_plans = plans(
-            program, kinds, self.count, self.sizes, self.batch, self.device.type, pattern, request
-        )
+        class_plans = of.plans(self.device.type, request)
         if gradients and not transforms and self.device.type == "cpu":
             if self.compiled is None:  # torch's compiler chooses the memory order itself
-                program = with_reshapes(program)  # of values in channels-last memory
-                class_plans = with_channels_last(class_plans, program, kinds, self.sizes, self.batch)
-            class_plans = with_products(class_plans, program, kinds, self.sizes, self.batch)
-        return program, kinds, class_plans
+                of = replace(of, programs=[with_reshapes(of.program)])  # of values in channels-last memory
+                class_plans = with_channels_last(class_plans, of.program, slots, self.sizes, self.batch)
+            class_plans = with_products(class_plans, of.program, slots, self.sizes, self.batch)
+        return of, class_plans
 
     def _run(self, program: Program, gradients: bool) -> ProgramRun:
         if gradients:
@@ -306,7 +266,7 @@ class FusedEntry(MemberPrograms):
             members: The numbers of the members.
         """
         other, rows = copy.copy(self), list(members)
-        other.count, other.signatures = len(rows), (0,) * len(rows)
+        other.signatures = (0,) * len(rows)
         other.constants = {n: v[rows] if self.kinds[n] == "stacked" else v for n, v in self.constants.items()}
         other.binder = Binder(self._manifest_entry(), other.count, self.device, model="fused")
         other.capture_compared = self.capture_compared or any(r.checked for r in self.runners)

@@ -22,7 +22,7 @@ from ..capture.capture import Captured
 from ..capture.reachable import class_functions, edges
 from ..errors import CaptureError, MemberMismatch, UsageError
 from ..spec.dtypes import dtype_name
-from ..verification.program_difference import difference
+from ..verification.same_program import difference
 from .attribute_reads import AttributeReads
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .torch_module import buffer_dict, hooks_of_gradients, parameter_dict

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..building.build import build
 from ..building.report import BuildReport
-from ..building.state_dicts import refuse_code
+from ..building.write import refuse_code
 from ..checkpoints.discovery import Checkpoint
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import module_state

@@ -110,3 +110,28 @@ def with_reshapes(program: Program) -> Program:
     """
     nodes = [replace(n, op="aten.reshape.default") if n.op in VIEWS else n for n in program.nodes]
     return replace(program, nodes=tuple(nodes))
+
+
+def drop_duplicates(program: Program) -> Program:
+    """Returns the program with one node in place of equal nodes, so that each value is computed once.
+
+    Exported code often computes one value several times: a mask for each layer, a positional table for each
+    encoder, a transposed weight for each head. Two nodes are equal if they call the same op with the same
+    values and literals. The first of them stays, so no kind changes. Ops that draw random numbers or write
+    stay, and ops whose result has a size that depends on data: two equal calls of them have different symbols
+    for that size.
+    """
+    first: dict[str, str] = {}
+    kept: list[Node] = []
+    to: dict[str, Any] = {}
+    for node in program.nodes:
+        node = renamed(node, to)
+        if node.body is None and ops.repeats(node.op, node.args, node.kwargs):
+            # The text tells apart what Python holds equal: True, 1 and 1.0, or 0.0 and -0.0.
+            key = f"{node.op} {node.args!r} {sorted(node.kwargs.items())!r}"
+            if key in first:
+                to[node.name] = Ref(first[key])
+                continue
+            first[key] = node.name
+        kept.append(node)
+    return with_nodes(program, kept, to)

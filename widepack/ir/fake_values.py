@@ -30,8 +30,8 @@ from ..spec.dtypes import dtype_of
 from ..system import deadline
 from . import limits, ops, size_terms
 from .encoding import decode
+from .limits import recurrent_result
 from .op_records import is_recurrent_layer
-from .recurrent_values import recurrent_result
 from .tensor_type import member_types, parse_slot
 from .torch_internals import symbolic_expression
 from .values import known

@@ -162,9 +162,9 @@ def export_below_autograd(
     return exported
 
 
-def guard_texts(exported: torch.export.ExportedProgram) -> list[str] | None:
-    """Returns the guards of an exported program as Python expressions; None in a torch before 2.11."""
-    return getattr(exported, "_guards_code", None)
+def guard_texts(exported: torch.export.ExportedProgram) -> list[str]:
+    """Returns the guards of an exported program as Python expressions."""
+    return exported._guards_code
 
 
 def check_while_exporting(condition: Any, message: Callable[[], str]) -> None:
@@ -205,21 +205,16 @@ def in_transform() -> bool:
 
 
 @contextmanager
-def without_fallback_warnings() -> Iterator[None]:
-    """Silences the warnings of `torch.vmap` for ops that it runs one after the other.
-
-    torch writes them to standard error, past Python's filters.
+def without_fast_path() -> Iterator[None]:
+    """Switches off the fast path of torch's transformer layers inside a with block. Its nested tensors give
+    other answers at padded positions.
     """
-    known = getattr(torch._C, "_functorch", None)
-    change = getattr(known, "_set_vmap_fallback_warning_enabled", None)
-    if change is None:
-        yield
-        return
-    change(False)
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        change(True)  # torch's default: no function tells the setting
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.nn.functional import dropout, pad
 
 from ..errors import UsageError
 from ..ir.ops import full_name
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from .base import WideLayer
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -73,7 +73,7 @@ class WideMultiheadAttention(WideLayer):
 
     def _check_call(self, need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
         """Raises UsageError for a strategy that cannot give weights, and for `is_causal` without a mask."""
-        linear = REGISTRY[full_name("linear")].strategies
+        linear = strategies_of(full_name("linear"))
         if need_weights and self.strategy not in ("auto", "sequential", *linear):
             raise UsageError(
                 f"{self.name}: strategy {self.strategy!r} gives no weights. "

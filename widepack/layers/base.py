@@ -30,7 +30,7 @@ from ..ir import ops
 from ..ir.encoding import type_of
 from ..ir.ops import full_name
 from ..ir.values import Shared, Stacked, Value
-from ..registry.registry import REGISTRY, Strategy
+from ..registry.registry import Strategy, strategies_of
 from ..registry.sequential import sequential
 from ..registry.writer import EagerWriter, put_shared, wide_items
 from .arguments import (
@@ -321,8 +321,7 @@ class WideLayer(nn.Module):
 
     def _strategies_of(self, op: str) -> dict[str, Strategy]:
         """Returns the strategies of an op that a layer can use, by name."""
-        known = REGISTRY[op].strategies if op in REGISTRY else {}
-        return {name: s for name, s in known.items() if name not in self.excluded_strategies}
+        return {name: s for name, s in strategies_of(op).items() if name not in self.excluded_strategies}
 
     def _choose(
         self, writer: EagerWriter, args: Any, kwargs: Any, torch_only: bool, main: bool

@@ -12,7 +12,6 @@
 | `interpreter.py` | Writes the nodes of a wide program: it runs each node of the member program |
 | `loops.py` | Lowers a loop region to one node |
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
-| `lowering_entry.py` | Defines what lowering and the comparisons need to know of an entry |
-| `relower.py` | Lowers programs at load, if the artifact has none that fits |
+| `pattern_programs.py` | Holds the simplified programs of an entry for one pattern, and lowers them |
 | `wide_programs.py` | Makes the wide programs of a build: plans by rules of thumb |
 """

@@ -18,7 +18,7 @@ from ..ir.edit import all_nodes
 from ..ir.fake_values import Shapes
 from ..kernels.library import DIFFERENTIABLE, INTEGER_ANSWERS
 from ..planning.plan import NodeChoice, Plan
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from .lower import Lowered, lower
 
 _OWN_OPS = "widepack."
@@ -57,7 +57,7 @@ def for_gradients(
 
 def _without(op: str, name: str) -> bool:
     """Returns whether the op's strategy of this name declares that it has no derivative."""
-    strategy = REGISTRY[op].strategies.get(name) if op in REGISTRY else None
+    strategy = strategies_of(op).get(name)
     return strategy is not None and not strategy.derivative
 
 
@@ -66,8 +66,8 @@ def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[st
     (node,) = (n for n in program.nodes if n.name == name)
     done = tried.setdefault(name, set())
     done.add(lowered.used[name])
-    known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
-    left = [s.name for s in known.values() if s.derivative and not s.on_request and s.name not in done]
+    known = strategies_of(node.op).values()
+    left = [s.name for s in known if s.derivative and not s.on_request and s.name not in done]
     if not left and "sequential" in done:
         raise LoweringError(f"node {name} ({node.op}, {node.source}) has no derivative in any strategy")
     chosen = left[0] if left else "sequential"

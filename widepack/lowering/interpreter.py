@@ -26,7 +26,7 @@ from ..ir.op_records import record
 from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
 from ..planning.apply_choice import apply_choice
 from ..planning.plan import NodeChoice
-from ..registry.registry import REGISTRY, Strategy
+from ..registry.registry import REGISTRY, Strategy, strategies_of
 from ..registry.writer import Writer, unwrap, wide_items
 from ..simplify.canonical import REPLACED
 
@@ -124,9 +124,7 @@ def run_node(
 
 def applicable(w: Writer, op: str, args: Any, kwargs: Any) -> list[Strategy]:
     """Returns the op's strategies that apply to these arguments, in order."""
-    return (
-        [s for s in REGISTRY[op].strategies.values() if s.when(w, *args, **kwargs)] if op in REGISTRY else []
-    )
+    return [s for s in strategies_of(op).values() if s.when(w, *args, **kwargs)]
 
 
 def once_a_member() -> dict[str, list[str]]:

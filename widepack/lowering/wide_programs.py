@@ -9,13 +9,12 @@ from widepack_artifacts.program import Kind, Program, refs
 
 from ..errors import CaptureError
 from ..ir.kinds import weights_only
-from ..planning.heuristics import plans
 from ..planning.plan import NodeChoice, Plan
 from ..planning.request import StrategyRequest
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..spec.entries import PATTERNS
-from .lower import Lowered, lower
-from .lowering_entry import EntryOfPart, LoweringEntry
+from .lower import Lowered
+from .pattern_programs import LoweringEntry, PatternPrograms
 
 
 @dataclass(frozen=True)
@@ -34,50 +33,47 @@ class LoweredProgram:
 
 
 def make_wide_programs(
-    job: LoweringEntry, request: StrategyRequest, targets: Sequence[str], parts: Iterable[range] = ()
+    entry: LoweringEntry, request: StrategyRequest, targets: Sequence[str], parts: Iterable[range] = ()
 ) -> list[LoweredProgram]:
     """Makes the plans by rules of thumb of each target and pattern, and each different wide program once.
 
     parts: the parts of the members that have programs of their own. Those of all members come first.
     """
-    for_all = _programs_of(job, request, targets)
+    every = [entry.of_pattern(pattern) for pattern in PATTERNS]
+    made = _programs_of(every, request, targets)
     by_signatures: dict[tuple[int, ...], list[LoweredProgram]] = {}
     for part in parts:
-        some = EntryOfPart(job, part)
-        key = tuple(some.signatures)
+        some = [programs.of_members(part) for programs in every]
+        key = tuple(some[0].signatures)
         if key not in by_signatures:
             by_signatures[key] = _programs_of(some, request, targets)
         for wide in by_signatures[key]:
             wide.members.append(part)
-    return for_all + [wide for wides in by_signatures.values() for wide in wides]
+    made += [wide for wides in by_signatures.values() for wide in wides]
+    _refuse_ragged_states(entry, made)
+    return found
 
 
 def _programs_of(
-    job: LoweringEntry, request: StrategyRequest, targets: Sequence[str]
+    patterns: Iterable[PatternPrograms], request: StrategyRequest, targets: Sequence[str]
 ) -> list[LoweredProgram]:
-    """Makes the programs for all members of an entry."""
+    """Makes the programs of each pattern."""
     by_strategies: dict[str, LoweredProgram] = {}
-    for pattern in PATTERNS:
-        slots = job.slots(pattern)
-        programs = job.simple(pattern)
-        for device in targets:
-            for plan in plans(programs[0], slots, job.count, job.sizes, job.batch, device, pattern, request):
-                strategies = sorted((n, c.strategy) for n, c in plan.choices.items() if not c.first)
-                key = f"{pattern} {sorted(plan.looped())} {strategies}"
-                if key not in by_strategies:
-                    lowered = lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0])
-                    by_strategies[key] = LoweredProgram(pattern, plan, lowered, [])
-                wide = by_strategies[key]
-                wide.uses.append(filled_plan(plan, wide.lowered, programs[0]))
-    wides = list(by_strategies.values())
-    _refuse_ragged_states(job, wides)
-    return wides
+    for of in patterns:
+        for plan in (plan for device in targets for plan in of.plans(device, request)):
+            strategies = sorted((n, c.strategy) for n, c in plan.choices.items() if not c.first)
+            key = f"{of.pattern} {sorted(plan.looped())} {strategies}"
+            if key not in by_strategies:
+                by_strategies[key] = LoweredProgram(of.pattern, plan, of.lower(plan), [])
+            wide = by_strategies[key]
+            wide.uses.append(filled_plan(plan, wide.lowered, of.program))
+    return list(by_strategies.values())
 
 
-def _refuse_ragged_states(job: LoweringEntry, wides: Sequence[LoweredProgram]) -> None:
+def _refuse_ragged_states(entry: LoweringEntry, wides: Sequence[LoweredProgram]) -> None:
     """Refuses a state whose shape differs between members. Raises: CaptureError."""
     for wide in wides:
-        for state in job.states:
+        for state in entry.states:
             if wide.lowered.program.outputs[state.output].kind == "ragged":
                 raise CaptureError(
                     f"state {state.name} is made of values whose shapes differ between the members; "
@@ -109,7 +105,7 @@ def filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
         choice = choices.get(node.name)
         # a choice with another strategy did not apply here
         if used != "loop" and (choice is None or choice.strategy != used):
-            known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+            known = strategies_of(node.op)
             why = known[used].note if used in known else _REASONS.get(used, "")
             choices[node.name] = NodeChoice(used, why)
     return replace(plan, choices=choices)
@@ -130,12 +126,12 @@ def wide_share(program: Program, found: Mapping[str, Kind], used: Mapping[str, s
     return sum(used[n] not in ("sequential", "loop") for n in reading) / len(reading) if reading else 1.0
 
 
-def wide_only(job: LoweringEntry, wides: Sequence[LoweredProgram], pattern: str) -> Program:
+def wide_only(entry: LoweringEntry, wides: Sequence[LoweredProgram], pattern: str) -> Program:
     """Returns the program of a pattern whose only loops are for Ragged values. torch.export programs are made
     of it.
     """
-    programs, slots, request = job.simple(pattern), job.slots(pattern), StrategyRequest("wide")
-    (plan,) = plans(programs[0], slots, job.count, job.sizes, job.batch, "cpu", pattern, request)
+    programs = entry.of_pattern(pattern)
+    (plan,) = programs.plans("cpu", StrategyRequest("wide"))
     for wide in wides:
         if (
             wide.pattern == pattern
@@ -143,7 +139,7 @@ def wide_only(job: LoweringEntry, wides: Sequence[LoweredProgram], pattern: str)
             and any(p.looped() == plan.looped() and not has_requests(p) for p in wide.uses)
         ):
             return wide.lowered.program
-    return lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0]).program
+    return programs.lower(plan).program
 
 
 def has_requests(plan: Plan) -> bool:

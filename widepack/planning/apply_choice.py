@@ -17,7 +17,7 @@ from widepack_artifacts.program import Node
 from ..errors import LoweringError
 from ..ir import ops
 from ..ir.values import Ragged, Shared
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..registry.sequential import sequential
 from ..registry.writer import Writer, put_shared, wide_items
 
@@ -43,7 +43,7 @@ def apply_choice(w: Writer, node: Node, args: Any, kwargs: Any, strategy: str | 
         raise LoweringError(f"node {node.name} reads a Ragged value outside a loop region")
     if runs_once(node, args, kwargs):
         return w.shared(w.call(node.op, *put_shared(args), **put_shared(kwargs))), "once"
-    strategies = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+    strategies = strategies_of(node.op)
     named = strategies.get(strategy or "")
     if named is not None and named.when(w, *args, **kwargs):
         return named.rule(w, *args, **kwargs), named.name

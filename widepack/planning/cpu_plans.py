@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from widepack_artifacts.program import Kind, Node, Program
 
 from ..ir.kinds import weights_only
-from ..registry.registry import REGISTRY
+from ..registry.registry import family_of
 from .packed_convs import packable, plain_bytes
 from .plan import NodeChoice, Plan
 from .regions import Regions
@@ -157,4 +157,4 @@ def alone(program: Program, found: Mapping[str, Kind]) -> Node | None:
 def one_pass(program: Program, found: Mapping[str, Kind]) -> bool:
     """Returns whether the program is one op that reads and writes all values once."""
     node = alone(program, found)
-    return node is not None and node.op in REGISTRY and REGISTRY[node.op].family in ONE_PASS
+    return node is not None and family_of(node.op) in ONE_PASS

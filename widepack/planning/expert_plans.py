@@ -21,7 +21,7 @@ from ..ir.fake_values import Fakes, replay
 from ..ir.values import GatheredMatrices, Shared, Stacked, Value
 from ..kernels.experts import OF_ONE_MEMBER
 from ..primitives.index_values import gathered
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from ..registry.writer import Writer
 from .plan import NodeChoice
 
@@ -44,8 +44,7 @@ def expert_layers(
     products = [
         n
         for n in program.nodes
-        if n.op in REGISTRY
-        and EXPERTS in REGISTRY[n.op].strategies
+        if EXPERTS in strategies_of(n.op)
         and found[n.name] == "stacked"
         and (n.op == OF_ONE_MEMBER or any(r in reads for r in refs((n.args, n.kwargs))))
     ]
@@ -74,7 +73,7 @@ def _fits(
         return Stacked(Value(x, values[x.name].unsqueeze(0)), gathered=parts)
 
     args, kwargs = map_arguments((node.args, node.kwargs), wide)
-    return bool(REGISTRY[node.op].strategies[EXPERTS].when(Writer(1), *args, **kwargs))
+    return bool(strategies_of(node.op)[EXPERTS].when(Writer(1), *args, **kwargs))
 
 
 def _operands(read: Node) -> tuple[Any, Any, Any]:

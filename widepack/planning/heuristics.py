@@ -18,13 +18,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 
 from widepack_artifacts.program import Kind, Program, Ref
 
 from ..ir import ops
 from ..ir.kinds import kinds
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from .chain_plans import with_chains
 from .cpu_plans import cpu_plans
 from .cuda_plans import cuda_plans
@@ -120,7 +120,7 @@ def preferred(
     """
     choices: dict[str, NodeChoice] = {}
     for node in program.nodes:
-        known: Sequence[str] = tuple(REGISTRY[node.op].strategies) if node.op in REGISTRY else ()
+        known = strategies_of(node.op)
         for name in request.preferred:
             if name == SPLIT and node.name not in split:
                 continue

@@ -27,7 +27,7 @@ from ..ir import ops
 from ..ir.fake_values import Fakes, replay
 from ..ir.kinds import weights_only
 from ..kernels.factored import WEIGHT
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
 from .batch_growth import growth
 from .plan import NodeChoice, Plan
 from .regions import Regions
@@ -57,8 +57,7 @@ def _layers(program: Program, found: Mapping[str, Kind]) -> list[Node]:
         for n in program.nodes
         if n.name not in early
         and found[n.name] == "stacked"
-        and n.op in REGISTRY
-        and SPLIT in REGISTRY[n.op].strategies
+        and SPLIT in strategies_of(n.op)
         and (weight := _weight(n)) is not None
         and weight in factored
     ]

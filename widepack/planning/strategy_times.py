@@ -8,7 +8,7 @@ runs once at load, and takes no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..ir.limits import tensors as tensors_in
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import memory_id
 from ..ir.values import Ragged, Shared, Stacked, Value
-from ..registry.registry import REGISTRY, Strategy
+from ..registry.registry import family_of, strategies_of
 from ..registry.writer import Writer, unwrap, wide_items
 from ..runtime.meta_values import META, meta_key, run_on_meta
 from ..spec.dtypes import dtype_of
@@ -143,8 +143,7 @@ class TimedWriter(Writer):
         if key is not None and key in self._runs:
             return self._runs[key]
         self.op = node.op
-        known = () if node.op not in REGISTRY else tuple(REGISTRY[node.op].strategies.values())
-        fits = [s for s in known if s.when(self, *args, **kwargs)]
+        fits = [s for s in strategies_of(node.op).values() if s.when(self, *args, **kwargs)]
         names: list[str | None] = [fixed]
         if fixed is None and not runs_once(node, args, kwargs):
             names = [s.name for s in fits if not s.on_request and (s.derivative or not training)] or names
@@ -153,15 +152,16 @@ class TimedWriter(Writer):
             self.spent = NOTHING
             value, used = apply_choice(self, node, args, kwargs, name)
             values[used], times[used] = value, self.spent
-        found = NodeRuns(values, times, self._first(node, known, args, kwargs))
+        found = NodeRuns(values, times, self._first(node, args, kwargs))
         if key is not None:
             self._runs[key] = found
         return found
 
-    def _first(self, node: Node, known: Sequence[Strategy], args: Any, kwargs: Any) -> str | None:
+    def _first(self, node: Node, args: Any, kwargs: Any) -> str | None:
         """Returns the strategy that lowering takes by itself; None if it depends on the kind of device."""
         if runs_once(node, args, kwargs):
             return "once"
+        known = strategies_of(node.op).values()
         names = []
         for device in ("cpu", "cuda"):
             writer = Writer(self.members, device)
@@ -304,5 +304,4 @@ def _node_times(
     """
     runs = writer.runs_of(node, args, kwargs, fixed, training)
     chosen = choose(node, runs.times) if len(runs.times) > 1 else next(iter(runs.times))
-    family = REGISTRY[node.op].family if node.op in REGISTRY else ""
-    return runs.values[chosen], NodeTimes(runs.times, chosen, runs.first, family)
+    return runs.values[chosen], NodeTimes(runs.times, chosen, runs.first, family_of(node.op))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..ir.ops import full_name
 from ..ir.values import Shared, Stacked, Value, WideValue
-from ..registry.registry import REGISTRY, strategy
+from ..registry.registry import strategies_of, strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
 from ..registry.writer import Writer, put_shared
 
@@ -20,7 +20,7 @@ def _linear(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None) 
     """Computes `[N, B, G*H]` with the first strategy of `linear` that applies."""
     if not any(isinstance(v, Stacked) for v in (x, weight, bias)):
         return w.stack(Shared(w.call("linear", put_shared(x), put_shared(weight), put_shared(bias))))
-    for s in REGISTRY[full_name("linear")].strategies.values():
+    for s in strategies_of(full_name("linear")).values():
         if s.when(w, x, weight, bias):
             return w.stack(s.rule(w, x, weight, bias))
     raise TypeError("no strategy of linear applies to these arguments")

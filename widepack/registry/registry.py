@@ -65,6 +65,16 @@ class Primitive:
 REGISTRY: dict[str, Primitive] = {}
 
 
+def strategies_of(op: str) -> dict[str, Strategy]:
+    """Returns the strategies of an op by name; none if the op has no primitive."""
+    return REGISTRY[op].strategies if op in REGISTRY else {}
+
+
+def family_of(op: str) -> str:
+    """Returns the family of an op; "" if it has no primitive."""
+    return REGISTRY[op].family if op in REGISTRY else ""
+
+
 def always(*_: Any, **__: Any) -> bool:
     """The `when` of a strategy that always applies."""
     return True

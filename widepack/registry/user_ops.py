@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..ir import ops
-from .registry import REGISTRY, WHOLE, Rule, When, always
+from .registry import WHOLE, Rule, When, always, strategies_of
 from .registry import register as add
 from .samples import SAMPLES, Draw, Make, samples
 
@@ -67,8 +67,8 @@ def register(
             f"These names have another meaning: {', '.join(_TAKEN)}."
         )
     (full,) = ops.allow([op])
-    if full in REGISTRY and name in REGISTRY[full].strategies:
-        file = REGISTRY[full].strategies[name].rule.__code__.co_filename
+    if name in strategies_of(full):
+        file = strategies_of(full)[name].rule.__code__.co_filename
         raise UsageError(f"{full} has a strategy {name!r} already, in {file}. Choose another name.")
     if samples_of is not None and full in SAMPLES:
         file = SAMPLES[full].__code__.co_filename

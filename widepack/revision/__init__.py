@@ -9,9 +9,7 @@ new files, verifies the programs again, and publishes by one rename of the manif
 
 | file | what it does |
 |---|---|
-| `extra_state_cause.py` | Finds out whether extra state is why a new member answers otherwise |
-| `report.py` | Defines `ReviseReport` |
-| `request.py` | Defines the arguments of one revision, and the members of the revised artifact |
+| `request.py` | Defines the arguments of one revision, its members, and `ReviseReport` |
 | `revise.py` | Defines `widepack.update`, `append` and `drop`, which change the members of an artifact |
 | `revised_entry.py` | Rewrites one entry of an artifact for other members: lowers, verifies and writes it |
 | `revised_weights.py` | Makes the weights table of a revised artifact and writes its weights files |

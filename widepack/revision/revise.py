@@ -13,8 +13,7 @@ from ..checkpoints.new_member import NewMember, opening
 from ..errors import UsageError
 from ..spec.names import checkpoint_of, numbers_of, read_names
 from ..system.progress import Report
-from .report import ReviseReport
-from .request import MemberSlot, Model, PathText, ReviseRequest
+from .request import MemberSlot, Model, PathText, ReviseReport, ReviseRequest
 from .transaction import revise
 
 

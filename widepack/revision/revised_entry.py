@@ -14,41 +14,35 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.costs import Costs
 from widepack_artifacts.entry import Entry
-from widepack_artifacts.program import Kind
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 from ..building.prove import ProgramToCheck, check_call, check_costs, check_programs, or_plain
-from ..building.provenance import PART_COUNTS
-from ..building.write import WeightFiles, output_kinds, write_exported, write_wides
-from ..costs.derive import ModelFacts
+from ..building.write import PART_COUNTS, WeightFiles, output_kinds, write_exported, write_wides
 from ..errors import UsageError
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
-from ..simplify.factored_weights import stored_factors
-from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
-from ..spec.input_spec import batch_letter
 from ..spec.member_parts import parts_in
-from ..spec.state import BUFFER, OUTPUT, CarriedState
+from ..spec.state import BUFFER
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import answers, calls, probe
+from ..verification.entries import ArtifactEntry
 from ..verification.record import APPROXIMATION, entry_record
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.subject import CallCase, Subject, VerifiedCall, subject_of
@@ -59,14 +53,15 @@ Modules = Mapping[int, Callable[[], nn.Module]]
 """What makes the own modules of new members, by the number of the member."""
 
 
-class RevisedEntry(MemberPrograms):
+class RevisedEntry(ArtifactEntry):
     """An entry of an artifact for the revised members.
 
-    entry: its name. row: its row in the artifact's manifest. member_slots: the revised members. table: their
-    weights, by name. probed: the tensors of the artifact's probe; None without a probe. strategies: those
-    that the artifact was built with. files, programs: the member programs that are used. change: why the wide
-    programs must be lowered again; "" if they stay. measured: the rows of the measured plans that stay.
-    wides: the new wide programs, after `lower`; empty if those of the artifact stay.
+    member_slots: the revised members. probed: the tensors of the artifact's probe; None without a probe.
+    strategies: those that the artifact was built with. change: why the wide programs must be lowered again;
+    "" if they stay. measured, left_out: the rows of the measured plans that stay, and a line for each that
+    does not. wides: the new wide programs, after `lower`; empty if those of the artifact stay. After `prove`:
+    record: of the comparisons, for the manifest. probe: the probe's calls by pattern. modules_compared:
+    whether new members' own modules were compared with the captured program.
     """
 
     def __init__(
@@ -78,31 +73,9 @@ class RevisedEntry(MemberPrograms):
         probed: weight_files.Weights | None,
         strategies: StrategyRequest,
     ) -> None:
-        self.entry, self.reader, self.member_slots, self.probed = name, reader, slots, probed
-        self.row = row = reader.manifest.entries[name]
-        self.table = {w.name: w for w in table.weights}
-        self._factors = stored_factors([f.weight for f in table.factored], self.table)
-        of = [row.signatures[s.like] for s in slots]
-        used = sorted(set(of))
-        self.files = [row.member[s] for s in used]
-        self.count = len(slots)
-        self.sizes = {d: v.example for d, v in row.dims.items()}
-        super().__init__(
-            [reader.program(f) for f in self.files],
-            lambda n: cast(Kind, "stacked" if n in self._factors else self.table[n].kind),
-            _states(row),
-            self.sizes,
-            [used.index(s) for s in of],
-            self._factors,
-        )
-        self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
-        self.batch = batch_letter(parse_slot(x.type).dims for x in row.inputs)
-        self.signature = row.signature
-        # The manifest does not store where the member returns its states.
-        self.result = self.returned = row.result
-        self.output_names = [o.name for o in row.outputs]
-        self.conditions = [g.expr for g in row.guards]
-        self.buffer_inputs = frozenset(s.input for s in self.states if s.how == BUFFER)
+        factored = [f.weight for f in table.stored_factors]
+        super().__init__(name, reader, [s.like for s in slots], table.weights, factored)
+        self.member_slots, self.probed, row = slots, probed, self.row
         examples = [self._probe_input("each", k, 0) for k in range(len(row.inputs))]
         self.sources = [
             InputSource(x.name, x.type, x.low, x.high, None if example is None else example.clone())
@@ -133,19 +106,8 @@ class RevisedEntry(MemberPrograms):
         """Returns the names of the stored weights that the programs read and the states begin with."""
         read = {s.source for p in self.programs for s in p.weights}
         read |= {s.initial for s in self.row.state if s.initial}
-        split = {name: self._factors[name] for name in read if name in self._factors}
+        split = {name: self.factors[name] for name in read if name in self.factors}
         return (read - set(split)) | {part for f in split.values() for part in f.parts}
-
-    def facts(self, before: Costs) -> ModelFacts:
-        """Returns what is known of the model. before: the entry's costs in the artifact."""
-        return ModelFacts(
-            sizes=self.sizes,
-            model=before.model,
-            dims=self.bounds,
-            guards=self.conditions,
-            modules=before.modules,
-            classes=before.classes,
-        )
 
     def _lines(self, rows: Iterable[WideProgram], why: str) -> list[str]:
         """Returns a line for each measured plan that is left out."""
@@ -183,7 +145,7 @@ class RevisedEntry(MemberPrograms):
 
     # ---------------------------------------------------------------- verification
 
-    def prove(self, written: WeightFiles, modules: Modules, stages: Stages) -> ProvedRevision:
+    def prove(self, written: WeightFiles, modules: Modules, stages: Stages) -> None:
         """Makes all comparisons of this entry. modules: of the new members that have modules of their own.
 
         Raises: VerificationError.
@@ -204,20 +166,12 @@ class RevisedEntry(MemberPrograms):
             self._plain_programs,
         )
         reasons = {id(w): failed.get(self._key(w), "") for w in self.measured}
-        left_out = [
-            line
-            for why in dict.fromkeys(failed.values())
-            for line in self._lines((w for w in self.measured if reasons[id(w)] == why), why)
-        ]
-        return ProvedRevision(
-            entry=self,
-            wides=wides,
-            measured=[w for w in self.measured if not reasons[id(w)]],
-            left_out=[*self.left_out, *left_out],
-            record=self._record(reference, compared, captured),
-            probe=reference.probed(probe_calls),
-            modules_compared=bool(modules),
-        )
+        for why in dict.fromkeys(failed.values()):
+            self.left_out += self._lines((w for w in self.measured if reasons[id(w)] == why), why)
+        self.wides, self.measured = wides, [w for w in self.measured if not reasons[id(w)]]
+        self.record = self._record(reference, compared, captured)
+        self.probe = reference.probed(probe_calls)
+        self.modules_compared = bool(modules)
 
     def _programs(self, wides: Sequence[LoweredProgram]) -> list[ProgramToCheck]:
         """Returns the wide programs to verify, each once: those by rules of thumb, then the measured ones."""
@@ -239,14 +193,9 @@ class RevisedEntry(MemberPrograms):
 
     def _subject(self, files: weight_files.Weights) -> Subject:
         """Returns the subject of the comparisons, without modules. files: the members' weights."""
-        buffers = {s.input: s.initial for s in self.row.state if s.initial}
-
-        def initial(i: int, state: CarriedState) -> torch.Tensor | None:
-            return self.weight(buffers[state.input], i, files) if state.input in buffers else None
-
         title = f"a member program of entry {self.entry}"
         members = [s.name for s in self.member_slots]
-        subject = subject_of(self, members, files, initial=initial, before=partial(check_costs, title))
+        subject = subject_of(self, members, files, before=partial(check_costs, title))
         return replace(
             subject, sizes=self._call_sizes(), before_call=lambda inputs: check_call(title, subject, inputs)
         )
@@ -343,28 +292,7 @@ class RevisedEntry(MemberPrograms):
         found = reference.record(capture, compared)
         return {**found, **({APPROXIMATION: {**near, "outputs": rows}} if rows else {})}
 
-
-@dataclass(frozen=True)
-class ProvedRevision:
-    """A verified entry of a revised artifact.
-
-    wides: its new wide programs; empty if those of the artifact stay. measured, left_out: the rows of the
-    measured plans that stay, and a line for each that does not. record: of the comparisons, for the manifest.
-    modules_compared: whether new members' own modules were compared with the captured program.
-    """
-
-    entry: RevisedEntry
-    wides: list[LoweredProgram]
-    measured: list[WideProgram]
-    left_out: list[str]
-    record: dict[str, Any]
-    probe: dict[str, probe.Answers]
-    modules_compared: bool
-
-    @property
-    def name(self) -> str:
-        """The name of the entry."""
-        return self.entry.entry
+    # ---------------------------------------------------------------- the new artifact
 
     def carry_plans(self, before: str, after: str) -> list[str]:
         """Copies the plans in the user's cache to the new artifact if its programs are the same.
@@ -377,18 +305,18 @@ class ProvedRevision:
             # Without a writable cache only a measurement is lost.
             with contextlib.suppress(OSError, UsageError):
                 if not self.wides:
-                    plan_cache.carry(before, after, self.name, pattern, device)
-                elif plan_cache.find(before, self.name, pattern, device):
-                    why = self.entry.change or "its programs were lowered again"
-                    left_out.append(f"{self.name}, {pattern}, {device}, kept in your cache: {why}")
+                    plan_cache.carry(before, after, self.entry, pattern, device)
+                elif plan_cache.find(before, self.entry, pattern, device):
+                    why = self.change or "its programs were lowered again"
+                    left_out.append(f"{self.entry}, {pattern}, {device}, kept in your cache: {why}")
         return left_out
 
     def write(self, writer: Writer) -> Entry:
         """Writes the new programs, or keeps those of the artifact, and returns the entry's row."""
-        entry, row, reader = self.entry, self.entry.row, self.entry.reader
-        writer.take(reader, [*entry.files, *(w.file for w in self.measured)])
-        rows = row.rows if set(entry.files) <= set(row.member) else None  # new programs were not examined
-        row = replace(row, member=entry.files, signatures=list(entry.signatures), rows=rows)
+        row, reader = self.row, self.reader
+        writer.take(reader, [*self.files, *(w.file for w in self.measured)])
+        rows = row.rows if set(self.files) <= set(row.member) else None  # new programs were not examined
+        row = replace(row, member=self.files, signatures=list(self.signatures), rows=rows)
         if not self.wides:
             rules = [w for w in row.wide if not w.plan.get("machine")]
             writer.take(reader, [*(w.file for w in rules), *row.pt2.values()])
@@ -397,8 +325,8 @@ class ProvedRevision:
         return replace(
             row,
             outputs=tuple(replace(o, kind=kind) for o, kind in zip(row.outputs, output_kinds(self.wides))),
-            wide=(*write_wides(writer, self.name, self.wides), *self.measured),
-            pt2=write_exported(writer, entry, self.wides, row.pt2),
+            wide=(*write_wides(writer, self.entry, self.wides), *self.measured),
+            pt2=write_exported(writer, self, self.wides, row.pt2),
         )
 
 
@@ -410,11 +338,3 @@ def _rows_of(rows: Any, members: Collection[str]) -> list[dict[str, Any]]:
         if isinstance(errors, dict) and (kept := {n: e for n, e in errors.items() if n in members}):
             found.append({**row, "members": kept})
     return found
-
-
-def _states(row: Entry) -> list[CarriedState]:
-    """Returns the states of an entry. The manifest does not store whether an input is changed in place."""
-    return [
-        CarriedState(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT)
-        for s in row.state
-    ]

@@ -28,9 +28,8 @@ from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Change, Writer
 
-from ..building.build_weights import WeightRow
-from ..building.provenance import SHARD_SIZE
-from ..building.write import SHARD_BYTES, write_weights
+from ..building.build_weights import StoredFactors, WeightRow, WeightTable
+from ..building.write import SHARD_BYTES, SHARD_SIZE, write_weights
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.new_member import RAGGED, SHARED
 from ..errors import MemberMismatch
@@ -43,34 +42,15 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class RevisedFactors:
-    """A weight of the revised artifact that is stored as factors.
-
-    weight: its row in the manifest. rows: of its base, its factors and scales. corrections: of the members,
-    by the names of their tensors.
-    """
-
-    weight: FactoredWeight
-    rows: list[WeightRow]
-    corrections: Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class RevisedTable:
-    """The weights table of the revised artifact, as `write_weights` takes it. changed: a row for each weight
-    whose kind changed, as `ReviseReport.kinds` has it. factored: the weights that are stored as factors;
-    their bases and factors are rows too.
+class RevisedTable(WeightTable):
+    """The weights table of the revised artifact. changed: a row for each weight whose kind changed, as
+    `ReviseReport.kinds` has it.
     """
 
     rows: list[WeightRow]
     count: int
+    stored_factors: list[StoredFactors]
     changed: list[dict[str, Any]]
-    factored: list[RevisedFactors]
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The manifest's rows."""
-        return tuple(r.weight for r in self.rows)
 
 
 def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> RevisedTable:
@@ -90,7 +70,7 @@ def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[M
         for old, r in zip(manifest.weights, rows)
         if old.kind != r.weight.kind
     ]
-    return RevisedTable(rows, len(slots), changed, factored)
+    return RevisedTable(rows, len(slots), factored, changed)
 
 
 def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> WeightRow:
@@ -119,7 +99,7 @@ def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) ->
 
 def _factored(
     manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]
-) -> list[RevisedFactors]:
+) -> list[StoredFactors]:
     """Returns the factored weights of the revised members. The base stays.
 
     Raises: MemberMismatch, which lists the weights of new members that are no low-rank fine-tunes of it.
@@ -142,7 +122,7 @@ def _revised_factors(
     table: Mapping[str, Weight],
     files: weight_files.Weights,
     slots: Sequence[MemberSlot],
-) -> RevisedFactors:
+) -> StoredFactors:
     new = {
         i: new_factors(weight, files, slot.new, slot.new.checkpoint.path)
         for i, slot in enumerate(slots)
@@ -164,7 +144,7 @@ def _revised_factors(
         return torch.cat([value, value.new_zeros(shape)], axis)
 
     scales = [WeightRow(table[weight.scale], lambda i: part(weight.scale, i))] if weight.scale else []
-    return RevisedFactors(
+    return StoredFactors(
         replace(weight, ranks=[own for own, _ in stored]),
         [
             WeightRow(table[weight.base], lambda i: files.get(weight.base)),
@@ -172,7 +152,7 @@ def _revised_factors(
             WeightRow(replace(right, shape=[rank, right.shape[1]]), lambda i: part(weight.right, i, 0)),
             *scales,
         ],
-        {member_tensor(weight.name, i): data for i, (_, data) in enumerate(stored) if data},
+        lambda: {member_tensor(weight.name, i): data for i, (_, data) in enumerate(stored) if data},
     )
 
 
@@ -204,7 +184,7 @@ def rewrite(
     manifest = reader.manifest
     same_layout = table.count == len(manifest.members) and table.weights == manifest.weights
     if shard_bytes is not None or not same_layout:
-        writer.reserve(sum(w.bytes(table.count) for w in table.weights))
+        writer.reserve(sum(table.bytes_by_kind.values()))
         size = shard_size(reader) if shard_bytes is None else shard_bytes
         return write_weights(writer, table, size, progress), "streamed"
     names, ways = [], {"kept": 0}

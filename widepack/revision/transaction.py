@@ -9,6 +9,9 @@ checked against the artifact's weights table. Then
    (revised_entry.py);
 3. comparison (b) is made for all members, and the probe is computed again;
 4. one rename publishes the result, so a reader sees the old artifact or the new one.
+
+If the comparison of a new member fails, its extra state may be the cause (`explained`): the programs were
+captured from members with other extra state, which forward may read.
 """
 
 from __future__ import annotations
@@ -28,22 +31,29 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Member
-from widepack_artifacts.manifest_weights import KINDS
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
 from widepack_artifacts.writer import Writer
 
-from ..building.costs_file import write_costs
-from ..building.provenance import SHARD_SIZE, command_line, timestamp
-from ..building.state_dicts import MemberStates, refuse_code, stored_extra
-from ..building.write import WeightFiles, write_factored, write_tensors
+from ..building.costs import artifact_facts, write_costs
+from ..building.write import (
+    SHARD_SIZE,
+    MemberStates,
+    WeightFiles,
+    command_line,
+    refuse_code,
+    stored_extra,
+    timestamp,
+    write_factored,
+    write_tensors,
+)
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.discovery import Checkpoint, MemberPlace
-from ..checkpoints.extra_state import extra_file, extra_of_member
+from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
 from ..checkpoints.loading import filled
-from ..checkpoints.new_member import NewMember
+from ..checkpoints.new_member import NewMember, with_extra
 from ..checkpoints.unused_names import unused_names
-from ..errors import ArtifactError, UsageError, VerificationError
+from ..errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from ..fleet.open_member import open_new_member
 from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
@@ -59,10 +69,8 @@ from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
-from .extra_state_cause import explained
-from .report import ReviseReport
-from .request import ReviseRequest
-from .revised_entry import Modules, ProvedRevision, RevisedEntry
+from .request import MemberSlot, ReviseReport, ReviseRequest
+from .revised_entry import Modules, RevisedEntry
 from .revised_weights import new_table, rewrite
 
 _TRIES = 5
@@ -177,36 +185,40 @@ class Revision:
             files, way = rewrite(
                 self.writer, self.reader, self.table, self.slots, self.shard_bytes, self.stages.step
             )
-            rows = self.table.factored
-            factored = write_factored(self.writer, [r.weight for r in rows], (r.corrections for r in rows))
-        prove = partial(self._proved, WeightFiles.open(self.writer, files, factored))
+            factored = write_factored(self.writer, self.table.stored_factors)
+        prove = partial(self._prove, WeightFiles.open(self.writer, files, factored))
         with self.stages.stage("verify"), guarded(title):
             try:
-                proved = prove(self.modules)
+                prove(self.modules)
             except VerificationError as e:
                 raise explained(e, self.request, self.reader, self.slots, prove) from e
         with self.stages.stage("export"):
-            new = self._manifest(proved)
+            new = self._manifest()
         with self.stages.stage("publish"):
-            history = self._history(any(p.modules_compared for p in proved))
+            history = self._history(any(e.modules_compared for e in self.entries))
             new = replace(new, factored=factored, provenance=self._provenance(history))
             check_opens(self.writer, new)
             manifest = self.writer.publish(new)
-        left_out = [line for p in proved for line in p.left_out]
-        left_out += [line for p in proved for line in p.carry_plans(self.old.digest, manifest.digest)]
-        return self._report(manifest, history, proved, left_out, way)
+        left_out = [line for e in self.entries for line in e.left_out]
+        left_out += [line for e in self.entries for line in e.carry_plans(self.old.digest, manifest.digest)]
+        return self._report(manifest, history, left_out, way)
 
-    def _proved(self, written: WeightFiles, modules: Modules) -> list[ProvedRevision]:
+    def _prove(self, written: WeightFiles, modules: Modules) -> None:
         """Verifies all entries. Raises: VerificationError."""
         with warnings.catch_warnings():
             # Warnings of members at trial sizes do not concern the user.
             warnings.simplefilter("ignore")
-            return [entry.prove(written, modules, self.stages) for entry in self.entries]
+            for entry in self.entries:
+                entry.prove(written, modules, self.stages)
 
-    def _manifest(self, proved: Sequence[ProvedRevision]) -> form.Manifest:
+    def _records(self) -> dict[str, dict[str, Any]]:
+        """Returns the records of the comparisons by entry."""
+        return {e.entry: e.record for e in self.entries}
+
+    def _manifest(self) -> form.Manifest:
         """Writes the programs and the probe, and returns the new manifest without its history."""
-        entries = {p.name: p.write(self.writer) for p in proved}
-        calls = {place: answers for p in proved for place, answers in p.probe.items()}
+        entries = {e.entry: e.write(self.writer) for e in self.entries}
+        calls = {place: answers for e in self.entries for place, answers in e.probe.items()}
         self._keep_costs(entries)
         return replace(
             self.old,
@@ -215,7 +227,7 @@ class Revision:
             weights=self.table.weights,
             entries=entries,
             probe=write_tensors(self.writer, "probe", probe.make(calls)) if self.old.probe else "",
-            verification=join_records({p.name: p.record for p in proved}),
+            verification=join_records(self._records()),
         )
 
     def _state_dicts(self) -> StateDicts:
@@ -237,9 +249,8 @@ class Revision:
         if name and same and not self.table.changed:
             self.writer.take(self.reader, [name])
         elif name:
-            before = stored_costs(self.reader)
-            known = [(e, before[e.entry]) for e in self.entries if e.entry in before]
-            write_costs(self.writer, [(e.entry, e, e.facts(costs)) for e, costs in known])
+            known = [e for e in self.entries if e.entry in stored_costs(self.reader)]
+            write_costs(self.writer, [(e.entry, e, artifact_facts(e)) for e in known])
 
     def _history(self, compared: bool) -> dict[str, Any]:
         """Returns the revision's row in the history of the artifact's provenance.
@@ -281,28 +292,26 @@ class Revision:
         self,
         manifest: form.Manifest,
         history: Mapping[str, Any],
-        proved: Sequence[ProvedRevision],
         left_out: list[str],
         way: str,
     ) -> ReviseReport:
-        rows, count = self.table.weights, self.table.count
         return ReviseReport(
             path=os.fspath(self.request.target),
             did=self.request.did,
             members=tuple(s.name for s in self.slots),
             changed=history["members"],
             kinds=history["kinds"],
-            lowered=[p.name for p in proved if p.wides],
+            lowered=[e.entry for e in self.entries if e.wides],
             left_out=left_out,
             written=way,
             asked=history["asked"],
-            weights={k: sum(w.bytes(count) for w in rows if w.kind == k) for k in KINDS},
+            weights=self.table.bytes_by_kind,
             bytes_disk=sum(f.bytes for f in manifest.files.values()),
             seconds=self.stages.seconds,
             before=history["from"],
             digest=manifest.digest,
             verification=manifest.verification,
-            not_finite=not_finite({p.name: p.record for p in proved}),
+            not_finite=not_finite(self._records()),
             unused=unused_names(
                 [s.new.checkpoint for s in self.slots if s.new is not None],
                 (*manifest.state_dicts.ignored, *self.request.how.ignore),
@@ -321,3 +330,46 @@ def _strategies_of(manifest: form.Manifest) -> StrategyRequest:
 def _row(name: str, checkpoint: Checkpoint) -> Member:
     """Returns the manifest's row of a new member."""
     return Member(name, checkpoint.label, checkpoint.sha256(), checkpoint.bytes)
+
+
+def explained(
+    error: VerificationError,
+    request: ReviseRequest,
+    reader: Reader,
+    slots: Sequence[MemberSlot],
+    prove: Callable[[Modules], object],
+) -> VerificationError | MemberMismatch:
+    """Returns the error to raise for a revision whose comparison failed.
+
+    Args:
+        error: The error of the comparison.
+        request: The revision.
+        reader: The artifact before it.
+        slots: The members of the revised artifact.
+        prove: Makes the comparison with other modules of new members.
+
+    Returns:
+        an error that names the extra state, if the comparison passes with that of a member; else `error`.
+    """
+    extra = extra_of_member(reader, extra_file(reader), 0)
+    differing: dict[str, list[str]] = {}
+    modules: dict[int, Callable[[], nn.Module]] = {}
+    for i, slot in enumerate(slots):
+        if slot.new is None or (factory := request.how.factory(slot.new.checkpoint.path)) is None:
+            continue
+        factory.dtype = slot.new.dtype
+        modules[i] = partial(with_extra, factory, slot.new, extra)
+        if names := differing_names(slot.new.checkpoint.extra_state(), extra):
+            differing[slot.name] = names
+    if not differing:
+        return error
+    try:
+        prove(modules)
+    except (VerificationError, MemberMismatch):
+        return error
+    name, names = next(iter(differing.items()))
+    return MemberMismatch(
+        f"member {name}: its extra state ({', '.join(names[:5])}) differs from that of the artifact's"
+        " members, and forward depends on it: with their extra state and its own weights, it answers as the"
+        " artifact's programs. Build the artifact again with this checkpoint"
+    )

@@ -8,8 +8,8 @@ import torch
 
 from ..ir import ops
 from ..ir.encoding import decode, map_arguments
+from ..ir.limits import recurrent_result
 from ..ir.op_records import is_recurrent_layer
-from ..ir.recurrent_values import recurrent_result
 
 META = torch.device("meta")
 

@@ -17,7 +17,7 @@ from ..ir import ops
 from ..ir.edit import NodeWriter, renamed
 from ..ir.ops import full_name, full_names
 from ..ir.tensor_type import dtype_in, rank_of, sizes_of, tensor_type
-from ..registry.registry import REGISTRY
+from ..registry.registry import family_of
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def rewrite_read(read: Read) -> Rewrite:
 
 
 def _is_pointwise(node: Node) -> bool:
-    known = node.op in REGISTRY and node.op not in _NOT_EVERYWHERE and REGISTRY[node.op].family == "pointwise"
+    known = family_of(node.op) == "pointwise" and node.op not in _NOT_EVERYWHERE
     return known and ops.pure(node.op, node.args, node.kwargs)
 
 

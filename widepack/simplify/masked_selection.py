@@ -35,7 +35,7 @@ Masks are compared by how they are computed: `y > 0` written twice is one mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,6 @@ from .masked_rewrites import (
     rewrite_read,
 )
 
-PartHandler = Callable[[Read, PositionIndices], Rewrite]
 _INDICES = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.where.default")
 _READS = ("aten.index.Tensor", "aten.masked_select.default")
 
@@ -135,8 +134,34 @@ def _rewrite_indices(read: Read) -> Rewrite:
     first = node.args[0]
     indices = read.tracked.indices.get(first.name) if isinstance(first, Ref) else None
     if indices is not None:
-        return _PARTS[node.op](read, indices) if node.op in _PARTS else UNCHANGED
+        return _part(read, indices)
     return _AT_INDICES[node.op](read) if node.op in _AT_INDICES else UNCHANGED
+
+
+def _part(read: Read, indices: PositionIndices) -> Rewrite:
+    """Case 8: the indices of one dim of the mask: an item of a tuple, a column of `[K, within]`, or `[K, 1]`
+    squeezed or reshaped to `[K]`. `unbind` gives the tuple of all columns.
+    """
+    whole, dim = indices.dim is None, read.arguments.get("dim")
+    part: int | None = 0
+    match read.node.op:
+        case "operator.getitem" if whole:
+            part = read.node.args[1]
+        case "aten.unbind.int" if whole and dim in (1, -1):
+            part = None
+        case "aten.select.int" if whole and dim in (1, -1):
+            part = read.arguments["index"] % indices.within
+        case "aten.squeeze.dim" | "aten.squeeze.dims" if (
+            whole and indices.within == 1 and dim in (1, -1, [1], [-1])
+        ):
+            pass
+        case "aten.reshape.default" | "aten.view.default" if (
+            indices.within == 1 and rank_of(read.node.out) == 1
+        ):
+            pass
+        case _:
+            return UNCHANGED
+    return [], replace(indices, dim=part)
 
 
 def indices_of_mask(read: Read) -> Rewrite:
@@ -149,39 +174,6 @@ def indices_of_mask(read: Read) -> Rewrite:
         types[mask.name] = str(type_.with_dtype("bool"))
         read.tracked.equal.learn(write.nodes[-1])
     return write.nodes, PositionIndices(read.tracked.equal.first(mask.name), rank_of(types[mask.name]), None)
-
-
-def one_of_tuple(read: Read, indices: PositionIndices) -> Rewrite:
-    """Case 8: an item of a tuple of indices belongs to one dim of the mask."""
-    return ([], replace(indices, dim=read.node.args[1])) if indices.dim is None else UNCHANGED
-
-
-def unbound(read: Read, indices: PositionIndices) -> Rewrite:
-    """Case 8: indices `[K, within]` as a tuple of their columns."""
-    return ([], indices) if indices.dim is None and read.arguments.get("dim") in (1, -1) else UNCHANGED
-
-
-def column(read: Read, indices: PositionIndices) -> Rewrite:
-    """Case 8: a column of indices `[K, within]` belongs to one dim of the mask."""
-    arguments = read.arguments
-    if indices.dim is not None or arguments["dim"] not in (1, -1):
-        return UNCHANGED
-    return [], replace(indices, dim=arguments["index"] % indices.within)
-
-
-def squeezed(read: Read, indices: PositionIndices) -> Rewrite:
-    """Case 8: indices `[K, 1]` of a mask of one dim, squeezed to `[K]`."""
-    one_column = indices.dim is None and indices.within == 1
-    return (
-        ([], replace(indices, dim=0))
-        if one_column and read.arguments["dim"] in (1, -1, [1], [-1])
-        else UNCHANGED
-    )
-
-
-def reshaped(read: Read, indices: PositionIndices) -> Rewrite:
-    """Case 8: indices `[K, 1]` of a mask of one dim, reshaped to `[K]`."""
-    return ([], replace(indices, dim=0)) if indices.within == 1 and rank_of(read.node.out) == 1 else UNCHANGED
 
 
 def read_at(read: Read) -> Rewrite:
@@ -278,15 +270,6 @@ def _constant(read: Read, value: Any, mask: PositionIndices, before: int, behind
     return MaskedValue(mask.mask, value, before, mask.within, behind)
 
 
-_PARTS: dict[str, PartHandler] = {
-    "operator.getitem": one_of_tuple,
-    "aten.unbind.int": unbound,
-    "aten.select.int": column,
-    "aten.squeeze.dim": squeezed,
-    "aten.squeeze.dims": squeezed,
-    "aten.reshape.default": reshaped,
-    "aten.view.default": reshaped,
-}
 _AT_INDICES: dict[str, Handler] = {
     "aten.index.Tensor": read_at,
     "aten.index_select.default": read_at,

@@ -99,47 +99,37 @@ def fold_batch_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
 def _fold_back(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Case 1: replaces layer -> batch_norm (eval) -> getitem 0 by the layer with other weights."""
     facts, made_by = _Facts(program, slots), {n.name: n for n in program.nodes}
-    into: dict[str, tuple[Node, Node]] = {}  # layer -> (norm, its getitem)
+    new: dict[str, list[Node]] = {}
+    to: dict[str, Any] = {}
     for norm, item in _norms(program, facts):
         layer = made_by.get(norm.args[0].name) if isinstance(norm.args[0], Ref) else None
         if layer is None or facts.count[layer.name] != 1 or not _has_channels(layer):
             continue
         if facts.may_fold(_layer(layer), norm.args[1:5]):
-            into[layer.name] = (norm, item)
-    removed = {n.name for pair in into.values() for n in pair}
-    kept: list[Node] = []
-    to: dict[str, Any] = {}
-    for node in program.nodes:
-        if node.name in into:
-            norm, item = into[node.name]
-            kept += _take_in(renamed(node, to), norm, facts.types)
-            to[item.name] = Ref(node.name)
-        elif node.name not in removed:
-            kept.append(renamed(node, to))
-    return with_nodes(program, kept, to)
+            new |= {layer.name: _take_in(layer, norm, facts.types), norm.name: [], item.name: []}
+            to[item.name] = Ref(layer.name)
+    return _replaced(program, new, to)
 
 
 def _fold_forward(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Case 2: replaces batch_norm (eval) -> getitem 0 -> layers by the layers with other weights."""
     facts = _Facts(program, slots)
-    into: dict[str, Node] = {}  # layer -> norm
+    new: dict[str, list[Node]] = {}
     to: dict[str, Any] = {}
-    removed: set[str] = set()
     for norm, item in _norms(program, facts):
         layers = facts.readers.get(item.name, [])
         if facts.count[item.name] == len(layers) > 0 and all(
             _takes_shift(n, item.name) and facts.may_fold(_layer(n), norm.args[1:5]) for n in layers
         ):
-            into.update({n.name: norm for n in layers})
+            new |= {n.name: _take_from(n, norm, facts.types) for n in layers}
+            new |= {norm.name: [], item.name: []}
             to[item.name] = norm.args[0]
-            removed |= {norm.name, item.name}
-    kept: list[Node] = []
-    for node in program.nodes:
-        if node.name in into:
-            kept += _take_from(node, into[node.name], facts.types)
-            kept[-1] = renamed(kept[-1], to)
-        elif node.name not in removed:
-            kept.append(renamed(node, to))
+    return _replaced(program, new, to)
+
+
+def _replaced(program: Program, new: Mapping[str, Sequence[Node]], to: Mapping[str, Any]) -> Program:
+    """The program with other nodes. new: the name of a node -> those in its place. to: as `with_nodes`."""
+    kept = [renamed(n, to) for node in program.nodes for n in new.get(node.name, (node,))]
     return with_nodes(program, kept, to)
 
 
@@ -248,8 +238,7 @@ def _with_weights(layer: Node, make: NodeWriter, weight: Ref, bias: Ref | None) 
 def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Case 3: folds Stacked scales and shifts of layer norms into the linear layers that read them."""
     facts = _Facts(program, slots)
-    bare: dict[str, Node] = {}
-    into: dict[str, Node] = {}  # linear layer -> the norm that is folded into it
+    new: dict[str, list[Node]] = {}
     for norm in program.nodes:
         bound = ops.bind(norm.op, norm.args, norm.kwargs) if norm.op == "aten.layer_norm.default" else {}
         parameters = [p for p in (bound.get("weight"), bound.get("bias")) if isinstance(p, Ref)]
@@ -259,21 +248,15 @@ def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
         if layers and all(
             facts.may_fold(_layer(n), parameters)
             and facts.count[n.name]
-            and n.name not in into
+            and n.name not in new
             and _numbers(facts.types[_layer(n).weight.name]) <= LARGE
             for n in layers
         ):
             kwargs = {k: v for k, v in norm.kwargs.items() if k not in ("weight", "bias")}
             args = (bound["input"], bound["normalized_shape"], None, None, *norm.args[4:])
-            bare[norm.name] = replace(norm, args=args, kwargs=kwargs)
-            into.update({n.name: norm for n in layers})
-    kept: list[Node] = []
-    for node in program.nodes:
-        if node.name in into:
-            kept += _take_layer_norm(node, into[node.name], facts.types)
-        else:
-            kept.append(bare.get(node.name, node))
-    return with_nodes(program, kept, {})
+            new |= {n.name: _take_layer_norm(n, norm, facts.types) for n in layers}
+            new[norm.name] = [replace(norm, args=args, kwargs=kwargs)]
+    return _replaced(program, new, {})
 
 
 def _linear_layers(value: str, facts: _Facts, width: int, rank: int) -> list[Node]:

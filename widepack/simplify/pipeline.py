@@ -1,8 +1,10 @@
-"""Runs the passes over a member program, in this order. The result is a member program again.
+"""Simplifies the member programs of an entry, once for each pattern, and keeps the results.
 
-1. Remove copies and casts that have no effect (`drop_copies`), and equal nodes (common_subexpressions.py).
-2. Move linear layers before a new order of their rows (linear_rows.py), and write chains of reshapes and
-   transposes as views (view_chains.py).
+The passes run in this order. The result is a member program again.
+
+1. Remove copies and casts that have no effect (`drop_copies`), and equal nodes (`drop_duplicates`).
+2. Move linear layers before a new order of their rows, and write chains of reshapes and transposes as views
+   (view_chains.py).
 3. Compute one position of a dim where only one is read (select_pushdown.py).
 4. Rewrite values at the true positions of Stacked masks (masked_selection.py).
 5. Fold norms into the weights next to them (norm_folding.py), and join narrow linear layers over one value
@@ -19,24 +21,28 @@ no value has a higher kind than the value that it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from ..ir import ops
-from ..ir.edit import DENSE, VIEWS, renamed, sweep, types_of, with_nodes
+from ..ir.edit import DENSE, VIEWS, drop_duplicates, renamed, sweep, types_of, with_nodes
 from ..ir.encoding import type_of
 from ..ir.fake_values import Shapes
-from .common_subexpressions import drop_duplicates
+from ..ir.kinds import slot_kinds
+from ..spec.state import CarriedState
+from .factored_weights import FactorNames, with_factors
 from .horizontal_fusion import join_siblings
-from .linear_rows import rows_in_order
 from .masked_selection import select_by_masks
 from .norm_folding import fold_batch_norms, fold_layer_norms
 from .select_pushdown import narrow
 from .transposed_conv import convolve_plainly
-from .view_chains import merge_views
+from .view_chains import merge_views, rows_in_order
 
 _COPIES = ops.full_names("clone contiguous alias detach lift_fresh_copy dropout")
 END = (1 << 63) - 1  # export writes it for a slice without an end
@@ -67,16 +73,6 @@ def _alike(programs: Sequence[Program]) -> bool:
     return all(
         [(n.name, n.op) for n in p.nodes] == [(n.name, n.op) for n in programs[0].nodes] for p in programs
     )
-
-
-def simplify_all(
-    programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]
-) -> list[Program]:
-    """Simplifies the program of each shape signature in the same way.
-
-    slots: the kinds of weights and inputs, by value name. sizes: an example size of each dim.
-    """
-    return fold_all(straighten_all(programs, [Shapes(sizes) for _ in programs]), slots)
 
 
 def fold_all(programs: Sequence[Program], slots: Mapping[str, Kind]) -> list[Program]:
@@ -133,3 +129,70 @@ def _is_whole(node: Node) -> bool:
     """Whether a slice, or a write to one, takes all places of its dim."""
     bound = ops.bind(node.op, node.args, node.kwargs)
     return bound.get("start") in (None, 0) and bound.get("end") in (None, END) and bound.get("step", 1) == 1
+
+
+class MemberPrograms:
+    """The member programs of one entry: the base of the entries of builds, artifacts and fused modules.
+
+    programs: one for each shape signature, in plain ops.
+    kind: returns the kind of a weight, by its name in the table of weights.
+    states: the values that the caller carries from call to call.
+    sizes: the size of each dim in the example.
+    signatures: for each member the index of its program.
+    factors: the weights that are stored as factors, by name. Wide programs read the factors.
+    stored: the programs over the stored weights.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        kind: Callable[[str], Kind],
+        states: Sequence[CarriedState],
+        sizes: Mapping[str, int],
+        signatures: Sequence[int],
+        factors: Mapping[str, FactorNames] | None = None,
+    ) -> None:
+        self.programs, self.kind, self.states = list(programs), kind, tuple(states)
+        self.signatures = tuple(signatures)
+        self.shapes = [Shapes(sizes) for _ in programs]
+        self.stored = [with_factors(p, factors) for p in self.programs] if factors else self.programs
+        self._simple: dict[str, list[Program]] = {}
+        self._straight: list[Program] = []
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        return len(self.signatures)
+
+    def weight(self, name: str, member: int, files: weight_files.Weights) -> torch.Tensor:
+        """Returns one member's value of a weight, mapped from the weights files."""
+        return files.of_member(name, self.kind(name), member)
+
+    def weights_of(self, member: int, files: weight_files.Weights) -> dict[str, torch.Tensor]:
+        """Returns the weights of a member's program by source name, mapped from the weights files."""
+        program = self.programs[self.signatures[member]]
+        return {s.source: self.weight(s.source, member, files) for s in program.weights}
+
+    def slots(self, pattern: str) -> dict[str, Kind]:
+        """Returns the kind of every stored weight and every input of the member program, by value name.
+
+        A state has one value for each member in every pattern.
+        """
+        every = range(len(self.programs[0].inputs))
+        return self.slots_for({s.input for s in self.states} if pattern == "shared" else every)
+
+    def slots_for(self, stacked: Container[int]) -> dict[str, Kind]:
+        """Returns what `slots` does. stacked: the numbers of the inputs with one value for each member."""
+        return slot_kinds(self.stored[0], self.kind, stacked)
+
+    def simple(self, pattern: str) -> list[Program]:
+        """Returns the member programs, simplified for a pattern."""
+        if pattern not in self._simple:
+            self._simple[pattern] = self.folded(self.slots(pattern))
+        return self._simple[pattern]
+
+    def folded(self, slots: Mapping[str, Kind]) -> list[Program]:
+        """Returns the member programs, simplified for these kinds of weights and inputs."""
+        if not self._straight:
+            self._straight = straighten_all(self.stored, self.shapes)
+        return fold_all(self._straight, slots)

@@ -26,11 +26,10 @@ import torch
 from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..ir import ops
-from ..ir.edit import readers, renamed, sweep, with_nodes
+from ..ir.edit import drop_duplicates, readers, renamed, sweep, with_nodes
 from ..ir.fake_values import Shapes
 from ..ir.values import expression, known
-from ..registry.registry import REGISTRY
-from .common_subexpressions import drop_duplicates
+from ..registry.registry import family_of
 
 _SELECT = "aten.select.int"
 Step = Callable[["Narrowing"], Any]
@@ -144,8 +143,7 @@ def _next(program: Program, shapes: Shapes, tried: set[str]) -> tuple[Narrowing,
         if len(alike) < len(readers_of[node.name]) or not isinstance(values[node.name], torch.Tensor):
             continue
         new = Narrowing(choice, node, at[0] % values[node.name].ndim, at[1], values)
-        pointwise = node.op in REGISTRY and REGISTRY[node.op].family == "pointwise"
-        step = _pointwise if pointwise else STEPS.get(node.op)
+        step = _pointwise if family_of(node.op) == "pointwise" else STEPS.get(node.op)
         if step is not None and step(new) is not None and new.new and _runs(new, shapes):
             return new, [n.name for n in alike]
         tried.add(choice.name)

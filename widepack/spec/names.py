@@ -95,7 +95,9 @@ def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
     if isinstance(names, str) and "," not in names and os.path.isfile(names):
         try:
             member_names = [
-                line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()
+                line.strip()
+                for line in Path(names).read_text(encoding="utf-8-sig").splitlines()
+                if line.strip()
             ]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(

@@ -7,14 +7,9 @@
 | file | what it does |
 |---|---|
 | `candidate_pool.py` | Makes the candidates of a search, for one batch and one pattern |
-| `node_times.py` | Measures the seconds of each node of the member program in a wide program |
-| `publish.py` | Writes measured plans into an artifact |
-| `quick_race.py` | Chooses the plans of a new artifact by a quick race on this machine |
-| `quick_search.py` | Races the few plans that rules of thumb choose among, for one batch |
-| `report.py` | Defines the report of `widepack.tune` |
+| `quick_race.py` | Chooses the plans of a new artifact by a quick race of a few plans on this machine |
+| `report.py` | Defines the report of `widepack.tune`, and writes measured plans into an artifact |
 | `search.py` | Searches the fastest plan for one entry, pattern and batch on this machine |
 | `searches.py` | Prepares the searches of one pattern of an entry: one for each batch |
 | `tune.py` | Tunes an artifact: chooses its plans by measurement on this machine, and stores them |
-| `tuned_pattern.py` | Searches the plans of one pattern of an entry, for all batches together |
-| `weight_forms.py` | Chooses plans of all batch classes that store each weight in one form |
 """

@@ -17,20 +17,18 @@ from widepack_artifacts.program import Program
 from ..backends.flat import nodes_unrolled
 from ..backends.task import first_line
 from ..errors import UsageError
-from ..ir.fake_values import Shapes
 from ..ir.kinds import kinds, weights_only
 from ..kernels.decompose import for_compiler
-from ..lowering.lower import Lowered, lower
-from ..planning.heuristics import plans
+from ..lowering.lower import Lowered
+from ..lowering.pattern_programs import PatternPrograms
 from ..planning.plan import NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
-from ..simplify.member_programs import SimplifiedPrograms
 from ..system.timing import once, waited
 from .report import TIME_OVER
 
-RULES, LOOP, COMPOSED, CHOSEN = "rules of thumb", "loop", "composed", "chosen"
-KEPT = (RULES, LOOP, CHOSEN)  # these are not released, however slow they are
+RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
+KEPT = (RULES, LOOP)  # these are not released, however slow they are
 SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
 COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each
 COMPILER_S, NODE_S = 10.0, 0.1  # the seconds of a compilation, and of each node in it
@@ -41,25 +39,18 @@ CALLS_A_ROUND = 5  # of a candidate in a race, with those that are not timed
 class Workload:
     """What a search measures: the programs of one pattern at one batch.
 
-    simple: the member programs, simplified for the pattern.
+    programs: the member programs of the pattern. Searches that share them lower faster.
     sizes: the size of each dim, with the batch.
-    letter: the dim of the batch, or "".
-    device, pattern: the device and the pattern of inputs.
+    device: the device.
     inputs: the inputs of a wide call at these sizes.
-    example: the example sizes of the dims.
-    shapes: the fake values of the member program at the example sizes. Searches that share them lower faster.
     lowered: the programs of plans that searches of other batches lowered, by plan.
     plain: no packed convolutions by rules of thumb, as in the artifact's plans.
     """
 
-    simple: SimplifiedPrograms
+    programs: PatternPrograms
     sizes: Mapping[str, int]
-    letter: str
     device: torch.device
-    pattern: str
     inputs: Sequence[torch.Tensor]
-    example: Mapping[str, int]
-    shapes: Shapes
     lowered: dict[str, Lowered] = field(default_factory=dict)
     plain: bool = False
 
@@ -114,20 +105,13 @@ class CandidatePool:
     def __init__(
         self, work: Workload, bind: Callable[[Program, Plan], Any], right: Callable[[Any], str]
     ) -> None:
-        self.simple, self.sizes, self.letter, self.example = (
-            work.simple,
-            work.sizes,
-            work.letter,
-            work.example,
-        )
-        self.device, self.pattern, self.plain = work.device, work.pattern, work.plain
-        self.inputs, self.shapes = work.inputs, work.shapes
-        self._lowered = work.lowered
+        self.programs, self.sizes, self.inputs = work.programs, work.sizes, work.inputs
+        self.device, self.plain, self._lowered = work.device, work.plain, work.lowered
         self.bind, self.right = bind, right
         self.classes: tuple[int, int | None] = (1, None)  # the batch class that the plans serve
-        self.scaled = scaled(work.sizes, work.letter, work.example) or 1
-        self.first = work.simple.programs[0]
-        self.kinds = kinds(self.first, work.simple.slots)
+        self.scaled = scaled(work.sizes, work.programs.batch, work.programs.sizes) or 1
+        self.first = work.programs.program
+        self.kinds = kinds(self.first, work.programs.slots)
         self.early = weights_only(self.first)
         self.tuned = [
             n
@@ -145,16 +129,7 @@ class CandidatePool:
 
     def whole(self, whole: str) -> list[Plan]:
         """Returns the plans by rules of thumb, smallest batch first, for `auto`, `wide` or `loop`."""
-        return plans(
-            self.first,
-            self.simple.slots,
-            len(self.simple.signatures),
-            self.example,
-            self.letter,
-            self.device.type,
-            self.pattern,
-            StrategyRequest(whole, plain=self.plain),
-        )
+        return self.programs.plans(self.device.type, StrategyRequest(whole, plain=self.plain))
 
     def rules(self) -> Plan:
         """Returns the plan by rules of thumb that serves this batch."""
@@ -170,21 +145,14 @@ class CandidatePool:
 
         If an earlier candidate runs the same program, it is returned. `origin` is as in `Candidate`.
         """
-        plan = replace(plan, batch=self.classes, at=self.sizes.get(self.letter, 0))
+        plan = replace(plan, batch=self.classes, at=self.sizes.get(self.programs.batch, 0))
         strategies = sorted((n, c.strategy) for n, c in plan.choices.items())
         key = f"{plan.backend} {plan.workers} {sorted(plan.looped())} {strategies}"
         if key in self._by_key:
             return self._by_key[key]
         try:
             if key not in self._lowered:
-                self._lowered[key] = lower(
-                    self.simple.programs,
-                    self.simple.signatures,
-                    self.simple.slots,
-                    plan,
-                    self.example,
-                    self.shapes,
-                )
+                self._lowered[key] = self.programs.lower(plan)
             lowered = self._lowered[key]
             program = lowered.program
             if plan.backend:

@@ -1,7 +1,7 @@
 """Searches the fastest plan for one entry, pattern and batch on this machine, by measurement.
 
 1. **Profiles.** For every strategy that applies somewhere, the program with that strategy wherever it applies
-   is timed node by node (`node_times.py`). So each strategy is measured among values with the memory layout
+   is timed node by node (`cost_of_nodes`). So each strategy is measured among values with the memory layout
    that it and its neighbours make. A program that takes `SLOW` times as long as the fastest so far is
    released at once, with its packed weights.
 2. **Composition.** Nodes of one signature (op, types and kinds of their arguments, literals) choose together:
@@ -21,24 +21,27 @@ the loop.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..errors import VerificationError
 from ..ir.encoding import map_arguments
 from ..planning.plan import NodeChoice, Plan
-from ..registry.registry import REGISTRY
+from ..registry.registry import strategies_of
+from ..runtime.executable import Executable
+from ..runtime.graph_module import graph_module
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from ..system.timing import LEAST_ROUNDS, fastest, race, ratio
+from ..system.timing import LEAST_ROUNDS, fastest, race, ratio, waited, without_gc
 from .candidate_pool import (
-    CHOSEN,
     COMPOSED,
     KEPT,
     LOOP,
@@ -50,8 +53,51 @@ from .candidate_pool import (
     unique_candidates,
     with_choices,
 )
-from .node_times import cost_of_nodes
 from .report import TIME_OVER
+
+RUNS = 5
+
+
+class _TimedInterpreter(fx.Interpreter):
+    """Records the seconds of every node that computes something, in the program's order."""
+
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
+        super().__init__(module)
+        self.seconds: list[float] = []
+        self._device = device
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op not in ("call_function", "call_module"):
+            return super().run_node(n)
+        start = time.perf_counter()
+        result = waited(lambda: super(_TimedInterpreter, self).run_node(n), self._device)()
+        self.seconds.append(time.perf_counter() - start)
+        return result
+
+
+def cost_of_nodes(
+    run: Executable, device: torch.device, inputs: Sequence[torch.Tensor], budget_s: float = 0.2
+) -> dict[str, float]:
+    """Returns the seconds of each node of the member program: the sum over the wide nodes that were made for
+    it.
+
+    The seconds are medians over several runs. `inputs` are those of a wide call.
+    """
+    module = graph_module(run.program, device, run.workers)
+    runs: list[list[float]] = []
+    end = time.perf_counter() + budget_s
+    with torch.inference_mode(), without_gc():
+        while len(runs) < RUNS or time.perf_counter() < end:
+            interpreter = _TimedInterpreter(module, device)
+            interpreter.run(*run.weights, *inputs)
+            runs.append(interpreter.seconds)
+    seconds: dict[str, float] = {}
+    # the first run is slower, because it fills caches
+    for node, times in zip(run.program.nodes, zip(*runs[1:], strict=True), strict=True):
+        name = node.member or node.name
+        seconds[name] = seconds.get(name, 0.0) + statistics.median(times)
+    return seconds
+
 
 OVER_THREADS = "over threads"
 COMPILE_S = 120.0
@@ -167,23 +213,6 @@ class Search(CandidatePool):
             changes if eager.name in (winner.name, winner.origin) else [],
         )
 
-    def again(self, plan: Plan) -> dict[str, list[float]]:
-        """Races a chosen plan, as `CHOSEN`, against every candidate, without refinement.
-
-        Returns: the seconds of each round by candidate. Raises: VerificationError.
-        """
-        chosen = self.candidate(CHOSEN, plan)
-        if chosen is None:
-            raise VerificationError(f"the plan that was chosen does not run here: {self.dropped[CHOSEN]}")
-        if not self.is_right(chosen):
-            raise VerificationError(
-                f"the plan that was chosen gives wrong answers here: {self.dropped[CHOSEN]}"
-            )
-        candidates, _ = self.candidates()
-        rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
-        calls = {c.name: self.call(c) for c in unique_candidates([*candidates, *rest]) if c is not chosen}
-        return race({CHOSEN: self.call(chosen), **calls}, self.budget_s)
-
     def _race(self, stage: str, candidates: Sequence[Candidate], limit: TimeLimit) -> dict[str, list[float]]:
         """Races candidates; if the time is short, without the slowest of them."""
         racing = affordable(candidates, limit.left / LEAST_ROUNDS)
@@ -229,7 +258,9 @@ class Search(CandidatePool):
                 candidates.append(c)
         if not candidates:
             reasons = "; ".join(f"{n}: {w}" for n, w in self.dropped.items())
-            raise VerificationError(f"no wide program of {self.pattern} gives right answers here: {reasons}")
+            raise VerificationError(
+                f"no wide program of {self.programs.pattern} gives right answers here: {reasons}"
+            )
         return candidates, groups
 
     def _profiles(
@@ -238,7 +269,7 @@ class Search(CandidatePool):
         """Returns for each strategy the wide program, timed node by node, and the loop, if strategies have a
         form in it.
         """
-        several = [p.strategies.values() for n in self.tuned if len((p := REGISTRY[n.op]).strategies) > 1]
+        several = [s.values() for n in self.tuned if len(s := strategies_of(n.op)) > 1]
         names = list(dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request))
         profiles: list[Candidate | None] = []
         loops: list[Candidate | None] = []
@@ -248,7 +279,7 @@ class Search(CandidatePool):
                 continue
             self.report(f"strategy {name}", i, len(names))
             choices = {
-                n.name: NodeChoice(name, "measured") for n in self.tuned if name in REGISTRY[n.op].strategies
+                n.name: NodeChoice(name, "measured") for n in self.tuned if name in strategies_of(n.op)
             }
             profiles.append(self.screened(self._profiled(name, with_choices(wide, choices))))
             if loop is not None:
@@ -335,7 +366,7 @@ class Search(CandidatePool):
             for strategy in dict.fromkeys(p.used[name] for p in profiles):
                 if time.perf_counter() - start > 0.75 * self.budget_s or limit.over:
                     return best, changes
-                if strategy == best.used[name] or strategy not in REGISTRY[op].strategies:
+                if strategy == best.used[name] or strategy not in strategies_of(op):
                     continue
                 other = self._changed(best, nodes, strategy)
                 if other is None:

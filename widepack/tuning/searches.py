@@ -16,10 +16,9 @@ from widepack_artifacts.program import Kind, Program
 from ..errors import VerificationError
 from ..inference.entry import WideEntry
 from ..inference.programs.bound_program import StoredProgram
-from ..ir.fake_values import Shapes
 from ..lowering.lower import Lowered
+from ..lowering.pattern_programs import PatternPrograms, simplified
 from ..planning.plan import Plan
-from ..simplify.member_programs import SimplifiedPrograms, simplified
 from .candidate_pool import COMPILED, Workload
 from .search import Search, SearchOptions
 
@@ -42,23 +41,19 @@ def searches_of(
         The searches by batch; for each batch that was refused, the reason.
     """
     programs = entry.programs
-    letter, example = programs.inputs.letter, programs.inputs.example
+    letter = programs.inputs.letter
     sizes_of, refused = _sizes_of(entry, batches)
-    simple, shapes = _simplified(entry, pattern), Shapes(example)
+    simple = _simplified(entry, pattern)
     bind = _binder(entry, pattern)
     searches: dict[int, S] = {}
     lowered: dict[str, Lowered] = {}
     for batch, sizes in sizes_of.items():
         inputs = programs.inputs.drawn(pattern, sizes)
         work = Workload(
-            simple=simple,
+            programs=simple,
             sizes=sizes,
-            letter=letter,
             device=programs.artifact.device,
-            pattern=pattern,
             inputs=inputs,
-            example=example,
-            shapes=shapes,
             lowered=lowered,
             plain=programs.source.plain,
         )
@@ -85,7 +80,7 @@ def _sizes_of(entry: WideEntry, batches: Sequence[int]) -> tuple[dict[int, dict[
     return sizes_of, refused
 
 
-def _simplified(entry: WideEntry, pattern: str) -> SimplifiedPrograms:
+def _simplified(entry: WideEntry, pattern: str) -> PatternPrograms:
     """Returns the member programs, simplified for a pattern."""
     programs = entry.programs
     reader, manifest = programs.artifact.reader, programs.artifact.manifest
@@ -93,8 +88,9 @@ def _simplified(entry: WideEntry, pattern: str) -> SimplifiedPrograms:
     stacked = programs.inputs.per_member(pattern)
     members = [reader.program(f) for f in entry.entry.member]
     factors = programs.artifact.factors
+    letter, example = programs.inputs.letter, programs.inputs.example
     return simplified(
-        members, entry.entry.signatures, weights, stacked, programs.inputs.example, factors=factors
+        members, entry.entry.signatures, weights, stacked, example, letter, pattern, factors=factors
     )
 
 

@@ -3,8 +3,8 @@
 Comparison (a): the user's own module of member i against the member program with the weights of member i, in
     one dtype, at batch sizes that differ from the export's. It finds a wrong capture. `same_program.py`
     compares what no answer shows: an eps within rounding, a bound that is not reached.
-Comparison (b): the wide program against the member program in float64 (`wide.py`). It finds a wrong lowering.
-    If it fails, a bisect names the first wrong node.
+Comparison (b): the wide program against the member program in float64 (`reference.py`). It finds a wrong
+    lowering. If it fails, a bisect names the first wrong node.
 
 Members run one at a time. The bound of every answer is in `tolerance.py`.
 """
@@ -19,13 +19,10 @@ import torch
 from ..errors import VerificationError
 from ..kernels.exact_norms import as_torch_computes
 from ..system.memory import give_back
-from .coarse_eps import coarsest
-from .float64_members import add_rounding
-from .own_module import OwnModules
+from .own_module import OwnModules, why_unsteady
+from .rounding import add_rounding, coarsest, scale_by_terms
 from .subject import AnsweredCalls, Subject, VerifiedCall
-from .term_sizes import scale_by_terms
 from .tolerance import WITHOUT_FLOAT64, floating, reference_of
-from .unsteady import why_unsteady
 
 
 def collect(

@@ -15,9 +15,8 @@ import torch
 
 from ..errors import VerificationError
 from .record import ApproximationError
-from .root_mean_square import RootMeanSquare
 from .subject import AnsweredCalls, Subject, VerifiedCall, Weights
-from .tolerance import floating, reference_of
+from .tolerance import RootMeanSquare, floating, reference_of
 
 
 def measure(

@@ -8,8 +8,8 @@ checked against the probe at the first load, as on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +21,8 @@ from widepack_artifacts.program import Program
 from ..ir import ops
 from ..ir.encoding import iter_arguments
 from ..ir.fake_values import Fakes, replay
-from ..lowering.lower import Lowered, lower
-from ..lowering.lowering_entry import EntryOfPart, LoweringEntry
+from ..lowering.lower import Lowered
+from ..lowering.pattern_programs import PatternPrograms
 from ..planning.plan import Plan
 from ..runtime.kernel_count import is_view
 from ..runtime.prologue import split
@@ -54,42 +54,37 @@ class WeightsReader(Protocol):
 
 
 def parts(
-    entry: EntryOfPart, pattern: str, program: Program, plan: Plan | None, lowering: Lowered | None = None
+    of: PatternPrograms, members: range, program: Program, plan: Plan | None, lowering: Lowered | None = None
 ) -> list[MemberPart]:
     """Returns the parts in which a wide program is compared.
 
     It is the program itself if it is small enough, or if it is not known how it was made.
 
-    entry: for the members of the program. plan: what it was lowered by. lowering: its lowering, if it was
-    made now.
+    of: the member programs, for the members of the program. members: their numbers. plan: what it was lowered
+    by. lowering: its lowering, if it was made now.
     """
-    count, first = entry.count, entry.members.start
-    whole = [MemberPart(entry.members, program, lowering)]
+    count, first = of.count, members.start
+    whole = [MemberPart(members, program, lowering)]
     try:
-        size = max(2, int(MOST_BYTES * count // max(derived(program, entry.sizes), 1)))
+        size = max(2, int(MOST_BYTES * count // max(derived(program, of.sizes), 1)))
     except (DynamicOutputShapeException, DataDependentOutputException):  # values of weights decide sizes
         return whole
     if size >= count or plan is None:
         return whole
-    lowering = lowering or lowered(entry, pattern, plan, entry.signatures)
+    lowering = lowering or of.lower(plan)
     if lowering.program != program:
         return whole
     starts = [*range(0, count - size, size), count - size]  # the last part overlaps, so all have one size
     by_signatures: dict[tuple[int, ...], Lowered] = {}
     found = []
     for start in starts:
-        if (key := tuple(entry.signatures[start : start + size])) not in by_signatures:
-            by_signatures[key] = lowered(entry, pattern, plan, key)
-        members = range(first + start, first + start + size)
-        found.append(MemberPart(members, by_signatures[key].program, by_signatures[key]))
+        if (key := tuple(of.signatures[start : start + size])) not in by_signatures:
+            by_signatures[key] = replace(of, signatures=key).lower(plan)
+        some = range(first + start, first + start + size)
+        found.append(MemberPart(some, by_signatures[key].program, by_signatures[key]))
     # A strategy that depends on the number of members may differ for fewer. Then only the program itself is
     # compared.
     return found if all(low.used == lowering.used for low in by_signatures.values()) else whole
-
-
-def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:
-    """Lowers a plan for other members. signatures: for each member the number of its member program."""
-    return lower(entry.simple(pattern), signatures, entry.slots(pattern), plan, entry.sizes, entry.shapes[0])
 
 
 def derived(program: Program, sizes: Mapping[str, int]) -> float:

@@ -19,8 +19,16 @@ from ..errors import ProbeError
 from ..spec.dtypes import at_limit
 from ..spec.entries import FORWARD
 from .record import OutputBounds
-from .root_mean_square import RootMeanSquare, root_mean_square
-from .tolerance import ErrorStats, floating, only, parts, same_places, with_same_places
+from .tolerance import (
+    ErrorStats,
+    RootMeanSquare,
+    floating,
+    only,
+    parts,
+    root_mean_square,
+    same_places,
+    with_same_places,
+)
 
 LIMIT_BYTES = 1_000_000
 Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]

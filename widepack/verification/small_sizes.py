@@ -55,15 +55,6 @@ def difference_at_one(subject: Subject, letter: str) -> str:
     return ""
 
 
-def at_least_two(letter: str, dim: tuple[int, int | None, str], why: str) -> tuple[int, int | None, str]:
-    """Returns a dim's bounds and their source with the lower bound raised to 2. why: what `difference_at_one`
-    returned.
-    """
-    _, most, line = dim
-    upper = f"; {letter} <= {most} is from {line}" if line else ""
-    return 2, most, f"at {letter} = 1 the program may be wrong: {why}{upper}"
-
-
 def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:
     """Returns the numbers of the guards that are the export's own and not the member's.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,11 +19,11 @@ from widepack_artifacts.program import Program
 from ..capture.named_fields import Make
 from ..ir.cast import raise_value, raised
 from ..ir.fake_values import CPU
-from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
 from ..spec.draws import NOISES, InputSource, draw, draw_all
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState
+from .entries import VerifiedEntry
 from .same_program import SameProgram
 from .tolerance import ErrorStats
 
@@ -313,43 +313,26 @@ class AnsweredCalls:
         return None
 
 
-class VerifiedEntry(LoweringEntry, Protocol):
-    """What the comparisons read of an entry of a build or of an artifact.
-
-    programs: the member programs. output_names: of the leaves of the result, then of the states. returned:
-    the form of what the member returns. conditions: the guards' expressions. buffer_inputs: the numbers of
-    the inputs that are buffers of the member.
-    """
-
-    @property
-    def programs(self) -> Sequence[Program]: ...
-    @property
-    def output_names(self) -> Sequence[str]: ...
-    @property
-    def returned(self) -> tree.Tree: ...
-    @property
-    def conditions(self) -> Sequence[Any]: ...
-    @property
-    def buffer_inputs(self) -> frozenset[int]: ...
-    def weights_of(self, member: int, files: weight_files.Weights, /) -> Weights: ...
-
-
 def subject_of(
     entry: VerifiedEntry,
     members: Sequence[str],
     files: weight_files.Weights,
     *,
-    initial: Callable[[int, CarriedState], torch.Tensor | None],
     module: Callable[[int], nn.Module] | None = None,
     before: Callable[[Subject], None] = lambda subject: None,
     makes: Mapping[str, Make] = MappingProxyType({}),
 ) -> Subject:
     """Returns the subject of the comparisons of an entry.
 
-    members: their names. files: their weights. initial, module: as `Subject` has them. before: is called
+    members: their names. files: their weights. module: as `Subject` has it. before: is called
     before a member's program runs for the first time. makes: what makes the objects of a call that are of a
     class with named fields; without it, modules get dicts.
     """
+
+    def initial(i: int, state: CarriedState) -> torch.Tensor | None:
+        weight = entry.initial(state)
+        return entry.weight(weight, i, files) if weight else None
+
     made = Subject(
         members=tuple(members),
         programs=entry.programs,

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ..errors import VerificationError
 from . import probe
-from .root_mean_square import root_mean_square
-from .tolerance import floating, same_places
+from .tolerance import floating, root_mean_square, same_places
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from widepack.inference.entry import WideEntry
+from widepack.ir.torch_internals import without_fast_path
 from widepack.system.progress import Report as Progress
 from widepack_artifacts.program import Program
 
 from ..baselines.member_programs import flat_members
-from ..baselines.table import Run, loop, padding_kept
+from ..baselines.table import Run, loop
 from ..errors import BenchError
 from ..estimate.call_time import loop_seconds, wide_seconds
 from ..estimate.rates import Rates
@@ -80,7 +81,7 @@ class AdvisedArtifact:
             work = replace(work, batch=1)  # all sizes are fixed
         args, kwargs, sizes = make(entry.entry, work.batch, members=count)
         members = loop(flat_members(entry), work.each)
-        with padding_kept():
+        with without_fast_path():
             expected = members(*args, **kwargs)
         return cls(
             work=work,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from widepack.errors import WidepackError
+from widepack.ir.torch_internals import without_fast_path
 
 from ..baselines.members import reason
-from ..baselines.table import padding_kept
 from ..errors import BenchError
 from ..measure.race import OURS, Call, Interval, median_interval, race
 from .environment_moves import seconds_apart
@@ -77,7 +77,7 @@ def _gain(subject: AdvisedArtifact, after: float | None) -> float | None:
 def _timed_twice(
     subject: AdvisedArtifact, opened: Opened, row: MeasuredMove, budget_s: float
 ) -> MeasuredMove:
-    with opened.within(), padding_kept():
+    with opened.within(), without_fast_path():
         if wrong := subject.wrong(opened.answers(), other_dtype=opened.other_dtype):
             return replace(row, outcome="wrong", reason=wrong)
     first = _timed(subject, opened, budget_s)

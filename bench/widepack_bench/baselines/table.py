@@ -27,7 +27,6 @@ from ..measure.answers import Run as Run
 from ..measure.answers import difference as difference
 from ..measure.answers import leaves as leaves
 from ..measure.answers import members_of as members_of
-from ..measure.answers import padding_kept as padding_kept
 from ..measure.answers import stack as stack
 from .compiled import compiled_loop, compiled_member, vmap_compiled
 from .cuda_graph import cuda_graph_loop

@@ -104,9 +104,11 @@ class InMemory:
             else:  # One value for all members, or a literal of the program.
                 self.weights[name] = (values[0] if values else model.captured.weights[name][1]).to(device)
         self.device = torch.device(device)
-        self.members = model.of(
-            len(modules), pattern="each" if each else "shared", device=self.device.type, kinds=kinds
-        )
+        self.members = model.of(len(modules), "each" if each else "shared", kinds)
+
+    def lowered(self, request: str | Sequence[str]) -> Lowered:
+        """Returns the wide program of a request, as `build` takes it."""
+        return self.members.lower(self.members.plan(self.device.type, request))
 
     def bound(self, lowered: Lowered) -> Run:
         """Returns a call of a program. It returns the only output, or a list of all outputs."""
@@ -120,7 +122,7 @@ class InMemory:
 
         It compiles at its first call.
         """
-        lowered = self.members.lowered(self.members.plan(WIDE))
+        lowered = self.lowered(WIDE)
         run = Executable(lowered.program, self.weights, self.device)
         call = torch.compile(run.forward, dynamic=False)
         run.use(lambda *args: call(*run.weights, *args))
@@ -162,7 +164,7 @@ class InMemory:
 
     def _add(self, programs: list[tuple[Program, WideContestant]], name: str, request: Sequence[str]) -> None:
         """Lowers a request. Adds its program, or adds its name to the contestant with the same program."""
-        lowered = self.members.lowered(self.members.plan(request))
+        lowered = self.lowered(request)
         used = tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)) or tuple(
             dict.fromkeys(lowered.used.values())
         )

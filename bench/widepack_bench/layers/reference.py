@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widepack.ir.torch_internals import without_fast_path
 from widepack.verification.tolerance import ErrorStats
 
-from ..measure.answers import leaves, padding_kept
+from ..measure.answers import leaves
 from .in_memory import double
 
 
@@ -33,7 +34,7 @@ class LayerReference:
         member.
         """
         own, exact = [], []
-        with torch.inference_mode(), padding_kept():
+        with torch.inference_mode(), without_fast_path():
             for i, (module, precise) in enumerate(zip(modules, double(modules), strict=True)):
                 args = [v[i if each else 0] for v in inputs]
                 own.append(leaves(module(*args)))

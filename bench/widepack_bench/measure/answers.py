@@ -7,8 +7,7 @@ one leaf is a list of leaves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,20 +58,6 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
     if any(t.shape != tensors[0].shape for t in tensors):
         return list(tensors)
     return torch.stack(list(tensors))
-
-
-@contextmanager
-def padding_kept() -> Iterator[None]:
-    """Switches off the fast path of torch's transformer layers, which answers zero at padded positions.
-
-    For comparing answers, never for timing.
-    """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def difference(got: Any, expected: Any) -> str:

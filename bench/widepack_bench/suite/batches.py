@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from widepack.ir.torch_internals import without_fast_path
 from widepack.runtime.admission import guarded
 from widepack.system.time_limit import NO_LIMIT, TimeLimit
 
 from ..baselines.compiled import at_most
 from ..baselines.members import reason
-from ..baselines.table import Run, difference, padding_kept
+from ..baselines.table import Run, difference
 from ..errors import BenchError
 from ..measure import race as noise
 from ..report.row import Row
@@ -67,7 +68,7 @@ class BatchContest:
         """
         if self.progress:
             self.progress(f"batch {inputs.batch}: comparing answers", 0, 1)
-        with padding_kept(), guarded(f"batch {inputs.batch}: the members one after another"):
+        with without_fast_path(), guarded(f"batch {inputs.batch}: the members one after another"):
             expected = self.loop(*inputs.args, **inputs.kwargs)
         _check("the wide model", self.wide, inputs, expected)
         skipped = dict(self.skipped)
@@ -130,7 +131,7 @@ class BatchContest:
 
 def _check(name: str, run: Run, inputs: BatchInputs, expected: Any) -> None:
     """Compares a wide model's answers with the loop's. Raises: BenchError where they differ."""
-    with padding_kept():
+    with without_fast_path():
         wrong = difference(run(*inputs.args, **inputs.kwargs), expected)
     if wrong:
         raise BenchError(
@@ -143,7 +144,7 @@ def _wrong(run: Run, inputs: BatchInputs, expected: Any, limit_s: float) -> str:
     """Returns why a baseline cannot be timed here; empty where it can."""
     try:
         with at_most(limit_s):
-            with padding_kept():
+            with without_fast_path():
                 wrong = difference(run(*inputs.args, **inputs.kwargs), expected)
             run(*inputs.args, **inputs.kwargs)  # Compiles the form that is timed.
     except Exception as error:  # noqa: BLE001  # compilers raise errors of any class

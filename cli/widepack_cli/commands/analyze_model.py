@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from widepack import primitives as primitives  # fills the registry
-from widepack.building.artifact_costs import program_costs, wide_program_costs
-from widepack.building.model_costs import model_costs
+from widepack.building.costs import model_costs, program_costs, wide_program_costs
 from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.hugging_face import NAME, hugging_face
 from widepack.checkpoints.named_factory import find_factory

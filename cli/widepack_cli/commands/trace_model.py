@@ -146,12 +146,15 @@ def _planned(
     """Adds kinds, strategies and reasons."""
     from dataclasses import replace
 
+    from widepack.lowering.wide_programs import filled_plan
+
     from ..shared.trace_rows import steps
 
-    wide = model.of(members, pattern=pattern, device=device.partition(":")[0])
-    plan = wide.plan(size=batch)
-    lowered = wide.lowered(plan)
-    filled = wide.filled(plan, lowered).to_json()
+    wide = model.of(members, pattern)
+    sizes = {**wide.sizes, wide.batch: batch} if batch is not None and wide.batch else wide.sizes
+    plan = wide.plan(device.partition(":")[0], sizes=sizes)
+    lowered = wide.lower(plan)
+    filled = filled_plan(plan, lowered, wide.program).to_json()
     return replace(
         found,
         steps=tuple(steps(model.program, lowered.program, filled)),

@@ -279,9 +279,10 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
     import torch
 
     from widepack.errors import VerificationError
+    from widepack.ir.torch_internals import without_fast_path
     from widepack_bench.baselines.derivatives import for_inference
     from widepack_bench.baselines.members import called
-    from widepack_bench.baselines.table import difference, loop, padding_kept
+    from widepack_bench.baselines.table import difference, loop
     from widepack_bench.errors import BenchError
     from widepack_bench.measure.inputs import make
     from widepack_bench.suite.stateful_steps import steps
@@ -290,7 +291,7 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
     calls = [called(m, name) for m in modules]
     compared: list[int] = []
     carries = bool(entry.state)
-    with torch.inference_mode(), padding_kept():
+    with torch.inference_mode(), without_fast_path():
         for batch in BATCHES:
             for each in (False, True):
                 try:

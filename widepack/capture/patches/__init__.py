@@ -6,8 +6,6 @@
 
 | file | what it does |
 |---|---|
-| `backward_passes.py` | Decomposes ops of backward passes that torch does not decompose |
-| `checked_factorizations.py` | Lets factorizations of matrices check their results themselves |
 | `decompositions.py` | Decomposes ops that the format does not have and torch does not decompose |
 | `dropout_copies.py` | Keeps dropouts whole, and apart from their inputs, during an export with dropout on |
 | `fake_quantize.py` | Writes fake quantization with its scales in tensors as plain ops |

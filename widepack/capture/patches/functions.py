@@ -23,6 +23,7 @@ is made functional.
 | `linalg.tensorinv` | asserts on values | the inverse of a matrix of all rows and columns |
 | `triu_indices`, `tril_indices` | fix the size | rows repeated as often as they have columns |
 | `torch.tensor` of a list of tensors | reads their values | their stack |
+| `torch.normal` of a size | an op of torch.export alone | `normal_` of a new tensor |
 | `math.sqrt` of a size | fixes the size | n ** 0.5 |
 | `math.floor`, `math.ceil` of a quotient of sizes | a condition that is no arithmetic | n // d, -(-n // d) |
 | `torch.sym_int` of a part of a size, in `interpolate` | a condition that is no arithmetic | n * a // b |
@@ -368,6 +369,14 @@ def tensor(data: Any, **options: Any) -> Any:
     return make(data, **options)
 
 
+def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, **options: Any) -> Any:
+    """`torch.normal`, also of a size."""
+    if size is None:
+        return _ORIGINALS[torch, "normal"](mean, std, **options)
+    generator = options.pop("generator", None)
+    return torch.empty(size, **options).normal_(mean, std, generator=generator)
+
+
 def sqrt(x: Any) -> Any:
     """`math.sqrt`, also of a dynamic size."""
     return x**0.5 if isinstance(x, (torch.SymInt, torch.SymFloat)) else _ORIGINALS[math, "sqrt"](x)
@@ -454,6 +463,7 @@ REPLACEMENTS: dict[tuple[Any, str], Any] = {
     (torch, "triu_indices"): triu_indices,
     (torch, "tril_indices"): tril_indices,
     (torch, "tensor"): tensor,
+    (torch, "normal"): normal,
     (math, "sqrt"): sqrt,
     (torch.SymInt, "__truediv__"): quotient,
     (torch.SymInt, "__mul__"): product,

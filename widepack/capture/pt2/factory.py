@@ -31,7 +31,7 @@ from ...ir.guards import InputLeaf, factor_of
 from ...ir.tensor_type import TensorType
 from ...spec.draws import InputSource, draw
 from ...spec.dtypes import dtype_name
-from ...spec.input_spec import InputSpec, parse_inputs
+from ...spec.input_spec import DimExpr, InputSpec, parse_inputs
 from ..capture import Captured
 from ..guards import guards_from
 from .fields import WAY_OUT
@@ -119,7 +119,7 @@ class _FileCapture:
             letters = _default_letters(self.leaves)
             return [
                 {
-                    a: _scaled(s.factor, letters[s.symbol])
+                    a: str(DimExpr(letters[s.symbol], s.factor))
                     for a, s in enumerate(item.sizes)
                     if isinstance(s, Size)
                 }
@@ -288,10 +288,6 @@ def _spec_axes(path: str, name: str, item: TensorInput, spec: InputSpec) -> dict
         if isinstance(size, Size):
             axes[axis] = str(dim)
     return axes
-
-
-def _scaled(factor: int, letter: str) -> str:
-    return letter if factor == 1 else f"{factor}*{letter}"
 
 
 def _fits(x: torch.Tensor, item: TensorInput) -> bool:

@@ -23,7 +23,7 @@ from ...checkpoints.new_member import NewMember, NewMemberRequest, check_extra, 
 from ...errors import MemberMismatch, VerificationError
 from ...fleet.open_member import new_factors
 from ...spec.entries import FORWARD, PATTERNS, method_of
-from ...verification.coarse_eps import coarsest
+from ...verification.rounding import coarsest
 from ...verification.tolerance import floating, same_places
 from ..entry_programs import EntryPrograms
 from ..open_artifact import OpenArtifact

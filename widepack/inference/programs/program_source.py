@@ -226,7 +226,7 @@ class ProgramSource:
         Each is lowered again by its own plan. "" if all are equal, or if calls run programs that were made
         here. An artifact of another version may have other programs.
         """
-        from ...lowering.relower import relowered  # imports the rules, which only lowering needs
+        from ...lowering.pattern_programs import simplified  # imports the rules, which only lowering needs
 
         artifact, inputs = self.artifact, self.inputs
         for pattern in PATTERNS:
@@ -235,13 +235,21 @@ class ProgramSource:
             stored = self._stored(pattern)
             if not stored:
                 continue
-            plans = [s.plan for s in stored]
             stacked, example = inputs.per_member(pattern), dict(inputs.example)
             members = self._members(pattern)
             try:
-                made = relowered(*members, artifact.kinds, stacked, example, plans, artifact.factors)
+                simple = simplified(
+                    *members,
+                    artifact.kinds,
+                    stacked,
+                    example,
+                    inputs.letter,
+                    pattern,
+                    factors=artifact.factors,
+                )
                 same = [
-                    canonical(a.to_json()) == canonical(b.program.to_json()) for a, b in zip(made, stored)
+                    canonical(simple.lower(s.plan).program.to_json()) == canonical(s.program.to_json())
+                    for s in stored
                 ]
             except (LoweringError, UsageError) as e:
                 return f"a program of pattern {pattern} cannot be made again: {str(e).splitlines()[0]}"
@@ -260,7 +268,9 @@ class ProgramSource:
         strategies: those to prefer; default those of the load. Entries over the same files and kinds of
         inputs are lowered once in a load. Raises: LoweringError; UsageError.
         """
-        from ...lowering.relower import relower  # imports the rules, which only lowering needs
+        # these import the rules, which only lowering needs
+        from ...lowering.pattern_programs import simplified
+        from ...planning.request import StrategyRequest
 
         artifact, inputs = self.artifact, self.inputs
         programs, signatures = self._members(pattern)
@@ -278,19 +288,19 @@ class ProgramSource:
         )
         if key not in lowering.made:
             with lowering.within(self.entry.member, [len(p.nodes) for p in programs]):
-                lowering.made[key] = relower(
+                simple = simplified(
                     programs,
                     signatures,
                     artifact.kinds,
                     per_member,
                     dict(inputs.example),
                     inputs.letter,
-                    artifact.device.type,
                     pattern,
-                    list(strategies) or artifact.options.strategies or "auto",
                     artifact.options.simplify,
-                    self.plain,
                     artifact.factors,
                 )
+                wanted = StrategyRequest.parse(list(strategies) or artifact.options.strategies or "auto")
+                chosen = simple.plans(artifact.device.type, replace(wanted, plain=self.plain))
+                lowering.made[key] = [(simple.lower(plan).program, plan) for plan in chosen]
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found

@@ -173,21 +173,23 @@ class GatheredRows:
             return self._lowered[count]
 
     def _lower(self, count: int) -> _RowProgram | None:
-        from ...lowering.relower import relower  # imports the rules, which only lowering needs
+        # these import the rules, which only lowering needs
+        from ...lowering.pattern_programs import simplified
+        from ...planning.request import StrategyRequest
 
         artifact, inputs, entry = self._artifact, self._programs.inputs, self._programs.entry
-        ((program, _),) = relower(
+        simple = simplified(
             [artifact.program(entry.member[entry.signatures[artifact.chosen[0]]], self._programs.name)],
             [0] * count,
             artifact.kinds,
             [axis is not None for axis in self._axes],
             dict(inputs.example),
             inputs.letter,
-            artifact.device.type,
             "each",
-            list(SPLIT),
             factors=artifact.factors,
         )
+        (plan,) = simple.plans(artifact.device.type, StrategyRequest.parse(list(SPLIT)))
+        program = simple.lower(plan).program
         whole = {w.name for w in artifact.manifest.factored.weights}
         looped = any(n.body is not None for n in program.nodes)
         if looped or any(s.source in whole for s in program.weights):

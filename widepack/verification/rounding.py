@@ -1,9 +1,9 @@
-"""Measures the terms of answers whose sum is zero but for rounding.
+"""Measures the rounding error that is right for answers whose own error does not tell it.
 
-The mean of a BatchNorm's answers is its shift. So a second BatchNorm behind a linear layer has a batch mean
-of exactly 0, and what a member writes into `running_mean` is rounding: its size says nothing of the error
-that is right. The numbers that were added do. A sum of numbers of this size has an error of this size times
-eps.
+**Answers whose sum is zero but for rounding** (`scale_by_terms`). The mean of a BatchNorm's answers is its
+shift. So a second BatchNorm behind a linear layer has a batch mean of exactly 0, and what a member
+writes into `running_mean` is rounding: its size says nothing of the error that is right. The numbers that
+were added do. A sum of numbers of this size has an error of this size times eps.
 
 The program runs node by node in float64, and each value gets a bound of its terms:
 
@@ -15,6 +15,17 @@ The program runs node by node in float64, and each value gets a bound of its ter
 | the answers of a norm of a batch, a group or a row | (the terms + their mean) x weight / deviation + shift |
 | `running_mean` of a norm | (1 - momentum) x that of before + momentum x the mean of the input's terms |
 | `running_var` | the same with the mean of the squares |
+
+**Members in float64** (`add_rounding`), whose own answers are the reference. No dtype is finer, so the error
+is measured in two ways, with the member's own program:
+
+| way | what it finds |
+|---|---|
+| in float32, scaled by the ratio of the two eps | errors in proportion to the eps |
+| in float64, with each weight and input moved by one ulp | errors that are not |
+
+A root of a sum whose terms cancel has an error like the root of the eps: the distance of a point from itself
+is 1e-8 or 0, and which of them is rounding. So the scaled error of float32 is thousands of times too small.
 """
 
 from __future__ import annotations
@@ -26,16 +37,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Program, substitute
+from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
-from ..ir.cast import raise_value, raised
+from ..ir.cast import raise_value, raised, single_program, single_value
 from ..ir.encoding import decode
 from ..ir.fake_values import CPU
-from ..runtime.graph_module import evaluate_node
-from .root_mean_square import RootMeanSquare
-from .subject import AnsweredCalls
-from .tolerance import FLOAT64_EPS, ROUNDING
+from ..ir.tensor_type import dtype_in, tensor_type
+from ..kernels.exact_norms import as_torch_computes
+from ..runtime.graph_module import evaluate_node, graph_module
+from ..spec.dtypes import dtype_of
+from .subject import AnsweredCalls, Subject
+from .tolerance import FLOAT64_EPS, ROUNDING, RootMeanSquare, floating
+
+
+def coarsest(program: Program) -> list[float]:
+    """Returns for each output the largest eps of the floating dtypes that it is computed through.
+
+    A cast back to float32 does not restore what was rounded. Integers and masks count 0: a decision is no
+    rounding. Float64 may decide otherwise there, and then float64 is no reference.
+    """
+    found: dict[str, float] = {s.name: _eps(s.type) for s in (*program.weights, *program.inputs)}
+    for node in program.nodes:
+        decided = (dtype_in(node.out) or node.out).startswith(("int", "uint", "bool"))
+        read = [found[r] for r in refs((node.args, node.kwargs))]
+        found[node.name] = 0.0 if decided else max([_eps(node.out), *read])
+    return [max((found[r] for r in refs(o.value)), default=0.0) for o in program.outputs]
+
+
+def _eps(type_: str) -> float:
+    """Returns the eps of a type text; 0 if it is not floating, or is of several values, each of which is a
+    node.
+    """
+    tensor = tensor_type(type_)
+    return torch.finfo(dtype_of(tensor.dtype)).eps if tensor is not None and tensor.is_rounded else 0.0
+
 
 Rule = Callable[..., Any]
 
@@ -237,3 +273,91 @@ _RULES: dict[str, Rule] = {
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_functional": _batch_norm_with_statistics,
 }
+
+
+_SINGLE_EPS = torch.finfo(torch.float32).eps
+_FINER = FLOAT64_EPS / _SINGLE_EPS
+_MOST_RMS = 1e-3  # of the scale: a larger error is no rounding
+
+Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+
+
+def add_rounding(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
+    """Adds to the statistics of outputs that are computed in float64 throughout what rounding costs.
+
+    A way adds nothing if the program fails, or if it decides otherwise at a threshold. Moved numbers add at
+    most the error of float32; where all answers overflow in float32, at most its eps. An output of which they
+    change more than 0.1% is in doubt (`ErrorStats.doubt`).
+
+    coarse: for each output the coarsest eps that it is computed through.
+    """
+    outputs = [k for k, eps in enumerate(coarse) if eps == FLOAT64_EPS]
+    if not outputs or not answered.calls:
+        return
+    single = _errors(_in_float32, answered, outputs)
+    moved = _errors(_moved_by_an_ulp, answered, outputs)
+    for k in outputs:
+        stats, rms, largest = answered.stats[k], single[k].value, single[k].largest
+        most = _MOST_RMS * stats.scale
+        if rms <= most:
+            stats.raise_own(rms * _FINER, largest * _FINER)
+        if not single[k].count:
+            rms = largest = _SINGLE_EPS * stats.scale
+        if moved[k].value <= most:
+            stats.raise_own(min(moved[k].value, rms), min(moved[k].largest, largest))
+        else:
+            stats.say_doubt(moved[k].value)
+
+
+def _errors(
+    way: Callable[[Subject, int], Run], answered: AnsweredCalls, outputs: Sequence[int]
+) -> dict[int, RootMeanSquare]:
+    """Returns the errors of the outputs over all members and calls; none if a call fails."""
+    errors = {k: RootMeanSquare() for k in outputs}
+    for i in range(len(answered.subject.members)):
+        run = way(answered.subject, i)
+        for call, answer in zip(answered.calls, answered.found):
+            if call.after is not None:
+                continue
+            try:
+                with torch.inference_mode():
+                    found = run(call.inputs[i])
+            except (RuntimeError, IndexError, ValueError):
+                return {k: RootMeanSquare() for k in outputs}
+            for k, of_output in errors.items():
+                own = answer.own[i][k]
+                if floating(own) and found[k].shape == own.shape:
+                    finite = torch.isfinite(own) & torch.isfinite(found[k])
+                    of_output.add(found[k][finite].to(own.dtype) - own[finite])
+    return errors
+
+
+def _in_float32(subject: Subject, i: int) -> Run:
+    weights = [single_value(w) for w in subject.arguments(i)]
+    run = graph_module(single_program(subject.program(i)), CPU).forward
+    return lambda inputs: list(run(*weights, *(single_value(x) for x in inputs)))
+
+
+def _moved_by_an_ulp(subject: Subject, i: int) -> Run:
+    weights = [_moved(w, k) for k, w in enumerate(subject.arguments(i))]
+    run = subject.run(i)
+
+    def answer(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+        with as_torch_computes():
+            return list(run(*weights, *(_moved(x, -1 - k) for k, x in enumerate(inputs))))
+
+    return answer
+
+
+def _moved(value: Any, seed: int) -> Any:
+    """Returns numbers in float64 whose last bits differ, at random by one up or down. Zeros stay."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.complex128:
+        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), seed))
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+        return value
+    g = torch.Generator().manual_seed(seed % 2**32)
+    up = torch.randint(2, value.shape, generator=g, dtype=torch.bool)
+    towards = torch.where(up, math.inf, -math.inf).to(value.dtype)
+    stays = (value == 0) | ~torch.isfinite(value)
+    moved = torch.nextafter(value, towards)
+    return torch.where(stays | ~torch.isfinite(moved), value, moved)
