@@ -51,7 +51,7 @@ def make_wide_programs(
             wide.members.append(part)
     made += [wide for wides in by_signatures.values() for wide in wides]
     _refuse_ragged_states(entry, made)
-    return found
+    return made
 
 
 def _programs_of(
