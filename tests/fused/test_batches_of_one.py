@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
+from fusing import copies, same_gradients
 from torch import Tensor, nn
 
 import widepack
@@ -94,18 +94,10 @@ def test_gradients_of_one_sample_are_those_of_each_member(
         x = torch.randn(batch, 3, 8, 8, dtype=torch.float64, requires_grad=True)
         fused.zero_grad()
         torch.stack([y.square().mean() for y in fused(x)]).sum().backward()  # type: ignore[no-untyped-call]
-        of_x = torch.zeros_like(x)
-        for i, net in enumerate(nets):
-            own, y = copy.deepcopy(net), x.detach().requires_grad_()
-            loss: Tensor = own(y).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            assert y.grad is not None
-            of_x += y.grad
-            for key, p in own.named_parameters():
-                found = fused.get_parameter(key).grad
-                assert found is not None and p.grad is not None
-                torch.testing.assert_close(found[i], p.grad, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(x.grad, of_x, rtol=1e-9, atol=1e-12)
+        alone, y = copies(nets), x.detach().requires_grad_()
+        torch.stack([net(y).square().mean() for net in alone]).sum().backward()  # type: ignore[no-untyped-call]
+        same_gradients(fused, alone, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.extended
@@ -117,10 +109,6 @@ def test_a_requested_memory_order_is_not_for_one_sample() -> None:
     )
     x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     torch.stack([y.square().mean() for y in fused(x)]).sum().backward()  # type: ignore[no-untyped-call]
-    for i, net in enumerate(nets):
-        loss: Tensor = net(x).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for key, p in net.named_parameters():
-            found = fused.get_parameter(key).grad
-            assert found is not None and p.grad is not None
-            torch.testing.assert_close(found[i], p.grad, rtol=1e-9, atol=1e-12)
+    for net in nets:
+        torch.autograd.backward(net(x).square().mean())
+    same_gradients(fused, nets, rtol=1e-9, atol=1e-12)

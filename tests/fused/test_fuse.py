@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusing import Cnn, Mlp, copies, draw, gradients, members, stacked
+from fusing import Cnn, First, Mlp, copies, draw, gradients, members, same_gradients, stacked
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -97,8 +97,7 @@ def test_gradients_in_eval_and_train_mode_are_those_of_the_members_in_float64() 
         for m, g in zip(modules, draw(3, 4, 4, seed=5, dtype=torch.float64)):
             m.train(mode).zero_grad()
             (m(x) * g).sum().backward()
-        for name, g in gradients(modules).items():
-            close(dict(fused.named_parameters())[name].grad, g, rtol=1e-9, atol=1e-10)
+        same_gradients(fused, modules, rtol=1e-9, atol=1e-10)
     for name, value in stacked(modules).items():
         close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
@@ -252,24 +251,12 @@ def test_ties_frozen_weights_constants_and_stopped_gradients() -> None:
 def test_a_recurrent_network_trains() -> None:
     """widepack replaces its ops without a derivative by other ops."""
 
-    class Reader(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru = nn.GRU(3, 4, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.gru(x)[0]
-            return y
-
-    modules = members(Reader)
+    modules = members(lambda: nn.Sequential(nn.GRU(3, 4, batch_first=True), First()))
     x = draw(2, 3, 3)
     fused = widepack.fuse([m.train() for m in modules], x)
-    fused(x).square().sum().backward()
-    trained = copies(modules)
-    for m in trained:
+    for m in (fused, *modules):
         m(x).square().sum().backward()
-    for name, g in gradients(trained).items():
-        close(dict(fused.named_parameters())[name].grad, g, rtol=1e-4, atol=1e-6)
+    same_gradients(fused, modules, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.extended
@@ -286,12 +273,10 @@ def test_parametrized_weights_train() -> None:
     modules = members(make, 2, dtype=torch.float64)
     x = draw(5, 4, dtype=torch.float64)
     fused = widepack.fuse([m.train() for m in modules], x)
-    fused(x).square().sum().backward()
     trained = copies(modules)
-    for m in trained:
+    for m in (fused, *trained):
         m(x).square().sum().backward()
-    for name, g in gradients(trained).items():
-        close(fused.tensor_of(name).grad, g, rtol=1e-9, atol=1e-10)
+    same_gradients(fused, trained, rtol=1e-9, atol=1e-10)
     for name, value in stacked(trained).items():
         close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 

@@ -3,60 +3,37 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from fusing import draw, members
-from torch import Tensor, nn
+from fusing import First, draw, members
+from torch import nn
 
 import widepack
 
-
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 8)
-        self.norm = nn.LayerNorm(8)
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.out(self.norm(self.fc(x)))
-        return y
-
-
-class Images(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(x)).relu().mean((2, 3))
-        return y
-
-
-class Steps(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(4, 5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.rnn(x)[0]
-
-
-INPUTS = {Norm: (6, 4), Images: (6, 2, 6, 6), Steps: (6, 3, 4)}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "norm": (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), (6, 4)),
+    "images": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
+        (6, 2, 6, 6),
+    ),
+    "steps": (lambda: nn.Sequential(nn.LSTM(4, 5, batch_first=True), First()), (6, 3, 4)),
+}
 
 
 @pytest.mark.extended(keep=1)
-@pytest.mark.parametrize("make", list(INPUTS))
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("train", "gradients"), list(itertools.product([False, True], repeat=2)))
 def test_calls_inside_and_outside_of_autocast_answer_as_the_members(
-    make: Any, train: bool, gradients: bool
+    name: str, train: bool, gradients: bool
 ) -> None:
     """The first call of one pattern is inside autocast, the first call of the other is outside."""
-    modules = [m.train(train) for m in members(make)]
-    x = draw(*INPUTS[make])
+    make, shape = NETWORKS[name]
+    modules, x = [m.train(train) for m in members(make)], draw(*shape)
     xs = torch.stack([x, x + 1, x - 1])
     with autocast(True):
         fused = widepack.fuse(modules, x)

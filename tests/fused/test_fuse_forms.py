@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusing import Cnn, Mlp, Transformer, draw, ids, members
+from fusing import Cnn, Mlp, draw, members
 from torch import Tensor, nn
 
 import widepack
@@ -142,26 +142,6 @@ def test_n_members_of_a_factory() -> None:
     with torch.no_grad():
         close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in fused]), rtol=1e-5, atol=1e-6)
     assert not torch.equal(fused.tensor_of("layers.0.weight")[0], fused.tensor_of("layers.0.weight")[1])
-
-
-def test_invalid_n_is_refused() -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"n=3: parts of Transformer have parameters, but no reset_parameters\(\) "
-        r"to initialize them again: the module itself \(Transformer: place\)\. .*a factory",
-    ):
-        widepack.fuse(Transformer(), ids(4, 5), n=3)
-    with pytest.raises(UsageError, match="n is given with a list of members"):
-        widepack.fuse(members(Mlp), draw(4, 4), n=3)
-    with pytest.raises(UsageError, match="models is one module; give a list of members, or n=8"):
-        widepack.fuse(Mlp(), draw(4, 4))
-    with pytest.raises(UsageError, match="n is 0; give the number of members, at least 1"):
-        widepack.fuse(Mlp(), draw(4, 4), n=0)
-    one = Mlp()
-    with pytest.raises(UsageError, match="the factory returned one module twice"):
-        widepack.fuse(lambda: one, draw(4, 4), n=2)
-    with pytest.raises(UsageError, match="the factory returned 3; a factory must return"):
-        widepack.fuse(lambda: 3, draw(4, 4), n=2)  # type: ignore[arg-type,return-value]
 
 
 def test_a_member_is_copied_over_another() -> None:

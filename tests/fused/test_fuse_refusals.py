@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fusing import Cnn, Mlp, draw, members
+from fusing import Cnn, Mlp, Transformer, draw, ids, members
 from torch import Tensor, nn
 
 import widepack
 from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
 from widepack.fused import captures as fused_captures
-from widepack.fused.member_capture import capture_member
+from widepack.fused.captures import capture_member
 
 
 def test_one_error_names_all_differences_of_architecture() -> None:
@@ -172,6 +173,7 @@ def hooked(flag: float) -> nn.Module:
     return module
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -250,30 +252,57 @@ def test_calls_must_agree_with_the_sample() -> None:
         fused(draw(2, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
-        ([], "models is an empty list; give at least one module"),
-        (Mlp, "models is not a list of modules"),
-        ([Mlp, Mlp], "models is not a list of modules"),
-    ],
-)
-def test_arguments_that_are_not_lists_of_modules_are_refused(models: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        widepack.fuse(models, draw(5, 4))
+ONE, X = Mlp(), draw(5, 4)
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: widepack.fuse([], X), "models is an empty list; give at least one module"),
+    (lambda: widepack.fuse(Mlp, X), "models is not a list of modules"),
+    (lambda: widepack.fuse([Mlp, Mlp], X), "models is not a list of modules"),  # type: ignore[list-item]
+    (lambda: widepack.fuse(Mlp(), X), "models is one module; give a list of members, or n=8"),
+    (lambda: widepack.fuse(members(Mlp), X, n=3), "n is given with a list of members"),
+    (lambda: widepack.fuse(Mlp(), X, n=0), "n is 0; give the number of members, at least 1"),
+    (lambda: widepack.fuse(lambda: ONE, X, n=2), "the factory returned one module twice"),
+    (
+        lambda: widepack.fuse(lambda: 3, X, n=2),  # type: ignore[arg-type,return-value]
+        "the factory returned 3; a factory must return",
+    ),
+    (
+        lambda: widepack.fuse(Transformer(), ids(4, 5), n=3),
+        r"n=3: parts of Transformer have parameters, but no reset_parameters\(\) to initialize them again: "
+        r"the module itself \(Transformer: place\)\. .*a factory",
+    ),
+    (
+        lambda: widepack.fuse([nn.LazyLinear(3), nn.LazyLinear(3)], X),
+        "member 0: weight has no size yet; run a lazy module once",
+    ),
+    (
+        lambda: widepack.fuse(members(Mlp), X, share="layers"),
+        r"share is a text; give a list of names, share=\['layers'\]",
+    ),
+    (
+        lambda: widepack.fuse(members(Cnn), draw(4, 3, 8, 8), share=["norm1.running_mean"]),
+        "share: norm1.running_mean is a buffer, and each member has its own",
+    ),
+    (lambda: widepack.fuse(members(Mlp), X, strategy="widest"), "unknown strategy 'widest'"),
+    (
+        lambda: widepack.fuse(members(Mlp), X, dynamic={"input": {0: "B"}}),
+        "dynamic names input, which forward does not take; it takes x",
+    ),
+]
 
 
-def test_lazy_modules_and_shares() -> None:
-    with pytest.raises(UsageError, match=r"member 0: weight has no size yet; run a lazy module once"):
-        widepack.fuse([nn.LazyLinear(3), nn.LazyLinear(3)], draw(5, 4))
-    with pytest.raises(UsageError, match=r"share is a text; give a list of names, share=\['layers'\]"):
-        widepack.fuse(members(Mlp), draw(5, 4), share="layers")
-    with pytest.raises(
-        UsageError, match=r"share: norm1.running_mean is a buffer, and each member has its own"
-    ):
-        widepack.fuse(members(Cnn), draw(4, 3, 8, 8), share=["norm1.running_mean"])
-    with pytest.raises(UsageError, match="unknown strategy 'widest'"):
-        widepack.fuse(members(Mlp), draw(5, 4), strategy="widest")
+@pytest.mark.parametrize(("call", "words"), REFUSED, ids=[words[:40] for _, words in REFUSED])
+def test_arguments_that_are_not_valid_are_refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+def test_numbers_of_members_that_do_not_exist_are_refused() -> None:
+    fused = widepack.fuse(members(Mlp), X, validate=False)
+    wrong: Any = "0"
+    with pytest.raises(UsageError, match=r"there is no member '0'; there are 3, counted from 0"):
+        fused.member(wrong)
+    with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
+        fused.copy_(0, 3)
 
 
 def test_members_that_differ_outside_of_attributes_are_refused() -> None:
@@ -307,58 +336,33 @@ def test_members_that_differ_outside_of_attributes_are_refused() -> None:
         widepack.fuse([Scaled().eval(), Scaled().eval()], draw(5, 4))
 
 
-def test_a_custom_gradient_is_refused() -> None:
-    class Sign(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.sign()
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
 
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:
-            return g
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
 
-    class Binary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = Sign.apply(self.layer(x))  # type: ignore[no-untyped-call]
-            return y
+class Adversary(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(dropout)
 
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Reversed.apply(self.drop(self.layer(x)))  # type: ignore[no-untyped-call]
+        return y
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5], ids=["plain", "a program that draws"])
+def test_a_custom_gradient_is_refused(dropout: float) -> None:
     with pytest.raises(
         (VerificationError, CaptureError),
         match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function",
     ):
-        widepack.fuse([m.train() for m in members(Binary)], draw(5, 4))
-
-
-def test_a_program_that_draws_is_compared_too() -> None:
-    """A capture may lose a changed gradient after dropout; the comparison finds it."""
-
-    class Reversed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:
-            return -g
-
-    class Adversary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = Reversed.apply(self.drop(self.layer(x)))  # type: ignore[no-untyped-call]
-            return y
-
-    with pytest.raises(
-        (VerificationError, CaptureError),
-        match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function",
-    ):
-        widepack.fuse([m.train() for m in members(Adversary)], draw(5, 4))
+        widepack.fuse([m.train() for m in members(lambda: Adversary(dropout))], draw(5, 4))
 
 
 def test_random_numbers_of_another_source_are_found() -> None:
@@ -418,6 +422,7 @@ def test_a_mode_is_reported_once_and_hides_no_constant() -> None:
     assert "(4)" not in str(e.value)
 
 
+@pytest.mark.extended
 def test_lines_in_train_mode_are_those_of_the_members() -> None:
     modules = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
     modules[1][1].eps = 1e-3
@@ -458,17 +463,6 @@ def test_classes_of_one_name_with_other_code() -> None:
 
     with pytest.raises(MemberMismatch, match=r"Net, in member 0 too, with other code in forward\."):
         widepack.fuse([one(), other()], draw(5, 4))
-
-
-def test_names_and_numbers_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(UsageError, match="dynamic names input, which forward does not take; it takes x"):
-        widepack.fuse(members(Mlp), draw(5, 4), dynamic={"input": {0: "B"}})
-    fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
-    wrong: Any = "0"
-    with pytest.raises(UsageError, match=r"there is no member '0'; there are 3, counted from 0"):
-        fused.member(wrong)
-    with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
-        fused.copy_(0, 3)
 
 
 @pytest.mark.parametrize(

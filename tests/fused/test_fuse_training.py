@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from fusing import Cnn, Transformer, copies, draw, ids, members, stacked
+from fusing import Cnn, Optimizer, Transformer, draw, ids, members, stacked, train, trained_as_alone
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import widepack
 
 STEPS = 20
-Optimizer = Callable[[Any], torch.optim.Optimizer]
-
-
-def train(modules: list[Any], optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
-    """Trains the members one after the other."""
-    for i, m in enumerate(modules):
-        opt = optimizer(m.train().parameters())
-        for x, y in data:
-            opt.zero_grad()
-            out = m(x[i] if x.ndim > 4 or (x.ndim == 3 and not x.is_floating_point()) else x)
-            torch.autograd.backward(cross_entropy(out.flatten(0, -2), y[i].flatten()))
-            opt.step()
-
-
-def train_fused(fused: Any, optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
-    """Trains on the sum of the members' losses, which gives each member its gradient."""
-    opt = optimizer(fused.train().parameters())
-    for x, y in data:
-        opt.zero_grad()
-        out = fused.each(x) if x.ndim > 4 or (x.ndim == 3 and not x.is_floating_point()) else fused(x)
-        losses = cross_entropy(out.flatten(1, -2).flatten(0, 1), y.flatten(), reduction="none")
-        torch.autograd.backward(losses.reshape(len(fused), -1).mean(1).sum())
-        opt.step()
-
-
-def images(dtype: torch.dtype, each: bool) -> list[tuple[Tensor, Tensor]]:
-    """Returns inputs for all members, or one for each member, and targets for each member."""
-    shape = (3, 6, 3, 8, 8) if each else (6, 3, 8, 8)
-    return [(draw(*shape, seed=s, dtype=dtype), ids(3, 6, seed=s) % 4) for s in range(STEPS)]
-
-
-def sentences() -> list[tuple[Tensor, Tensor]]:
-    return [(ids(3, 4, 5, seed=s), ids(3, 4, 5, seed=100 + s)) for s in range(STEPS)]
-
-
 CASES: dict[str, tuple[Optimizer, torch.dtype, float]] = {
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), torch.float32, 1e-5),
     "adam": (lambda p: torch.optim.Adam(p, lr=1e-3), torch.float64, 1e-8),
@@ -58,18 +22,17 @@ CASES: dict[str, tuple[Optimizer, torch.dtype, float]] = {
 }
 
 
-def check(modules: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], name: str) -> None:
+def check(modules: list[Any], inputs: list[Tensor], classes: int, name: str, each: bool) -> None:
     optimizer, _, bound = CASES[name]
-    fused = widepack.fuse([m.train() for m in modules], sample, validate=False)
-    alone = copies(modules)
-    train(alone, optimizer, data)
-    train_fused(fused, optimizer, data)
-    for key, value in stacked(alone).items():
-        moved = (value - stacked(modules)[key]).abs().max()
-        assert moved > 10 * bound, key
-        assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), (
-            key
-        )
+    before = stacked(modules)
+
+    def loss(outputs: Tensor, step: int) -> Tensor:
+        flat = outputs.flatten(0, -2)
+        return cross_entropy(flat, ids(len(flat), seed=100 + step) % classes)
+
+    trained_as_alone(modules, inputs, optimizer, loss, each, {"rtol": bound, "atol": bound}, validate=False)
+    for key, value in stacked(modules).items():
+        assert (value - before[key]).abs().max() > 10 * bound, key
 
 
 @pytest.mark.parametrize(
@@ -81,8 +44,9 @@ def check(modules: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]],
     ],
 )
 def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
-    dtype = CASES[name][1]
-    check(members(Cnn, dtype=dtype), draw(6, 3, 8, 8, dtype=dtype), images(dtype, each), name)
+    dtype, shape = CASES[name][1], (3, 6, 3, 8, 8) if each else (6, 3, 8, 8)
+    inputs = [draw(*shape, seed=step, dtype=dtype) for step in range(STEPS)]
+    check(members(Cnn, dtype=dtype), inputs, 4, name, each)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +54,8 @@ def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
     [pytest.param("sgd", marks=pytest.mark.slow), "adam", pytest.param("adamw", marks=pytest.mark.slow)],
 )
 def test_a_transformer(name: str) -> None:
-    check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)
+    inputs = [ids(3, 4, 5, seed=step) for step in range(STEPS)]
+    check(members(Transformer, dtype=CASES[name][1]), inputs, 11, name, True)
 
 
 @pytest.mark.extended
@@ -128,19 +93,12 @@ def test_compiled_programs_train_as_the_others() -> None:
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)]
     x = torch.randn(6, 4)
-    steps = {}
-    for compiled in (False, True):
-        fused = widepack.fuse([copy.deepcopy(m) for m in models], x).train()
-        if compiled:
-            fused.compile(backend="aot_eager")
-        optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            fused(x).square().mean().backward()
-            optimizer.step()
-        steps[compiled] = {n: v.detach().clone() for n, v in fused.state_dict().items()}
-    for name, value in steps[False].items():
-        torch.testing.assert_close(steps[True][name], value)
+    plain, compiled = widepack.fuse(models, x).train(), widepack.fuse(models, x).train()
+    compiled.compile(backend="aot_eager")
+    for fused in (plain, compiled):
+        train(fused, [x] * 3)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated")  # torch's compiler, where it is imported

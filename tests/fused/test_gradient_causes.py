@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from widepack import VerificationError, fuse
-from widepack.fused import gradient_causes
-from widepack.fused.gradient_differences import WAY_OUT
+from widepack.fused.check_gradients import way_out
+from widepack.fused.gradients import WAY_OUT
+from widepack.fused.member_runs import LiveMemberRuns
 
 
 class Rounding(torch.autograd.Function):
@@ -80,7 +81,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("strategy", ["auto", "loop"])
 @pytest.mark.parametrize(("member", "words"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 def test_the_cause_is_named_whatever_the_strategy(member: Any, words: str, strategy: str) -> None:
@@ -112,6 +113,6 @@ def test_what_the_message_says_to_write_has_the_same_gradients(written: Any, ins
 def test_a_wrong_wide_program_has_the_loop_as_its_way_out() -> None:
     fused = fuse([Rounded().train() for _ in range(2)], torch.randn(4, 6))
     entry: Any = fused.current_entry()
-    names = ["layer.weight", "layer.bias"]
-    text = gradient_causes.way_out(fused, entry, entry.programs[0], 0, [torch.randn(4, 6)], names)
+    runs, names = LiveMemberRuns(fused, entry, entry.programs[0], False), ["layer.weight", "layer.bias"]
+    text = way_out(runs, entry.programs[0], 0, [torch.randn(4, 6)], names)
     assert text == WAY_OUT

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from drawn_checks import same_snapshot, snapshot
-from fusing import draw
+from fusing import draw, sgd, square, train, trained_as_alone
 from torch import Tensor, fx, nn
 
 import widepack
@@ -98,25 +98,8 @@ def of_class(scale: float = 2.0) -> nn.Module:
     return Local()
 
 
-def train_and_compare(modules: list[nn.Module], together: bool = False) -> nn.Module:
-    """Trains the members fused and alone, and compares the weights. together: they share parts."""
-    xs = [draw(6, 4) for _ in range(5)]
-    fused = widepack.fuse([m.train() for m in modules], xs[0])
-    optimizer = torch.optim.SGD(fused.parameters(), 0.1)
-    own = list({id(p): p for m in modules for p in m.parameters()}.values())
-    alone = torch.optim.SGD(own, 0.1)
-    for x in xs:
-        optimizer.zero_grad()
-        fused(x).square().mean((1, 2)).sum().backward()
-        optimizer.step()
-        alone.zero_grad()
-        torch.stack([m(x).square().mean() for m in modules]).sum().backward()  # type: ignore[no-untyped-call]
-        alone.step()
-    for copied, module in zip(fused.unfuse(), modules):
-        for name, value in module.named_parameters():
-            torch.testing.assert_close(dict(copied.named_parameters())[name], value, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(copied(xs[0]), module(xs[0]), atol=1e-5, rtol=1e-4)
-    return fused
+BATCHES = [draw(6, 4) for _ in range(5)]
+BOUNDS: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-4}
 
 
 @pytest.mark.extended(keep=1)
@@ -125,7 +108,9 @@ def test_members_from_one_initial_state_train_as_alone(make: Callable[[], nn.Mod
     modules = [make() for _ in range(3)]
     for module in modules[1:]:
         module.load_state_dict(modules[0].state_dict())
-    train_and_compare(modules)
+    fused = trained_as_alone(modules, BATCHES, bounds=BOUNDS)
+    for copied, module in zip(fused.unfuse(), modules):
+        torch.testing.assert_close(copied(BATCHES[0]), module(BATCHES[0]), **BOUNDS)
 
 
 def test_copies_of_a_module_with_functions() -> None:
@@ -142,7 +127,7 @@ def test_a_global_name_of_the_member_itself() -> None:
     THE_MODEL.a.register_forward_hook(lambda m, args, out: out * THE_MODEL.a.bias)
     other = Net()
     other.a.register_forward_hook(lambda m, args, out: out * other.a.bias)
-    train_and_compare([THE_MODEL, other])
+    trained_as_alone([THE_MODEL, other], BATCHES, bounds=BOUNDS)
 
 
 def test_weights_of_another_member_are_refused_by_name() -> None:
@@ -221,8 +206,18 @@ class Trunk(nn.Module):
 
 def test_a_trunk_of_all_members_stays_one() -> None:
     trunk = nn.Linear(4, 4)
-    fused: Any = train_and_compare([Trunk(trunk) for _ in range(3)])
+    modules = [Trunk(trunk).train() for _ in range(3)]
+    fused = widepack.fuse(modules, BATCHES[0])
     assert fused.trunk.weight.shape == (4, 4) and fused.head.weight.shape == (3, 3, 4)
+    train(fused, BATCHES)
+    optimizer = sgd({p for m in modules for p in m.parameters()})
+    for x in BATCHES:
+        optimizer.zero_grad()
+        torch.stack([square(m(x), 0) for m in modules]).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for copied, module in zip(fused.unfuse(), modules):
+        for name, value in module.named_parameters():
+            torch.testing.assert_close(copied.get_parameter(name), value, **BOUNDS)
 
 
 def test_trunks_that_cannot_be_one_are_refused() -> None:

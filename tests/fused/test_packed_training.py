@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusing import square, train
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -42,31 +43,22 @@ def lengths_of(ordered: bool, step: int) -> Tensor:
     return drawn.sort(descending=True).values if ordered else drawn
 
 
-def loss_of(outputs: tuple[Tensor, Tensor]) -> Tensor:
-    return sum((t.square().mean() for t in outputs), torch.zeros((), dtype=outputs[0].dtype))
-
-
-def train(model: nn.Module, ordered: bool, count: int | None = None) -> None:
-    """Takes ten steps. count: the number of members of a fused module."""
-    dtype = next(model.parameters()).dtype
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(10):
-        x = torch.randn(4, STEPS, 3, generator=torch.Generator().manual_seed(step)).to(dtype)
-        optimizer.zero_grad()
-        outputs = model(x, lengths_of(ordered, step))
-        each = [outputs] if count is None else [tuple(t[i] for t in outputs) for i in range(count)]
-        torch.stack([loss_of(y) for y in each]).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+def batches_of(ordered: bool, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    drawn = [torch.randn(4, STEPS, 3, generator=torch.Generator().manual_seed(step)) for step in range(10)]
+    return [(x.to(dtype), lengths_of(ordered, step)) for step, x in enumerate(drawn)]
 
 
 def check(kind: Any, ordered: bool, total: int | None, **options: Any) -> None:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
     members = members_of(kind, ordered, total, **options)
     alone = copy.deepcopy(members)
     fused = widepack.fuse(members, (torch.zeros(4, STEPS, 3), lengths_of(ordered, 0)))
-    train(fused, ordered, len(members))
+    train(fused, batches_of(ordered, torch.float32), optimizer)
     for member, trained in zip(alone, fused.unfuse(), strict=True):
         before = {name: p.detach().clone() for name, p in member.named_parameters()}
-        train(member.double(), ordered)
+        train(member.double(), batches_of(ordered, torch.float64), optimizer)
         for name, p in trained.named_parameters():
             want = member.get_parameter(name).detach()
             assert not torch.allclose(before[name].double(), want, atol=1e-4)  # it has learned
@@ -119,11 +111,11 @@ def test_autocast_and_gradients_of_func_take_packed_sequences() -> None:
             torch.testing.assert_close(y, torch.stack(alone), atol=1e-2, rtol=1e-2)
 
     def loss(values: dict[str, Tensor]) -> Tensor:
-        return loss_of(torch.func.functional_call(fused, values, (x, lengths)))
+        return square(torch.func.functional_call(fused, values, (x, lengths)), 0)
 
     found = torch.func.grad(loss)({name: p.detach() for name, p in fused.named_parameters()})
     for i, member in enumerate(members):
-        loss_of(member.double()(x.double(), lengths)).backward()  # type: ignore[no-untyped-call]
+        square(member.double()(x.double(), lengths), 0).backward()  # type: ignore[no-untyped-call]
         for name, p in member.named_parameters():
             assert p.grad is not None
             torch.testing.assert_close(found[name][i].double() * len(members), p.grad, atol=1e-6, rtol=1e-5)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from fusing import same_gradients, trained_as_alone
 from torch import Tensor, nn
 
 import widepack
@@ -70,12 +70,9 @@ def test_a_gradient_penalty_is_that_of_each_member(layer: Any) -> None:
 
     answers = fused(x)[0]
     torch.stack([penalty(y) for y in answers]).sum().backward()  # type: ignore[no-untyped-call]
-    for i, member in enumerate(members):
+    for member in members:
         penalty(member(x)[0]).backward()
-        for name, p in member.named_parameters():
-            grad = fused.get_parameter(name).grad
-            assert grad is not None
-            torch.testing.assert_close(grad[i], torch.zeros_like(p) if p.grad is None else p.grad)
+    same_gradients(fused, members)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
@@ -138,31 +135,21 @@ def ops_of(fused: Any) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_twenty_steps_are_those_of_the_members(name: str, dtype: torch.dtype) -> None:
-    members = nets(name, dtype)
-    x = torch.randn(B, T, INPUTS, dtype=dtype)
-    fused = fuse(copy.deepcopy(members), (x,)).train()
-    ours = torch.optim.SGD(fused.parameters(), lr=0.1)
-    theirs = [torch.optim.SGD(m.parameters(), lr=0.1) for m in members]
-    for k in range(20):
-        x = torch.randn(B, T + k % 3, INPUTS, dtype=dtype) if k % 3 == 0 else x
-        for optimizer in (ours, *theirs):
-            optimizer.zero_grad()
-        y, state = fused(x[:, :T])
-        loss = y.square().sum() + state.sin().sum()
-        loss.backward()
-        ours.step()
-        for member, optimizer in zip(members, theirs):
-            y, state = member(x[:, :T])
-            loss = y.square().sum() + state.sin().sum()
-            loss.backward()
-            optimizer.step()
+    drawn = [torch.randn(B, T, INPUTS, dtype=dtype) for _ in range(7)]
+    bound = 1e-4 if dtype == torch.float32 else 1e-12
+
+    def loss(outputs: tuple[Tensor, Tensor], step: int) -> Tensor:
+        return outputs[0].square().sum() + outputs[1].sin().sum()
+
+    fused = trained_as_alone(
+        nets(name, dtype),
+        [drawn[k // 3] for k in range(20)],
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss,
+        bounds={"rtol": bound, "atol": bound},
+    )
     trained = {f"widepack.{cell}_training.default" for cell in ("gru", "rnn", "lstm")} & ops_of(fused)
     assert bool(trained) == (name != "lstm" or dtype == torch.float64)
-    bound = 1e-4 if dtype == torch.float32 else 1e-12
-    found = dict(fused.named_parameters())
-    for i, member in enumerate(members):
-        for key, value in member.named_parameters():
-            torch.testing.assert_close(found[key][i], value, rtol=bound, atol=bound)
 
 
 def test_dropout_between_layers_runs_member_by_member() -> None:

@@ -1,17 +1,19 @@
-"""Compares fused training in bfloat16 by autocast, and with accumulated gradients, with each member alone."""
+"""Compares fused training in bfloat16 by autocast, with accumulated gradients, and of members that take
+a derivative in forward, with each member alone.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from fusing import Cnn, Mlp, Transformer, copies, draw, ids, members
+from fusing import Cnn, Mlp, Transformer, copies, draw, ids, members, same_gradients, stacked, train
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import widepack
+from widepack import fuse
 
 STEPS = 20
 
@@ -106,7 +108,7 @@ def test_twenty_steps_under_autocast_are_as_exact_as_those_of_each_member_alone(
     assert fused > 20 * plain  # and it has one on the fused module
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [Mlp, Cnn])
 def test_accumulated_gradients_are_those_of_each_member_alone(model: Any) -> None:
     modules = [m.train() for m in members(model, dtype=torch.float64)]
@@ -122,15 +124,11 @@ def test_accumulated_gradients_are_those_of_each_member_alone(model: Any) -> Non
             torch.autograd.backward(torch.stack([loss(y, part) for y in fused.each(xs)]).sum() / 4)
             for m, x in zip(alone, xs):
                 torch.autograd.backward(loss(m(x), part) / 4)
-        for name, p in fused.named_parameters():
-            expected = torch.stack([m.get_parameter(name).grad for m in alone])
-            torch.testing.assert_close(p.grad, expected, rtol=1e-9, atol=1e-12)
+        same_gradients(fused, alone, rtol=1e-9, atol=1e-12)
         for o in (optimizer, *own):
             o.step()
-    for name, value in fused.state_dict().items():
-        torch.testing.assert_close(
-            value, torch.stack([m.state_dict()[name] for m in alone]), rtol=1e-8, atol=1e-8
-        )
+    for name, value in stacked(alone).items():
+        torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-8, atol=1e-8)
     assert not torch.equal(vector(alone), vector(modules))
 
 
@@ -149,21 +147,55 @@ class Image(nn.Module):
 
 def test_a_norm_under_two_names_and_a_memory_format_train() -> None:
     members = [Image() for _ in range(2)]
-    alone, x = copy.deepcopy(members), torch.randn(4, 3, 6, 6)
-    whole = widepack.fuse(members, x)
-    fused = nn.Sequential(whole)
-    fused.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(fused.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        sum(y.square().mean() for y in fused(x)).backward()
-        optimizer.step()
-    for member, again in zip(alone, whole.unfuse(), strict=True):
-        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = torch.optim.SGD(member.parameters(), 0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            member(x).square().mean().backward()
-            optimizer.step()
+    alone, batches = copies(members), [torch.randn(4, 3, 6, 6)] * 3
+    fused = widepack.fuse(members, batches[0])
+    nn.Sequential(fused).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train(fused, batches)
+    for member, again in zip(alone, fused.unfuse(), strict=True):
+        train(member.to(memory_format=torch.channels_last), batches)
         for name, value in again.state_dict().items():
             torch.testing.assert_close(value, member.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------- derivatives in forward
+
+
+COUNT = 2
+NORMS: dict[str, Any] = {
+    "batch norm": lambda: nn.BatchNorm1d(8),
+    "momentum of none": lambda: nn.BatchNorm1d(8, momentum=None),
+    "no statistics": lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False),
+    "images": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.BatchNorm2d(2), nn.Flatten()),
+    "instance norm": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2), nn.Flatten()),
+}
+
+
+class Force(nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(6, 8), norm(), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        energy = self.outer(self.norm(self.inner(x)).tanh()).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.extended(keep=1)
+@pytest.mark.parametrize("strategy", ["auto", "loop"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_gradients_of_a_force_are_the_members(norm: str, strategy: str) -> None:
+    torch.manual_seed(0)
+    members = [Force(NORMS[norm]).double().train() for _ in range(COUNT)]
+    fused = fuse(members, torch.randn(8, 6).double(), strategy=strategy)
+    for rows in (8, 5):
+        x = torch.randn(rows, 6).double()
+        answers = fused(x)
+        answers.square().sum().backward()
+        for i, member in enumerate(members):
+            expected = member(x)
+            torch.testing.assert_close(answers[i], expected)
+            expected.square().sum().backward()
+    same_gradients(fused, members)
+    for name, value in stacked(members).items():
+        torch.testing.assert_close(fused.state_dict()[name], value)

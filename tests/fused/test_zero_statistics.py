@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fusing import trained_as_alone
 from torch import Tensor, nn
 
 import widepack
@@ -150,23 +151,9 @@ def members(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_steps_are_those_of_each_member_alone(name: str, dtype: torch.dtype) -> None:
     make, shape = NETWORKS[name]
-    modules = members(make, dtype)
+    bound = 1e-5 if dtype == torch.float32 else 1e-13
     batches = [torch.randn(8, *shape, dtype=dtype) for _ in range(2)]
-    fused = widepack.fuse(modules, batches[0])
-    optimizer = torch.optim.SGD(list(fused.parameters()), 0.05)
-    for x in batches:
-        optimizer.zero_grad()
-        sum(y.square().mean() for y in fused(x)).backward()
-        optimizer.step()
-    for module, copy in zip(modules, fused.unfuse()):
-        own = torch.optim.SGD(list(module.parameters()), 0.05)
-        for x in batches:
-            own.zero_grad()
-            module(x).square().mean().backward()
-            own.step()
-        for key, value in module.state_dict().items():
-            bound = 1e-5 if dtype == torch.float32 else 1e-13
-            torch.testing.assert_close(copy.state_dict()[key], value, rtol=bound, atol=bound)
+    trained_as_alone(members(make, dtype), batches, bounds={"rtol": bound, "atol": bound})
 
 
 @pytest.mark.extended

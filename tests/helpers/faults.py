@@ -20,7 +20,8 @@ from torch import Tensor
 import widepack
 import widepack.fused.module
 from widepack.errors import VerificationError
-from widepack.fused.check import LiveWeights, subject_for
+from widepack.fused.check import LiveWeights
+from widepack.fused.member_runs import LiveMemberRuns
 from widepack.ir.tensor_type import tensor_type
 from widepack.runtime.executable import Executable
 from widepack.system.progress import Stages
@@ -371,7 +372,7 @@ class Prepared:
             module.check = check
         self.fused, self.entry, runner = found[0]
         self.plan, self.program = runner.plan, runner.program
-        self.subject = subject_for(self.fused, self.entry, self.entry.programs[0], True)
+        self.subject = LiveMemberRuns(self.fused, self.entry, self.entry.programs[0], True).subject
         self.weights = {n: v.detach() for n, v in self.fused.tensors_of(self.entry).items()}
         made = calls(self.subject, ["shared"])
         self.answers = ReferenceAnswers(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
+
+import widepack
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 class Mlp(nn.Module):
@@ -52,6 +57,13 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.layer(self.tokens(ids) + self.place))  # type: ignore[no-any-return]
+
+
+class First(nn.Module):
+    """Returns the first of several results, such as those of a recurrent layer."""
+
+    def forward(self, results: tuple[Tensor, Any]) -> Tensor:
+        return results[0]
 
 
 def members(
@@ -103,3 +115,76 @@ def gradients(modules: Sequence[Any]) -> dict[str, Tensor]:
             [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         )
     return result
+
+
+def same_gradients(fused: widepack.Fused, modules: Sequence[Any], **bounds: Any) -> None:
+    """Asserts that the gradients of a fused module are those of the members alone."""
+    for name, expected in gradients(modules).items():
+        found = fused.tensor_of(name).grad
+        torch.testing.assert_close(torch.zeros_like(expected) if found is None else found, expected, **bounds)
+
+
+def square(outputs: Any, step: int) -> Tensor:
+    """Returns the sum of the mean squares of a member's outputs, as a loss."""
+    return torch.stack([y.square().mean() for y in pytree.tree_leaves(outputs)]).sum()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def train(
+    module: Any,
+    batches: Sequence[Any],
+    optimizer: Optimizer = sgd,
+    loss: Callable[[Any, int], Tensor] = square,
+    each: bool = False,
+) -> None:
+    """Takes a step for each batch: of a member, or of a fused module on the sum of its members' losses.
+
+    batches: the inputs of each step, one or a tuple. each: whether a fused module takes one for each member.
+    """
+    steps = optimizer(module.parameters())
+    for step, batch in enumerate(batches):
+        inputs = batch if isinstance(batch, tuple) else (batch,)
+        steps.zero_grad()
+        outputs = module.each(*inputs) if each else module(*inputs)
+        fused = isinstance(module, widepack.Fused)
+        of_members = (
+            [pytree.tree_map(lambda y, i=i: y[i], outputs) for i in range(len(module))]
+            if fused
+            else [outputs]
+        )
+        torch.autograd.backward(torch.stack([loss(own, step) for own in of_members]).sum())
+        steps.step()
+
+
+def trained_as_alone(
+    modules: Sequence[Any],
+    batches: Sequence[Any],
+    optimizer: Optimizer = sgd,
+    loss: Callable[[Any, int], Tensor] = square,
+    each: bool = False,
+    bounds: Mapping[str, Any] = {},
+    **options: Any,
+) -> widepack.Fused:
+    """Trains members fused and one after the other, and asserts that all weights and statistics are then the
+    same. Returns the fused module. The members themselves are trained.
+
+    options: those of `fuse`.
+    """
+    first = batches[0] if isinstance(batches[0], tuple) else (batches[0],)
+    fused = widepack.fuse(
+        [m.train() for m in modules], tuple(x[0] for x in first) if each else first, **options
+    )
+    train(fused, batches, optimizer, loss, each)
+    for i, (module, copied) in enumerate(zip(modules, fused.unfuse(), strict=True)):
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        own = (
+            [tuple(x[i] for x in (b if isinstance(b, tuple) else (b,))) for b in batches] if each else batches
+        )
+        train(module, own, optimizer, loss)
+        for name, value in module.state_dict().items():
+            torch.testing.assert_close(copied.state_dict()[name], value, **bounds)
+        assert any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    return fused

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         self.parts, self.device = tuple(parts), device
         self._binder = Binder(self.entry, len(members), device, known=manifest.state)
         self._part_of = [k for k, places in enumerate(self.parts) for _ in places]
+        self._lock: AbstractContextManager[Any] = nullcontext()  # is held during a call
 
     # ---------------------------------------------------------------- the parts in this process
 
@@ -163,8 +165,9 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         return values, per_member
 
     def _answer(self, bind: Callable[[], tuple[list[Tensor], list[bool]]], state: Any) -> Any:
-        values, per_member = self._checked(bind)
-        leaves = self._outputs(values, per_member)
+        with self._lock:
+            values, per_member = self._checked(bind)
+            leaves = self._outputs(values, per_member)
         answer = built(self.entry.result, leaves)
         if not self._binder.states:
             return answer
@@ -177,10 +180,11 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             reduction, inputs = request()
             return reduction, *self._bind(inputs, kwargs, state)
 
-        reduction, values, per_member = self._checked(bind)
-        if self._can_sum(reduction):
-            return figures_of(reduction, self._sums(values, per_member, reduction))
-        leaves = self._outputs(values, per_member)
+        with self._lock:
+            reduction, values, per_member = self._checked(bind)
+            if self._can_sum(reduction):
+                return figures_of(reduction, self._sums(values, per_member, reduction))
+            leaves = self._outputs(values, per_member)
         figures = reduction.apply(built(self.entry.result, leaves), self.entry.outputs, True)
         if not self._binder.states:
             return figures
@@ -205,5 +209,6 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             groups = RowGroups.of(owners, lambda rows: router.fits(others, rows))
             return values, numbers, groups
 
-        values, numbers, groups = self._checked(bind)
-        return built(self.entry.result, self._rows(values, numbers, groups))
+        with self._lock:
+            values, numbers, groups = self._checked(bind)
+            return built(self.entry.result, self._rows(values, numbers, groups))

@@ -9,27 +9,20 @@ captured from one member, and that autograd can differentiate.
 
 | file | what it does |
 |---|---|
-| `attribute_reads.py` | Records which plain attributes of its modules a member reads |
-| `captures.py` | Captures the programs of a fused module in the mode, dtype and device of its parts |
+| `captures.py` | Captures the programs of a fused module: of one member, and of those that may have another |
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
-| `check_draws.py` | Compares a member program that draws random numbers with the members' own modules |
-| `check_gradients.py` | Compares gradients of a wide program with the members' own |
+| `check_gradients.py` | Compares gradients of a wide program with the members' own; explains a wrong one |
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
-| `gradient_causes.py` | Explains a wrong gradient: what forward does that a capture does not contain |
-| `gradient_differences.py` | Compares gradients of a member and of a wide program, up to rounding |
-| `gradients.py` | Computes gradients of a weighted sum of answers and the size of their terms |
-| `local_classes.py` | Copies the classes of a function whose methods hold parts of a module |
-| `member_capture.py` | Captures the program of one member of a fused module, in its mode |
+| `gradients.py` | Computes gradients of a weighted sum of outputs, and compares them up to rounding |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
 | `members.py` | Defines the part of `Fused` about single members: `unfuse`, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
-| `module_copy.py` | Copies a module with the functions that it holds |
+| `module_copy.py` | Copies a module with the functions and the classes that hold parts of it |
 | `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
 | `parts.py` | Defines the parts of a fused module: one for each submodule of the members |
-| `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
-| `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
+| `programs.py` | Holds and runs the programs of a fused module for one mode, dtype and device: one capture |
 | `recipe.py` | Keeps what a fused module was made of, apart from weights |
 | `same_members.py` | Checks that live modules can be members of one fused module |
 | `save.py` | Builds an artifact of live members: an ordinary build of their state dicts, verified |

@@ -17,10 +17,9 @@ from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
 from ..system.memory import keep_freed
 from .fresh_copies import members_of
-from .member_capture import call_of
 from .module import Fused
 from .own_modules import refuse_other_copies
-from .recipe import FusedRecipe
+from .recipe import FusedRecipe, call_of
 from .same_members import refuse_mismatches
 from .skeleton import ModuleSkeleton, Owners, weights_of
 from .stacked_parameters import plan_weights, stack
@@ -58,7 +57,7 @@ def fuse(
         share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
             values must be equal. Without it, equal parameters stay separate, unless they are one object.
         strategy: `"auto"`, `"wide"`, `"loop"`, or strategies of ops. Default: `"auto"`.
-        validate: Whether each new program is compared with the members, in answers and gradients. Default:
+        validate: Whether each new program is compared with the members, in outputs and gradients. Default:
             True.
         packed: Whether calls take and return the channel-packed form `[B, N*C, ...]`. Default: False.
         dropout: `"on"` keeps dropout on in eval mode, with a draw for each member. With `n` and one module,
@@ -90,50 +89,30 @@ def fuse(
         passes = dropout_on and n is not None and isinstance(models, nn.Module)  # N passes of one module
         members = members_of(models, n, passes)
     with unchanged([m for m in (*members, models) if isinstance(m, nn.Module)]):
-        fused = _fused(
-            members, passes, sample, sample_kwargs, dynamic, share, strategy, validate, packed, dropout_on
-        )
+        with torch.inference_mode(False), torch.no_grad():
+            own = members[:1] if passes else members
+            if not passes:
+                refuse_mismatches(members)
+            args, kwargs = pytree.tree_map(clone, (sample_arguments(sample), dict(sample_kwargs or {})))
+            call = call_of(members[0], args, kwargs, dynamic)
+            weights = plan_weights(own, share, all_shared=passes)
+            owners = None if passes else Owners.of(members)
+            skeletons = [ModuleSkeleton(m, owners) for m in own] * (len(members) // len(own))
+            call = without_ones(call, lambda: skeletons[0].fill(weights_of(members[0])), dynamic is not None)
+            if validate:
+                refuse_other_copies(own, skeletons, call)
+            fused = Fused(
+                FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate)
+            )
+            stack(fused, members, weights)
+        if all(p.device.type == "cpu" for p in fused.parameters()):
+            keep_freed()
+        fused.training = members[0].training
+        fused.prepare()
     if dropout_on and not fused.draws:
         mode = "train" if fused.training else "eval"
         raise UsageError(
             f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
             "it has no dropout, or one of probability 0"
         )
-    return fused
-
-
-def _fused(
-    members: list[nn.Module],
-    passes: bool,
-    sample: Any,
-    sample_kwargs: Mapping[str, Any] | None,
-    dynamic: Mapping[str, Any] | None,
-    share: Sequence[str],
-    strategy: str | Sequence[str],
-    validate: bool,
-    packed: bool,
-    dropout_on: bool,
-) -> Fused:
-    """Returns the fused module of members, with the program of their mode. passes: of one model."""
-    with torch.inference_mode(False), torch.no_grad():
-        if not passes:
-            refuse_mismatches(members)
-        args = sample_arguments(sample)
-        args, kwargs = pytree.tree_map(clone, (args, dict(sample_kwargs or {})))
-        call = call_of(members[0], args, kwargs, dynamic)
-        weights = plan_weights(members[:1] if passes else members, share, all_shared=passes)
-        if passes:
-            skeletons = [ModuleSkeleton(members[0])] * len(members)
-        else:
-            owners = Owners.of(members)
-            skeletons = [ModuleSkeleton(m, owners) for m in members]
-        call = without_ones(call, lambda: skeletons[0].fill(weights_of(members[0])), dynamic is not None)
-        if validate:
-            refuse_other_copies(members[:1] if passes else members, skeletons, call)
-        fused = Fused(FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate))
-        stack(fused, members, weights)
-    if all(p.device.type == "cpu" for p in fused.parameters()):
-        keep_freed()
-    fused.training = members[0].training
-    fused.prepare()
     return fused

@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
+from ..capture.call import MemberCall
 from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
+from ..ir.guards import InputLeaf
+from ..ir.tensor_type import parse_slot
 from ..optim import removal
-from .programs import FusedEntry
+from ..spec.dtypes import dtype_name
+from .programs import CPU, FusedEntry
 from .recipe import FusedRecipe
+from .skeleton import weights_of
 from .stacked_parameters import mark_parameters, member_module, slot_of
 
 
@@ -44,6 +50,25 @@ def keep_rows(tensor: torch.Tensor, rows: Sequence[int]) -> None:
             tensor.data = values
 
 
+def with_dtypes(call: MemberCall, dtypes: Mapping[torch.dtype, torch.dtype]) -> MemberCall:
+    """Returns a call with its tensors on the CPU. dtypes: the new dtype for each old one that changes."""
+
+    def converted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().to(CPU, dtypes.get(value.dtype, value.dtype))
+
+    args, kwargs = pytree.tree_map(converted, (call.args, call.kwargs))
+    leaves = [_with_example(leaf, converted(leaf.example)) for leaf in call.leaves]
+    return replace(call, args=args, kwargs=kwargs, leaves=tuple(leaves))
+
+
+def _with_example(leaf: InputLeaf, example: torch.Tensor) -> InputLeaf:
+    """Returns a leaf of the call with another example."""
+    slot = parse_slot(leaf.type).with_dtype(dtype_name(example.dtype))
+    return replace(leaf, example=example, type=str(slot))
+
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -54,6 +79,7 @@ class FusedMembers(nn.Module):
     _recipe: FusedRecipe
     _entries: dict[Any, FusedEntry]  # by modes, dtypes and device
     _slots: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
+    _parts: dict[str, nn.Module]
     _frozen: tuple[int, ...] = ()  # the numbers of the frozen members
     _originals: tuple[int, ...] | None = None  # the members' numbers at the start, if some were removed
 
@@ -109,6 +135,32 @@ class FusedMembers(nn.Module):
         if not isinstance(i, int) or isinstance(i, bool) or not -len(self) <= i < len(self):
             raise UsageError(f"there is no member {i!r}; there are {len(self)}, counted from 0")
         return i % len(self)
+
+    def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
+        """Returns the weights and constants that an entry's programs read, by name."""
+        return {
+            s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source)
+            for s in entry.programs[0].weights
+        }
+
+    def _modes(self) -> tuple[bool, ...]:
+        """Returns for each part whether it is in train mode."""
+        if not self._parts:
+            self._parts.update(self.named_modules())
+        return tuple([part.training for part in self._parts.values()])
+
+    def sample(self) -> MemberCall:
+        """Returns the sample on the CPU, in the dtypes that the weights have now."""
+        recipe = self._recipe
+        captured = {name: value.dtype for name, value in weights_of(recipe.skeletons[0].module).items()}
+        now = {w.name: self.tensor_of(w.name).dtype for w in recipe.weights}
+        dtypes = {captured[name]: dtype for name, dtype in now.items() if captured[name] != dtype}
+        return with_dtypes(recipe.call, dtypes)
+
+    @property
+    def drops_only_when_fused(self) -> bool:
+        """Whether the fused module applies dropout where a member by itself, in this mode, does not."""
+        return self._recipe.dropout and not any(self._modes())
 
     def unfuse(self) -> list[nn.Module]:
         """Returns the members as N modules of the original class.

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +17,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from ..capture.call import MemberCall
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from ..inference.input_values import each_if_tensor
 from ..inference.output import build_answer
 from ..inference.programs.failed_call import Run, unknown_row
-from ..ir.guards import InputLeaf
-from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import in_forward_mode, in_transform, outside_transforms
-from ..spec.dtypes import dtype_name
 from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
@@ -37,69 +31,7 @@ from .parts import refuse_apply, refuse_setting
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
-from .skeleton import weights_of
 from .unchanged import unchanged
-
-
-def with_dtypes(call: MemberCall, dtypes: Mapping[torch.dtype, torch.dtype]) -> MemberCall:
-    """Returns a call with its tensors on the CPU. dtypes: the new dtype for each old one that changes."""
-
-    def converted(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().to(CPU, dtypes.get(value.dtype, value.dtype))
-
-    args, kwargs = pytree.tree_map(converted, (call.args, call.kwargs))
-    leaves = [_with_example(leaf, converted(leaf.example)) for leaf in call.leaves]
-    return replace(call, args=args, kwargs=kwargs, leaves=tuple(leaves))
-
-
-def _with_example(leaf: InputLeaf, example: torch.Tensor) -> InputLeaf:
-    """Returns a leaf of the call with another example."""
-    slot = parse_slot(leaf.type).with_dtype(dtype_name(example.dtype))
-    return replace(leaf, example=example, type=str(slot))
-
-
-def index_out_of_range(
-    entry: FusedEntry,
-    weights: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    stacked: Sequence[bool],
-) -> InputError | None:
-    """Returns the error of a call in which a member looks up a row that a table does not have.
-
-    Args:
-        entry: The programs of the call.
-        weights: The weights by name.
-        inputs: The inputs of the call, and the buffers that members change.
-        stacked: For each input of the call whether it has a member axis. Buffers have one.
-
-    Returns:
-        An error that names the input, the value, the possible values, and the line of the model. None if the
-        call failed for another reason, or inside a transform of `torch.func`, which hides values.
-    """
-    if in_transform():
-        return None
-    with torch.random.fork_rng(devices=[]):  # members that draw run once more
-        return unknown_row("fused", _runs(entry, weights, inputs, stacked))
-
-
-def _runs(
-    entry: FusedEntry,
-    weights: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    stacked: Sequence[bool],
-) -> Iterator[Run]:
-    """Yields the program of each member with its weights and inputs."""
-    (program,) = entry.programs
-    per_member = [*stacked, *(True for _ in entry.carried)]
-    for i in range(entry.count):
-        own = [
-            weights[s.source][i] if entry.kinds[s.source] == "stacked" else weights[s.source]
-            for s in program.weights
-        ]
-        yield program, own, [x[i] if split else x for x, split in zip(inputs, per_member)]
-
 
 if TYPE_CHECKING:
     from ..building.report import BuildReport
@@ -128,7 +60,6 @@ class Fused(FusedMembers):
 
     __module__ = "widepack"  # pickles name the public place
 
-    _parts: dict[str, nn.Module]
     _compiled: dict[str, Any] | None = None
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
@@ -195,8 +126,8 @@ class Fused(FusedMembers):
             return self._answer(entry, values, stacked)
         for k, leaf in enumerate(entry.binder.leaves):
             values[k], stacked[k] = split_channels(leaf.title, values[k], leaf.dims, stacked[k], len(self))
-        answer = self._answer(entry, values, stacked)
-        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, answer)
+        output = self._answer(entry, values, stacked)
+        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, output)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Runs all members, each on separate inputs: member i gets `[i]` of every input.
@@ -251,11 +182,11 @@ class Fused(FusedMembers):
         except (IndexError, RuntimeError) as e:
             self._refuse_unknown_rows(entry, weights, inputs, stacked, e)
             raise
-        answer = build_answer(outputs, runner.program.outputs, len(self), entry.result)
+        output = build_answer(outputs, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
-            for buffer, (_, output, _) in zip(buffers, entry.carried):
-                buffer.copy_(self.with_frozen_rows(outputs[output], buffer))
-        return answer
+            for buffer, (_, k, _) in zip(buffers, entry.carried):
+                buffer.copy_(self.with_frozen_rows(outputs[k], buffer))
+        return output
 
     @_disable_dynamo
     def _refuse_unknown_rows(
@@ -266,19 +197,35 @@ class Fused(FusedMembers):
         stacked: Sequence[bool],
         error: Exception,
     ) -> None:
-        """Raises an InputError if a call failed because an index is out of range. error: what it raised."""
-        from .module import index_out_of_range  # only a call that fails needs it
+        """Raises an InputError if a call failed because a member looks up a row that a table does not have.
 
-        refused = index_out_of_range(entry, weights, inputs, stacked)
+        Nothing is raised inside a transform of `torch.func`, which hides values.
+
+        Args:
+            entry: The programs of the call.
+            weights: The weights by name.
+            inputs: The inputs of the call, and the buffers that members change.
+            stacked: For each input of the call whether it has a member axis. Buffers have one.
+            error: What the call raised.
+        """
+        if in_transform():
+            return
+        (program,) = entry.programs
+        per_member = [*stacked, *(True for _ in entry.carried)]
+
+        def runs() -> Iterator[Run]:
+            """Yields the program of each member with its weights and inputs."""
+            for i in range(entry.count):
+                own = [
+                    weights[s.source][i] if entry.kinds[s.source] == "stacked" else weights[s.source]
+                    for s in program.weights
+                ]
+                yield program, own, [x[i] if split else x for x, split in zip(inputs, per_member)]
+
+        with torch.random.fork_rng(devices=[]):  # members that draw run once more
+            refused = unknown_row("fused", runs())
         if refused is not None:
             raise refused from error
-
-    def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
-        """Returns the weights and constants that an entry's programs read, by name."""
-        return {
-            s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source)
-            for s in entry.programs[0].weights
-        }
 
     def prepare(self) -> None:
         """Makes the program of the current mode now, instead of at the first call.
@@ -309,14 +256,19 @@ class Fused(FusedMembers):
             trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
             refuse_gradients(recipe.skeletons[0].module, trained)
         if recipe.validate:
-            with torch.inference_mode(False), plain_modes(), outside_transforms(), self._members_unchanged():
+            with self._apart():
                 check(self, entry, runner)
         runner.checked = True
         return runner
 
-    def _members_unchanged(self) -> AbstractContextManager[None]:
-        """Leaves what the members' code reaches outside of them (globals, closures of classes) as it is."""
-        return unchanged(list(dict.fromkeys(s.module for s in self._recipe.skeletons)))
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keeps the modes of a call away from a program that is made, and leaves what the members' code
+        reaches outside of them (globals, closures of classes) as it is.
+        """
+        own = list(dict.fromkeys(s.module for s in self._recipe.skeletons))
+        with torch.inference_mode(False), plain_modes(), outside_transforms(), unchanged(own):
+            yield
 
     @_disable_dynamo
     def current_entry(self) -> FusedEntry:
@@ -338,12 +290,7 @@ class Fused(FusedMembers):
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
-            with ExitStack() as modes_off:
-                modes_off.enter_context(torch.inference_mode(False))
-                modes_off.enter_context(torch.enable_grad())
-                modes_off.enter_context(plain_modes())
-                modes_off.enter_context(outside_transforms())
-                modes_off.enter_context(self._members_unchanged())
+            with self._apart(), torch.enable_grad():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
                 entry.reads_as_captured(self.tensor_of)
@@ -355,7 +302,7 @@ class Fused(FusedMembers):
     def compile(self, *, dynamic: bool | None = False, **options: Any) -> None:
         """Compiles the programs that train with `torch.compile`, in the place of `nn.Module.compile`.
 
-        Each program is compiled, forward and backward, at its first call, and its answers and gradients are
+        Each program is compiled, forward and backward, at its first call, and its outputs and gradients are
         compared with those of the program without compilation. If they differ, it runs without, and a warning
         says so. Up to eight batch sizes of a program have a compiled form (`torch._dynamo.config`). Second
         derivatives are refused by torch. In eval mode without gradients the module runs as before. A copy of
@@ -376,29 +323,10 @@ class Fused(FusedMembers):
             entry.compile(chosen)
         self.__dict__["_compiled"] = chosen
 
-    def _modes(self) -> tuple[bool, ...]:
-        """Returns for each part whether it is in train mode."""
-        if not self._parts:
-            self._parts.update(self.named_modules())
-        return tuple([part.training for part in self._parts.values()])
-
-    def sample(self) -> MemberCall:
-        """Returns the sample on the CPU, in the dtypes that the weights have now."""
-        recipe = self._recipe
-        captured = {name: value.dtype for name, value in weights_of(recipe.skeletons[0].module).items()}
-        now = {w.name: self.tensor_of(w.name).dtype for w in recipe.weights}
-        dtypes = {captured[name]: dtype for name, dtype in now.items() if captured[name] != dtype}
-        return with_dtypes(recipe.call, dtypes)
-
     @property
     def draws(self) -> bool:
         """Whether members draw random numbers in the current mode."""
         return self.current_entry().random
-
-    @property
-    def drops_only_when_fused(self) -> bool:
-        """Whether the fused module applies dropout where a member by itself, in this mode, does not."""
-        return self._recipe.dropout and not any(self._modes())
 
     def train(self, mode: bool = True) -> Fused:
         """Sets train or eval mode for all parts, as `nn.Module.train` does, and returns the module."""
@@ -459,21 +387,4 @@ class Fused(FusedMembers):
         """
         from .save import save  # imports all that a build needs
 
-        recipe, call, count = self._recipe, self.sample(), len(self)
-        passes = recipe.one_model
-        members = [self.member(i, CPU) for i in range(1 if passes else count)]
-        return save(
-            Path(path),
-            type(members[0]).__qualname__,
-            members,
-            lambda i: self.member(i, CPU),
-            names or [str(i) for i in range(count)],
-            sample=call.args,
-            sample_kwargs=call.kwargs,
-            dynamic=recipe.dynamic,
-            strategy=recipe.strategies,
-            force=force,
-            pt2=pt2,
-            dropout="on" if recipe.dropout else "off",
-            n=count if passes else None,
-        )
+        return save(self, self._recipe, path, names, force, pt2)

@@ -27,7 +27,7 @@ from ..capture.reachable import walk
 from ..errors import UsageError
 from ..ir.overlapping import copy_into, overlaps
 from ..ir.torch_internals import memory_id
-from .gradients import PART, Gradients, error_and_size, gradients_of, relative_bound, weighted_sum
+from .gradients import Gradients, error_above, gradients_of, largest_of, relative_bound, weighted_sum
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .unchanged import unchanged
 
@@ -108,7 +108,7 @@ def _own_answer(member: nn.Module, values: Mapping[str, torch.Tensor], call: Mem
 
 
 def _run(module: nn.Module, call: MemberCall) -> _Answer:
-    """Returns the answer of a module and the gradients of its parameters, from one random state."""
+    """Returns the output of a module and the gradients of its parameters, from one random state."""
     torch.manual_seed(11)
     random.seed(11)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -117,8 +117,8 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
     parameters = dict(module.named_parameters())
     names = [n for n, p in parameters.items() if p.requires_grad]
     with calm(), torch.enable_grad():
-        answer = known_forms(module(*args, **kwargs))
-        outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
+        output = known_forms(module(*args, **kwargs))
+        outputs = [y for y in pytree.tree_leaves(output) if isinstance(y, torch.Tensor)]
         gradients: Gradients = {}
         with suppress(RuntimeError):  # torch has no derivative of an op
             gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
@@ -127,26 +127,24 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
 
 
 def _words(found: _Answer, expected: _Answer) -> str:
-    """Returns in words how two answers differ; an empty text if they do not."""
+    """Returns in words how two outputs differ; an empty text if they do not."""
     (outputs, gradients), (own, own_gradients) = found, expected
     if [y.shape for y in outputs] != [y.shape for y in own]:
         return f"it returns {[list(y.shape) for y in outputs]}, and the member {[list(y.shape) for y in own]}"
     bound = relative_bound(own)
     for k, (a, b) in enumerate(zip(outputs, own)):
-        error, size = error_and_size(a, b)
-        if error > bound * size:
-            return f"with the same weights, output {k} differs by {error:.1e} at a size of {size:.1e}"
+        if (above := error_above(a, b, bound)) is not None:
+            return f"with the same weights, output {k} differs by {above[0]:.1e} at a size of {above[1]:.1e}"
     bound = relative_bound([g for g in own_gradients.values() if g is not None])
-    largest = max((error_and_size(g, g)[1] for g in own_gradients.values() if g is not None), default=0.0)
+    largest = largest_of(own_gradients.values())
     for name in own_gradients.keys() & gradients.keys():
         ours, theirs = gradients[name], own_gradients[name]
-        if (ours is None) != (theirs is None):
-            has, lacks = ("member", "copy") if ours is None else ("copy", "member")
-            return f"{name} gets a gradient in the {has}, and none in the {lacks}"
-        if ours is not None and theirs is not None:
-            error, size = error_and_size(ours, theirs)
-            if error > bound * max(size, PART * largest):
-                return f"the gradient of {name} differs by {error:.1e} at a size of {size:.1e}"
+        if ours is None or theirs is None:
+            if ours is not theirs:
+                has, lacks = ("member", "copy") if ours is None else ("copy", "member")
+                return f"{name} gets a gradient in the {has}, and none in the {lacks}"
+        elif (above := error_above(ours, theirs, bound, largest)) is not None:
+            return f"the gradient of {name} differs by {above[0]:.1e} at a size of {above[1]:.1e}"
     return ""
 
 

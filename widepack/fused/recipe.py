@@ -7,11 +7,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..capture.call import MemberCall
-from .member_capture import call_of
+from torch import nn
+
+from ..capture.call import MemberCall, arrange
+from ..capture.example import dynamic_axes
 from .parts import settings_of
 from .skeleton import ModuleSkeleton
 from .stacked_parameters import StackedWeight
+
+
+def call_of(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Mapping[str, Any] | None
+) -> MemberCall:
+    """Returns the sample as a call of the member.
+
+    Args:
+        module: The member, or its skeleton. It does not run.
+        args: The sample's positional inputs.
+        kwargs: The sample's inputs by name.
+        dynamic: {input: {axis: letter}}. Default: axis 0 of every input is "B".
+
+    Raises:
+        UsageError: `dynamic` has another form, or names an input that forward does not take.
+        CaptureError: Forward does not take the sample.
+    """
+    axes = dynamic_axes(dynamic, module, args, kwargs)
+    return arrange(module, args, kwargs, axes, {})
 
 
 @dataclass

@@ -1,30 +1,25 @@
 """Checks that live modules can be members of one fused module.
 
-They must have one architecture, dtype, device and mode, and one program up to their weights.
-`refuse_mismatches` compares what is visible without running anything. Plain attributes that differ (an eps, a
-stride, a flag) may or may not change the program, and only captures tell: `refuse_programs` compares those.
-One error lists all differences.
+They must have one architecture, dtype, device and mode, which is visible without running anything. Whether
+they have one program, captures tell (captures.py). One error lists all differences.
 """
 
 from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from ..capture.attributes import Difference, attributes_of, differences, in_words, texts_of_values
-from ..capture.capture import Captured
+from ..capture.attributes import Difference, attributes_of, differences, texts_of_values
 from ..capture.reachable import class_functions, edges
-from ..errors import CaptureError, MemberMismatch, UsageError
+from ..errors import MemberMismatch, UsageError
 from ..spec.dtypes import dtype_name
-from ..verification.same_program import difference
-from .attribute_reads import AttributeReads
-from .skeleton import ModuleSkeleton, first_names, weights_of
+from .skeleton import first_names, weights_of
 from .torch_module import buffer_dict, hooks_of_gradients, parameter_dict
 
 _OWN = {"__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__firstlineno__"}
@@ -310,93 +305,6 @@ def _is_plain(cls: type[torch.Tensor]) -> bool:
         and cls.__torch_function__ is nn.Parameter.__torch_function__
         and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     )
-
-
-CapturedReads = tuple[Captured, AttributeReads]
-
-
-def refuse_programs(
-    skeletons: Sequence[ModuleSkeleton],
-    first: CapturedReads,
-    capture_member: Callable[[int], CapturedReads],
-    mode: str,
-) -> None:
-    """Refuses members whose program differs from the first member's.
-
-    Only members whose plain attributes differ from the first's are looked at. A member is captured unless a
-    captured member has read the same values, because then it has the same program.
-
-    Args:
-        skeletons: The members without their weights.
-        first: The capture of member 0, and the attributes that it read.
-        capture_member: Captures a member by its number.
-        mode: `train` or `eval`, for the message.
-
-    Raises:
-        MemberMismatch: Members have other programs. The message lists all of them.
-    """
-    comparison = _ProgramComparison(skeletons[0], first, capture_member)
-    found: list[tuple[int, str]] = []
-    for i, skeleton in enumerate(skeletons[1:], 1):
-        if words := comparison.difference_of(i, skeleton):
-            found.append((i, words))
-    if found:
-        title = f"in {mode} mode members have other programs than member 0"
-        raise MemberMismatch(f"{numbered(title, grouped_by_text(found))}. {SAME_MODULES}")
-
-
-class _ProgramComparison:
-    """Compares members' programs with member 0's, with as few captures as possible."""
-
-    def __init__(
-        self, skeleton: ModuleSkeleton, first: CapturedReads, capture_member: Callable[[int], CapturedReads]
-    ) -> None:
-        self.captured, reads = first
-        self.capture_member = capture_member
-        self.module = skeleton.module
-        self.attributes = attributes_of(skeleton.module)
-        # what each captured member read, which values it read, and how its program differs (empty: not at
-        # all)
-        self.known = [(reads, reads.texts(skeleton.module), "")]
-        # by attributes: why there is no capture, or how the program of members of another class differs
-        self.failed: dict[tuple[tuple[str, str], ...], str] = {}
-        self.words: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}  # one text for all alike members
-
-    def difference_of(self, i: int, skeleton: ModuleSkeleton) -> str:
-        """Returns how the program of member i differs, in words, or an empty text."""
-        module = skeleton.module
-        attributes = differences(self.attributes, attributes_of(module))
-        of_classes = class_differences(self.module, module)
-        if not attributes and not of_classes:
-            return ""
-        attributes = (*of_classes, *(d for d in attributes if d.path not in {c.path for c in of_classes}))
-        key = tuple((d.path, d.other) for d in attributes)
-        how = None
-        if not of_classes:  # no read of a class is recorded
-            how = next((how for reads, texts, how in self.known if reads.texts(module) == texts), None)
-        if how is None:
-            how = self.failed.get(key)
-        if how is None:
-            how = self._capture(i, module, key)
-        return self.words.setdefault((how, key), _words(how, attributes, i)) if how else ""
-
-    def _capture(self, i: int, module: nn.Module, key: tuple[tuple[str, str], ...]) -> str:
-        try:
-            captured, reads = self.capture_member(i)
-        except CaptureError as e:
-            self.failed[key] = f"it cannot be captured: {e}"
-            return self.failed[key]
-        how = difference(self.captured, captured)
-        if class_differences(self.module, module):
-            self.failed[key] = how
-        else:
-            self.known.append((reads, reads.texts(module), how))
-        return how
-
-
-def _words(how: str, attributes: Sequence[Difference], i: int) -> str:
-    listed = in_words(attributes, "member 0", f"member {i}", len(attributes))
-    return f"{how}; its modules differ in {listed}"
 
 
 def refuse_gradients(module: nn.Module, trained: Collection[str]) -> None:

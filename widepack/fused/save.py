@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from ..checkpoints.discovery import Checkpoint
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import module_state
 from ..checkpoints.state_dict import is_extra_state
+from .members import FusedMembers
+from .recipe import FusedRecipe
 
 
 class LiveMemberFactory(Factory):
@@ -45,27 +47,35 @@ class LiveMemberFactory(Factory):
 
 
 def save(
-    path: str | Path,
-    name: str,
-    members: Sequence[nn.Module],
-    make: Callable[[int], nn.Module],
-    names: Sequence[str],
-    **options: Any,
+    fused: FusedMembers,
+    recipe: FusedRecipe,
+    path: str | PathLike[str],
+    names: Sequence[str] | None,
+    force: bool,
+    pt2: bool,
 ) -> BuildReport:
-    """Builds an artifact of live members.
-
-    Args:
-        path: The artifact's folder.
-        name: The name of the members' class.
-        members: The members whose weights are written: all, or one for N passes of it.
-        make: Returns a fresh copy of a member on the CPU, by its number.
-        names: The names of all members.
-        **options: What `widepack.build` takes.
-    """
+    """Builds an artifact of live members. See `Fused.save`."""
+    count, call = len(fused), fused.sample()
+    members = [fused.member(i, "cpu") for i in range(1 if recipe.one_model else count)]
+    names = list(names or map(str, range(count)))
     with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
         paths = [str(Path(folder) / f"{i}.pt") for i in range(len(members))]
         for file, member, own in zip(paths, members, names):
             state = module_state(member)
             refuse_code({k: v for k, v in state.items() if is_extra_state(k)}, f"member {own}")
             torch.save(state, file)
-        return build(paths, path, model=LiveMemberFactory(name, paths, make), names=list(names), **options)
+        name = type(members[0]).__qualname__
+        return build(
+            paths,
+            Path(path),
+            model=LiveMemberFactory(name, paths, lambda i: fused.member(i, "cpu")),
+            names=names,
+            sample=call.args,
+            sample_kwargs=call.kwargs,
+            dynamic=recipe.dynamic,
+            strategy=recipe.strategies,
+            force=force,
+            pt2=pt2,
+            dropout="on" if recipe.dropout else "off",
+            n=count if recipe.one_model else None,
+        )

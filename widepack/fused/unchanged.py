@@ -8,6 +8,7 @@ random generators of torch, Python and NumPy.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import sys
 import types
@@ -62,16 +63,12 @@ def _of(value: Any) -> list[_PutBack]:
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "flags"):
         return _array(value)
     steps = _attributes(value)
-    if isinstance(value, dict):
-        steps.append(_dict(value))
-    elif isinstance(value, (list, deque, set)):
-        steps.append(_list(value))
-    return steps
+    return [*steps, _container(value)] if isinstance(value, (dict, list, deque, set)) else steps
 
 
 def _attributes(value: Any) -> list[_PutBack]:
     own = getattr(value, "__dict__", None)
-    steps = [_dict(own)] if type(own) is dict else []
+    steps = [_container(own)] if type(own) is dict else []
     slots = {
         name: member
         for cls in type(value).__mro__
@@ -102,28 +99,29 @@ def _slot(value: Any, member: Any) -> _PutBack:
     return put_back
 
 
-def _dict(value: dict[Any, Any]) -> _PutBack:
-    before = list(value.items())
+def _container(value: Any) -> _PutBack:
+    """Puts back the items of a dict, a list, a deque or a set."""
+
+    def items() -> list[Any]:
+        return list(itertools.chain(*value.items())) if isinstance(value, dict) else list(value)
+
+    before = items()
 
     def put_back() -> None:
-        now = list(value.items())
-        if len(now) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in zip(now, before)):
-            value.clear()
-            value.update(before)
-
-    return put_back
-
-
-def _list(value: Any) -> _PutBack:
-    before = list(value)
-
-    def put_back() -> None:
-        now = list(value)
-        if len(now) != len(before) or any(a is not b for a, b in zip(now, before)):
-            value.clear()
+        if _same(items(), before):
+            return
+        value.clear()
+        if isinstance(value, dict):
+            value.update(zip(before[::2], before[1::2]))
+        else:
             (value.update if isinstance(value, set) else value.extend)(before)
 
     return put_back
+
+
+def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether two lists have the same objects."""
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before))
 
 
 def _array(value: Any) -> list[_PutBack]:
@@ -144,8 +142,7 @@ def _function(value: types.FunctionType) -> _PutBack:
 
     def put_back() -> None:
         for cell, before in cells:
-            now = _contents(cell)
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before)):
+            if not _same(_contents(cell), before):
                 if before:
                     cell.cell_contents = before[0]
                 else:

@@ -10,7 +10,7 @@ them.
 
 | file | what it does |
 |---|---|
-| `arguments.py` | Converts the arguments and answers of wide layers: options, tensors by name, forms |
+| `arguments.py` | Checks the modules, and converts arguments and outputs: options, tensors, forms |
 | `attention.py` | Defines the wide layer of multi-head attention |
 | `base.py` | Defines `WideLayer`, the base class of the wide layers: `WideLinear` for N `nn.Linear` |
 | `catalog.py` | Lists all wide layers by name |
@@ -18,9 +18,7 @@ them.
 | `dropout.py` | Defines the wide layers of dropout |
 | `embedding.py` | Defines the wide layers of embeddings and of embedding bags |
 | `linear.py` | Defines the wide linear layers: `WideLinear`, `WideBilinear`, and `WidePReLU` |
-| `member_checks.py` | Refuses modules that a wide layer cannot run: other classes, hooks |
 | `norm.py` | Defines the wide layers of normalization |
 | `pool.py` | Defines the wide layers of pooling: `[N, B, C, *s]` or `[N, C, *s]` to the same |
-| `recorder.py` | Records the ops that a strategy calls, and repeats them without the strategy |
 | `recurrent.py` | Defines the wide recurrent layers and cells |
 """

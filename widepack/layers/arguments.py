@@ -1,16 +1,19 @@
-"""Converts the arguments and answers of wide layers: options, tensors by name, forms, and keys for caches."""
+"""Checks the modules of a wide layer, and converts its arguments and outputs: options, tensors, forms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..ir.values import Shared, Stacked, Value, WideValue
 from ..registry.writer import EagerWriter
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Form = tuple[Any, ...]  # the sizes of a tensor, and its dtype at the end
 
@@ -81,3 +84,42 @@ def form_of(tensor: Tensor, first_axis: int = 0) -> Form:
 def class_name(value: Any) -> str:
     """Returns the full name of a value's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def checked_modules(modules: Any, member: type[nn.Module], layer: str) -> list[nn.Module]:
+    """Returns the modules as a list. `layer` is the name of the wide layer, for messages.
+
+    Raises:
+        UsageError: There are no modules, the first is not of the class `member`, or a module would run code
+            that a wide layer does not run.
+    """
+    if not isinstance(modules, Iterable):
+        raise UsageError(f"{layer} takes a list of modules, not a {class_name(modules)}")
+    members: list[nn.Module] = list(modules)
+    if not members:
+        raise UsageError(f"{layer}: there are no modules; give at least one {member.__name__}")
+    if type(members[0]) is not member:
+        raise UsageError(
+            f"{layer} takes modules of class torch.nn.{member.__name__}, and member 0 is of class "
+            f"{class_name(members[0])}. For a class of your own, or a module with parametrized weights, use "
+            "widepack.fuse, which takes whole modules"
+        )
+    _refuse_instance_code(members, layer)
+    return members
+
+
+def _refuse_instance_code(modules: Sequence[Any], layer: str) -> None:
+    """Raises UsageError for hooks and for a forward on an instance: a wide layer calls neither."""
+    for i, module in enumerate(modules):
+        for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+            where = f"{name} of member {i}" if name else f"member {i}"
+            if any(getattr(part, hooks) for hooks in _HOOKS):
+                raise UsageError(
+                    f"{layer}: {where} has hooks, which a wide layer does not call. "
+                    "Remove them (weight_norm of torch.nn.utils is a hook)"
+                )
+            if "forward" in vars(part):
+                raise UsageError(
+                    f"{layer}: {where} has a forward of its own, which a wide layer does not call. "
+                    "Use widepack.fuse, which takes such modules whole"
+                )

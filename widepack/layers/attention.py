@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..errors import UsageError
@@ -31,11 +31,11 @@ class WideMultiheadAttention(WideLayer):
         - `key`, `value`: the same, with S positions instead of L.
         - `key_padding_mask`: `[N, B, S]` or `[N, S]`.
         - `attn_mask`: `[N, L, S]` or `[N, B * heads, L, S]`.
-        - Returns the answer, shaped as `query`, and the weights `[N, B, L, S]`, or None with
+        - Returns the output, shaped as `query`, and the weights `[N, B, L, S]`, or None with
           `need_weights=False`. With `average_attn_weights=False` the weights are `[N, B, heads, L, S]`.
     """
 
-    member, ops = nn.MultiheadAttention, ("linear", _ATTENTION)
+    ops = ("linear", _ATTENTION)
 
     def wide(
         self,

@@ -1,7 +1,7 @@
 """Defines `WideLayer`, the base class of the wide layers: `WideLinear` for N `nn.Linear`, and so on.
 
 A wide layer is the primitive that lowering uses, with parameters. Its forward calls the strategies of the op
-in the registry on `[N, ...]` values. It records the ops that the strategy called (recorder.py), and repeats
+in the registry on `[N, ...]` values. It records the ops that the strategy called (`Recorder`), and repeats
 them for the next call with inputs of the same form. A strategy is chosen in this order:
 
 1. The strategy that `strategy` names. If it does not apply, the call is refused with an error.
@@ -9,13 +9,14 @@ them for the next call with inputs of the same form. A strategy is chosen in thi
 3. `sequential`, which runs the op once for each member.
 
 Before the first call with inputs of new shapes, the member runs on the meta device. If it refuses the inputs,
-the wide layer raises the member's error. If the wide layer's answer has another shape or dtype than the
+the wide layer raises the member's error. If the wide layer's output has another shape or dtype than the
 member's, this is an error of widepack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -27,14 +28,15 @@ from ..fused.same_members import refuse_mismatches
 from ..fused.skeleton import ModuleSkeleton
 from ..fused.stacked_parameters import member_module, plan_weights, stack
 from ..ir import ops
-from ..ir.encoding import type_of
+from ..ir.encoding import map_arguments, type_of
 from ..ir.ops import full_name
 from ..ir.values import Shared, Stacked, Value
 from ..registry.registry import Strategy, strategies_of
 from ..registry.sequential import sequential
-from ..registry.writer import EagerWriter, put_shared, wide_items
+from ..registry.writer import EagerWriter, put_shared, unwrap, wide_items
 from .arguments import (
     Form,
+    checked_modules,
     class_name,
     device_type,
     form_of,
@@ -44,8 +46,6 @@ from .arguments import (
     stack_results,
     tensors_in,
 )
-from .member_checks import checked_modules
-from .recorder import Recorder, Steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,10 +60,10 @@ class WideLayer(nn.Module):
     The parameters are stacked to `[N, ...]` and keep the module's names, for example `weight`. Inputs and
     outputs have the member axis in front: `[N, B, ...]`. The modules are copied, and they do not change.
 
-    A subclass sets the class attributes and `wide`:
+    A subclass sets the class attributes and `wide`. Two follow from its name: `member`, the class of
+    `torch.nn` that is named after `Wide`, and `spatial`, the digit in it: 2 for `WideConv2d`.
 
-    - `member`: the `torch.nn` class.
-    - `ops`: the ops whose strategies the layer runs.
+    - `ops`: the ops whose strategies the layer runs. `{n}` in a name stands for `spatial`.
     - `draws`: whether the layer draws random numbers, for each member its own.
     - `excluded_strategies`: strategies that make no sense in a layer.
 
@@ -83,6 +83,7 @@ class WideLayer(nn.Module):
     """
 
     member: ClassVar[type[nn.Module]]
+    spatial: ClassVar[int] = 0
     ops: ClassVar[tuple[str, ...]]
     draws: ClassVar[bool] = False
     excluded_strategies: ClassVar[frozenset[str]] = frozenset()
@@ -91,6 +92,9 @@ class WideLayer(nn.Module):
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith(f"{__package__}.") and not cls.__name__.startswith("_"):
             cls.__module__ = _PUBLIC  # pickles name the public place
+            cls.member = getattr(nn, cls.__name__.removeprefix("Wide"))
+            cls.spatial = int("".join(filter(str.isdigit, cls.__name__)) or 0)
+            cls.ops = tuple(op.format(n=cls.spatial) for op in cls.ops)
 
     def __init__(self, modules: Sequence[nn.Module], strategy: str = "auto") -> None:
         super().__init__()
@@ -199,16 +203,16 @@ class WideLayer(nn.Module):
         self._check_member_axes(args, kwargs)
         autocast = torch.is_autocast_enabled(device_type(args, kwargs))
         expected = None if torch.compiler.is_compiling() else self._expected_forms(args, kwargs, autocast)
-        answer = self.wide(*args, **kwargs)
+        output = self.wide(*args, **kwargs)
         if expected is not None:
-            leaves = [answer] if isinstance(answer, Tensor) else pytree.tree_leaves(answer)
+            leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
             forms = [form_of(t, 1) for t in leaves if isinstance(t, Tensor)]
             if ([f[:-1] for f in forms] if autocast else forms) != expected:
                 raise LoweringError(
                     f"{self.name} returned {forms}, but a member returns {expected}. "
                     "This is an error of widepack; please report it"
                 )
-        return answer
+        return output
 
     def _check_member_axes(self, args: Any, kwargs: Any) -> None:
         """Raises InputError for an input whose axis 0 is not the member axis."""
@@ -260,14 +264,14 @@ class WideLayer(nn.Module):
         return self._member_forms[key]
 
     def _run_member_on_meta(self, weights: dict[str, Tensor], args: Any, kwargs: Any) -> list[Form] | None:
-        """Returns the forms of a member's answer. Weights and inputs are on the meta device."""
+        """Returns the forms of a member's output. Weights and inputs are on the meta device."""
         self.options.train(self.training)
         try:
             with torch.no_grad():
-                answer = torch.func.functional_call(self.options, weights, args, kwargs)
+                output = torch.func.functional_call(self.options, weights, args, kwargs)
         except NotImplementedError:  # an op without a meta kernel
             return None
-        return [form_of(t) for t in pytree.tree_leaves(answer) if isinstance(t, Tensor)]
+        return [form_of(t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
 
     def run(self, op: str, *args: Any, main: bool = True, **kwargs: Any) -> Any:
         """Runs one op for all members.
@@ -303,15 +307,15 @@ class WideLayer(nn.Module):
         writer = Recorder(self.members, device, values)
         writer.op = op
         if all(isinstance(v, Shared) for v in wides) and ops.pure(op, positional, named):
-            answer = writer.shared(writer.call(op, *put_shared(positional), **put_shared(named)))
+            output = writer.shared(writer.call(op, *put_shared(positional), **put_shared(named)))
         else:
             chosen = self._choose(writer, positional, named, torch_only, main)
-            answer = (
+            output = (
                 sequential(writer, op, positional, named)
                 if chosen is None
                 else chosen.rule(writer, *positional, **named)
             )
-        result = stack_results(writer, answer)
+        result = stack_results(writer, output)
         steps = writer.recorded(result)
         if key is not None and steps is not None:
             if len(self._recorded) >= _MAX_SIGNATURES:
@@ -382,3 +386,85 @@ class WideLayer(nn.Module):
     def sizes(self) -> str:
         """Returns the sizes and options as text, as `repr` shows them."""
         return str(self.options.extra_repr())
+
+
+# ---------------------------------------------------------------- recorded strategies
+# A strategy looks at kinds, sizes, strides, dtypes and the device, never at data. For inputs that agree in
+# these, its steps are the same.
+
+
+@dataclass(frozen=True, slots=True)
+class ValueIndex:
+    """The number of a value. Inputs are counted first, then the result of each step."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A recorded strategy.
+
+    Attributes:
+        steps: For each step the op, its arguments and its keyword arguments. A `ValueIndex` stands for a
+        tensor.
+        result: The structure of the result, with a `ValueIndex` for each tensor.
+    """
+
+    steps: Sequence[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]]
+    result: Any
+
+    def run(self, inputs: Sequence[Tensor]) -> Any:
+        """Runs the steps on other inputs, in the order of the recorded ones, and returns the result."""
+        values: list[Any] = list(inputs)
+        for op, args, kwargs in self.steps:
+            positional = [values[a.number] if type(a) is ValueIndex else _fill(a, values) for a in args]
+            if kwargs:
+                values.append(op(*positional, **{k: _fill(v, values) for k, v in kwargs.items()}))
+            else:
+                values.append(op(*positional))
+        return _fill(self.result, values)
+
+
+class Recorder(EagerWriter):
+    """Runs each op of a strategy at once, and records it. `inputs` are the values that the strategy reads."""
+
+    def __init__(self, members: int, device: str, inputs: Sequence[Value]) -> None:
+        super().__init__(members, device)
+        self._indices = {value: ValueIndex(i) for i, value in enumerate(inputs)}
+        self._steps: list[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]] = []
+        self._repeatable = True  # False once an argument is a tensor that no input and no step gave
+
+    def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        function = ops.function(op)
+        value = Value(None, function(*unwrap(args), **unwrap(kwargs)))
+        positional = [self._with_indices(a) for a in args]
+        self._steps.append((function, positional, {k: self._with_indices(v) for k, v in kwargs.items()}))
+        self._indices[value] = ValueIndex(len(self._indices))
+        return value
+
+    def recorded(self, result: Any) -> Steps | None:
+        """Returns the steps that computed `result`, or None if they cannot be repeated."""
+        steps = Steps(self._steps, self._with_indices(result))
+        return steps if self._repeatable else None
+
+    def _with_indices(self, argument: Any) -> Any:
+        """Returns an argument with a `ValueIndex` for each value."""
+        return map_arguments(argument, self._index_of)
+
+    def _index_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            if leaf not in self._indices:
+                self._repeatable = False
+            return self._indices.get(leaf)
+        if isinstance(leaf, (Tensor, Shared, Stacked)):
+            self._repeatable = False
+        return leaf
+
+
+def _fill(argument: Any, values: Sequence[Any]) -> Any:
+    """Returns an argument with the values in place of their indices."""
+    if type(argument) is ValueIndex:
+        return values[argument.number]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_fill(a, values) for a in argument])
+    return argument

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UsageError
 from ..ir.encoding import type_of
@@ -15,14 +14,15 @@ from .base import WideLayer
 
 
 class _Conv(WideLayer):
-    spatial: ClassVar[int]
+    ops = ("conv{n}d",)
 
     def wide(self, input: Tensor) -> Tensor:
         m, n = self.options, self.spatial
         self._refuse_training_on_one_image(input)
         op, padding = f"conv{n}d", m.padding
         if m.padding_mode != "zeros":
-            input = self.run("pad", input, _explicit_padding(m), m.padding_mode, main=False)
+            sizes = list(m._reversed_padding_repeated_twice)  # torch has no public name for it
+            input = self.run("pad", input, sizes, m.padding_mode, main=False)
             padding = 0
         elif isinstance(padding, str):
             op += ".padding"
@@ -46,19 +46,12 @@ class _Conv(WideLayer):
             )
 
 
-def _explicit_padding(conv: Any) -> list[int]:
-    """Returns the sizes that `F.pad` takes, for a convolution that pads with other numbers than zeros."""
-    return list(conv._reversed_padding_repeated_twice)  # torch has no public name for it
-
-
 class WideConv1d(_Conv):
     """N `nn.Conv1d` as one module.
 
     Shape:
         Input `[N, B, C, L]` or `[N, C, L]`; output `[N, B, O, L']` or `[N, O, L']`.
     """
-
-    member, ops, spatial = nn.Conv1d, ("conv1d",), 1
 
 
 class WideConv2d(_Conv):
@@ -67,8 +60,6 @@ class WideConv2d(_Conv):
     Shape:
         Input `[N, B, C, H, W]` or `[N, C, H, W]`; output `[N, B, O, H', W']` or `[N, O, H', W']`.
     """
-
-    member, ops, spatial = nn.Conv2d, ("conv2d",), 2
 
 
 class WideConv3d(_Conv):
@@ -79,25 +70,16 @@ class WideConv3d(_Conv):
         W']`.
     """
 
-    member, ops, spatial = nn.Conv3d, ("conv3d",), 3
-
 
 class _Transposed(WideLayer):
-    spatial: ClassVar[int]
-
     def wide(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         m, n = self.options, self.spatial
-        output_padding = option_list(_output_padding(m, input[0], output_size, n), n)
+        member_sizes = m.stride, m.padding, m.kernel_size, n, m.dilation
+        wanted = m._output_padding(input[0], output_size, *member_sizes)  # torch has no public name for it
+        output_padding = option_list(wanted, n)
         stride, padding, dilation = (option_list(v, n) for v in (m.stride, m.padding, m.dilation))
         rest = stride, padding, output_padding, m.groups, dilation
         return self.run(self.ops[0], input, self.weight, self.bias, *rest)  # type: ignore[no-any-return]
-
-
-def _output_padding(conv: Any, member_input: Tensor, output_size: Sequence[int] | None, spatial: int) -> Any:
-    """Returns the output padding of a transposed convolution that gives `output_size`."""
-    return conv._output_padding(  # torch has no public name for it
-        member_input, output_size, conv.stride, conv.padding, conv.kernel_size, spatial, conv.dilation
-    )
 
 
 class WideConvTranspose1d(_Transposed):
@@ -107,7 +89,7 @@ class WideConvTranspose1d(_Transposed):
         Input `[N, B, C, L]` or `[N, C, L]`; output `[N, B, O, L']` or `[N, O, L']`.
     """
 
-    member, ops, spatial = nn.ConvTranspose1d, ("conv_transpose1d",), 1
+    ops = ("conv_transpose1d",)
 
 
 class WideConvTranspose2d(_Transposed):
@@ -117,7 +99,7 @@ class WideConvTranspose2d(_Transposed):
         Input `[N, B, C, H, W]` or `[N, C, H, W]`; output `[N, B, O, H', W']` or `[N, O, H', W']`.
     """
 
-    member, ops, spatial = nn.ConvTranspose2d, ("conv_transpose2d.input",), 2
+    ops = ("conv_transpose2d.input",)
 
 
 class WideConvTranspose3d(_Transposed):
@@ -128,4 +110,4 @@ class WideConvTranspose3d(_Transposed):
         W']`.
     """
 
-    member, ops, spatial = nn.ConvTranspose3d, ("conv_transpose3d.input",), 3
+    ops = ("conv_transpose3d.input",)

@@ -1,14 +1,14 @@
 """Defines the wide layers of dropout.
 
 In train mode each member draws its own numbers. In eval mode the layers return their input. They ignore
-`inplace`: the answer always has its own memory.
+`inplace`: the output always has its own memory.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import WideLayer
 
@@ -36,7 +36,7 @@ class WideDropout(_Dropout):
         Input `[N, *]`; output the same.
     """
 
-    member, ops = nn.Dropout, ("dropout",)
+    ops = ("dropout",)
 
 
 class WideDropout1d(_Dropout):
@@ -46,7 +46,7 @@ class WideDropout1d(_Dropout):
         Input `[N, B, C, L]` or `[N, C, L]`; output the same.
     """
 
-    member, ops, unbatched_rank = nn.Dropout1d, ("feature_dropout",), 3
+    ops, unbatched_rank = ("feature_dropout",), 3
 
 
 class WideDropout2d(_Dropout):
@@ -56,7 +56,7 @@ class WideDropout2d(_Dropout):
         Input `[N, B, C, H, W]`; output the same.
     """
 
-    member, ops = nn.Dropout2d, ("feature_dropout",)
+    ops = ("feature_dropout",)
 
 
 class WideDropout3d(_Dropout):
@@ -66,7 +66,7 @@ class WideDropout3d(_Dropout):
         Input `[N, B, C, D, H, W]` or `[N, C, D, H, W]`; output the same.
     """
 
-    member, ops, unbatched_rank = nn.Dropout3d, ("feature_dropout",), 5
+    ops, unbatched_rank = ("feature_dropout",), 5
 
 
 class WideAlphaDropout(_Dropout):
@@ -76,7 +76,7 @@ class WideAlphaDropout(_Dropout):
         Input `[N, *]`; output the same.
     """
 
-    member, ops = nn.AlphaDropout, ("alpha_dropout",)
+    ops = ("alpha_dropout",)
 
 
 class WideFeatureAlphaDropout(_Dropout):
@@ -86,4 +86,4 @@ class WideFeatureAlphaDropout(_Dropout):
         Input `[N, B, C, *]`; output the same.
     """
 
-    member, ops = nn.FeatureAlphaDropout, ("feature_alpha_dropout",)
+    ops = ("feature_alpha_dropout",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UsageError
 from .arguments import shared_value
@@ -33,7 +33,6 @@ class WideEmbedding(_EmbeddingLayer):
         Ids `[N, *]`; output `[N, *, D]`; `weight` `[N, V, D]`.
     """
 
-    member = nn.Embedding
     ops = ("embedding",)
 
     def wide(self, input: Tensor) -> Tensor:
@@ -52,7 +51,6 @@ class WideEmbeddingBag(_EmbeddingLayer):
         Ids `[N, B, L]`, or ids `[N, L]` with offsets `[N, B]`; output `[N, B, D]`.
     """
 
-    member = nn.EmbeddingBag
     ops = ("embedding_bag.padding_idx",)
 
     def wide(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import WideLayer
 
@@ -19,7 +19,6 @@ class WideLinear(WideLayer):
         torch.Size([8, 32, 10])
     """
 
-    member = nn.Linear
     ops = ("linear",)
 
     def wide(self, input: Tensor) -> Tensor:
@@ -33,7 +32,6 @@ class WideBilinear(WideLayer):
         Inputs `[N, *, I1]` and `[N, *, I2]`; output `[N, *, O]`.
     """
 
-    member = nn.Bilinear
     ops = ("bilinear",)
 
     def wide(self, input1: Tensor, input2: Tensor) -> Tensor:
@@ -47,7 +45,6 @@ class WidePReLU(WideLayer):
         Input `[N, B, C, *]`; output the same.
     """
 
-    member = nn.PReLU
     ops = ("prelu",)
 
     def wide(self, input: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ C]`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .arguments import Form
 from .base import WideLayer
@@ -22,7 +22,7 @@ class WideLayerNorm(WideLayer):
         Input `[N, *, *normalized_shape]`; output the same.
     """
 
-    member, ops = nn.LayerNorm, ("layer_norm",)
+    ops = ("layer_norm",)
 
     def wide(self, input: Tensor) -> Tensor:
         m = self.options
@@ -36,7 +36,7 @@ class WideRMSNorm(WideLayer):
         Input `[N, *, *normalized_shape]`; output the same.
     """
 
-    member, ops = nn.RMSNorm, ("rms_norm",)
+    ops = ("rms_norm",)
 
     def wide(self, input: Tensor) -> Tensor:
         m = self.options
@@ -50,7 +50,7 @@ class WideGroupNorm(WideLayer):
         Input `[N, B, C, *]`; output the same.
     """
 
-    member, ops = nn.GroupNorm, ("group_norm",)
+    ops = ("group_norm",)
 
     def wide(self, input: Tensor) -> Tensor:
         m = self.options
@@ -59,7 +59,6 @@ class WideGroupNorm(WideLayer):
 
 class _InstanceNorm(WideLayer):
     ops = ("instance_norm",)
-    spatial: ClassVar[int]
 
     def wide(self, input: Tensor) -> Tensor:
         m = self.options
@@ -89,8 +88,6 @@ class WideInstanceNorm1d(_InstanceNorm):
         Input `[N, B, C, L]` or `[N, C, L]`; output the same.
     """
 
-    member, spatial = nn.InstanceNorm1d, 1
-
 
 class WideInstanceNorm2d(_InstanceNorm):
     """N `nn.InstanceNorm2d` as one module.
@@ -99,8 +96,6 @@ class WideInstanceNorm2d(_InstanceNorm):
         Input `[N, B, C, H, W]` or `[N, C, H, W]`; output the same.
     """
 
-    member, spatial = nn.InstanceNorm2d, 2
-
 
 class WideInstanceNorm3d(_InstanceNorm):
     """N `nn.InstanceNorm3d` as one module.
@@ -108,8 +103,6 @@ class WideInstanceNorm3d(_InstanceNorm):
     Shape:
         Input `[N, B, C, D, H, W]` or `[N, C, D, H, W]`; output the same.
     """
-
-    member, spatial = nn.InstanceNorm3d, 3
 
 
 _EVAL, _TRAIN, _WITHOUT_STATS = (
@@ -184,8 +177,6 @@ class WideBatchNorm1d(_BatchNorm):
         Input `[N, B, C]` or `[N, B, C, L]`; output the same.
     """
 
-    member = nn.BatchNorm1d
-
 
 class WideBatchNorm2d(_BatchNorm):
     """N `nn.BatchNorm2d` as one module.
@@ -194,8 +185,6 @@ class WideBatchNorm2d(_BatchNorm):
         Input `[N, B, C, H, W]`; output the same.
     """
 
-    member = nn.BatchNorm2d
-
 
 class WideBatchNorm3d(_BatchNorm):
     """N `nn.BatchNorm3d` as one module.
@@ -203,5 +192,3 @@ class WideBatchNorm3d(_BatchNorm):
     Shape:
         Input `[N, B, C, D, H, W]`; output the same.
     """
-
-    member = nn.BatchNorm3d

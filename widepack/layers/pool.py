@@ -5,16 +5,14 @@ They have no weights. They exist so that a user can write a wide network layer b
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from torch import nn
+from typing import Any
 
 from .arguments import option_list
 from .base import WideLayer
 
 
 class _MaxPool(WideLayer):
-    spatial: ClassVar[int]
+    ops = ("max_pool{n}d", "max_pool{n}d_with_indices")
 
     def wide(self, input: Any) -> Any:
         m, n = self.options, self.spatial
@@ -24,7 +22,7 @@ class _MaxPool(WideLayer):
 
 
 class _AvgPool(WideLayer):
-    spatial: ClassVar[int]
+    ops = ("avg_pool{n}d",)
 
     def wide(self, input: Any) -> Any:
         m, n = self.options, self.spatial
@@ -36,15 +34,13 @@ class _AvgPool(WideLayer):
 class _Adaptive(WideLayer):
     """Adaptive pooling. An output size of None is the input's size."""
 
-    spatial: ClassVar[int]
-
     def wide(self, input: Any) -> Any:
         n = self.spatial
         option = self.options.output_size
         wanted = list(option) if isinstance(option, (list, tuple)) else [option] * n
         sizes = [input.shape[d - n] if size is None else size for d, size in enumerate(wanted)]
-        answer = self.run(self.ops[0], input, sizes)
-        return answer[0] if isinstance(answer, tuple) and not self.options.return_indices else answer
+        output = self.run(self.ops[0], input, sizes)
+        return output[0] if isinstance(output, tuple) and not self.options.return_indices else output
 
 
 class WideMaxPool1d(_MaxPool):
@@ -56,8 +52,6 @@ class WideMaxPool1d(_MaxPool):
         Input `[N, B, C, L]`; output `[N, B, C, L']`.
     """
 
-    member, ops, spatial = nn.MaxPool1d, ("max_pool1d", "max_pool1d_with_indices"), 1
-
 
 class WideMaxPool2d(_MaxPool):
     """N `nn.MaxPool2d` as one module.
@@ -67,8 +61,6 @@ class WideMaxPool2d(_MaxPool):
     Shape:
         Input `[N, B, C, H, W]`; output `[N, B, C, H', W']`.
     """
-
-    member, ops, spatial = nn.MaxPool2d, ("max_pool2d", "max_pool2d_with_indices"), 2
 
 
 class WideMaxPool3d(_MaxPool):
@@ -80,8 +72,6 @@ class WideMaxPool3d(_MaxPool):
         Input `[N, B, C, D, H, W]`; output `[N, B, C, D', H', W']`.
     """
 
-    member, ops, spatial = nn.MaxPool3d, ("max_pool3d", "max_pool3d_with_indices"), 3
-
 
 class WideAvgPool1d(_AvgPool):
     """N `nn.AvgPool1d` as one module.
@@ -89,8 +79,6 @@ class WideAvgPool1d(_AvgPool):
     Shape:
         Input `[N, B, C, L]`; output `[N, B, C, L']`.
     """
-
-    member, ops, spatial = nn.AvgPool1d, ("avg_pool1d",), 1
 
 
 class WideAvgPool2d(_AvgPool):
@@ -100,8 +88,6 @@ class WideAvgPool2d(_AvgPool):
         Input `[N, B, C, H, W]`; output `[N, B, C, H', W']`.
     """
 
-    member, ops, spatial = nn.AvgPool2d, ("avg_pool2d",), 2
-
 
 class WideAvgPool3d(_AvgPool):
     """N `nn.AvgPool3d` as one module.
@@ -110,40 +96,40 @@ class WideAvgPool3d(_AvgPool):
         Input `[N, B, C, D, H, W]`; output `[N, B, C, D', H', W']`.
     """
 
-    member, ops, spatial = nn.AvgPool3d, ("avg_pool3d",), 3
+
+class _AdaptiveAvg(_Adaptive):
+    ops = ("adaptive_avg_pool{n}d",)
 
 
-class WideAdaptiveAvgPool1d(_Adaptive):
+class _AdaptiveMax(_Adaptive):
+    ops = ("adaptive_max_pool{n}d",)
+
+
+class WideAdaptiveAvgPool1d(_AdaptiveAvg):
     """N `nn.AdaptiveAvgPool1d` as one module.
 
     Shape:
         Input `[N, B, C, L]`; output `[N, B, C, L']`.
     """
 
-    member, ops, spatial = nn.AdaptiveAvgPool1d, ("adaptive_avg_pool1d",), 1
 
-
-class WideAdaptiveAvgPool2d(_Adaptive):
+class WideAdaptiveAvgPool2d(_AdaptiveAvg):
     """N `nn.AdaptiveAvgPool2d` as one module.
 
     Shape:
         Input `[N, B, C, H, W]`; output `[N, B, C, H', W']`.
     """
 
-    member, ops, spatial = nn.AdaptiveAvgPool2d, ("adaptive_avg_pool2d",), 2
 
-
-class WideAdaptiveAvgPool3d(_Adaptive):
+class WideAdaptiveAvgPool3d(_AdaptiveAvg):
     """N `nn.AdaptiveAvgPool3d` as one module.
 
     Shape:
         Input `[N, B, C, D, H, W]`; output `[N, B, C, D', H', W']`.
     """
 
-    member, ops, spatial = nn.AdaptiveAvgPool3d, ("adaptive_avg_pool3d",), 3
 
-
-class WideAdaptiveMaxPool1d(_Adaptive):
+class WideAdaptiveMaxPool1d(_AdaptiveMax):
     """N `nn.AdaptiveMaxPool1d` as one module.
 
     With `return_indices` it returns the indices of the maxima too.
@@ -152,10 +138,8 @@ class WideAdaptiveMaxPool1d(_Adaptive):
         Input `[N, B, C, L]`; output `[N, B, C, L']`.
     """
 
-    member, ops, spatial = nn.AdaptiveMaxPool1d, ("adaptive_max_pool1d",), 1
 
-
-class WideAdaptiveMaxPool2d(_Adaptive):
+class WideAdaptiveMaxPool2d(_AdaptiveMax):
     """N `nn.AdaptiveMaxPool2d` as one module.
 
     With `return_indices` it returns the indices of the maxima too.
@@ -164,10 +148,8 @@ class WideAdaptiveMaxPool2d(_Adaptive):
         Input `[N, B, C, H, W]`; output `[N, B, C, H', W']`.
     """
 
-    member, ops, spatial = nn.AdaptiveMaxPool2d, ("adaptive_max_pool2d",), 2
 
-
-class WideAdaptiveMaxPool3d(_Adaptive):
+class WideAdaptiveMaxPool3d(_AdaptiveMax):
     """N `nn.AdaptiveMaxPool3d` as one module.
 
     With `return_indices` it returns the indices of the maxima too.
@@ -175,5 +157,3 @@ class WideAdaptiveMaxPool3d(_Adaptive):
     Shape:
         Input `[N, B, C, D, H, W]`; output `[N, B, C, D', H', W']`.
     """
-
-    member, ops, spatial = nn.AdaptiveMaxPool3d, ("adaptive_max_pool3d",), 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..registry.registry import Strategy
@@ -15,19 +15,24 @@ from .base import WideLayer
 MAX_FUSED_STATE = 256  # numbers in a member's state up to which `fused` of an LSTM is faster than the loop
 
 
-class _Recurrent(WideLayer):
+class _WithState(WideLayer):
+    """A layer that takes a state and returns it: one tensor, or two (`states`)."""
+
+    states: ClassVar[int] = 1
+
+    @property
+    def op(self) -> str:
+        """The op of the module's options: `nonlinearity` chooses between those of an RNN."""
+        return next(op for op in self.ops if getattr(self.options, "nonlinearity", "") in op)
+
+
+class _Recurrent(_WithState):
     """All layers over all steps.
 
     x is `[N, T, B, I]`, with `batch_first` `[N, B, T, I]`, without a batch `[N, T, I]`. A state is
     `[N, layers * directions, B, H]`. A PackedSequence has `data` `[N, rows, I]`, and its lengths are the same
     for all members; it runs member after member.
     """
-
-    states: ClassVar[int] = 1
-
-    def op_name(self) -> str:
-        """Returns the op's name without its overload, for example `"lstm"`."""
-        raise NotImplementedError
 
     def wide(self, input: Any, hx: Any = None) -> Any:
         m = self.options
@@ -42,7 +47,7 @@ class _Recurrent(WideLayer):
         x = input.unsqueeze(batch_axis) if unbatched else input
         states = self._initial_states(hx, x.shape[batch_axis], x, unbatched)
         y, *ends = self.run(
-            f"{self.op_name()}.input",
+            self.op,
             x,
             states if self.states == 2 else states[0],
             weights,
@@ -74,7 +79,7 @@ class _Recurrent(WideLayer):
         if hx is not None and order is not None:
             states = [h.index_select(2, order) for h in states]
         y, *ends = self.run(
-            f"{self.op_name()}.data",
+            self.op.replace(".input", ".data"),
             data,
             shared_value(sizes),
             states if self.states == 2 else states[0],
@@ -109,7 +114,7 @@ class WideLSTM(_Recurrent):
         >>> y, (h, c) = layer(torch.randn(4, 10, 8, 16))  # y: [4, 10, 8, 32]
     """
 
-    member, ops, states = nn.LSTM, ("lstm.input",), 2
+    ops, states = ("lstm.input",), 2
 
     def automatic(self, fits: list[Strategy], args: Any) -> Strategy | None:
         """Returns `fused` for small states, else None.
@@ -121,9 +126,6 @@ class WideLSTM(_Recurrent):
             return None
         *_, batch, width = args[1][0].value.fake.shape
         return fused if batch * width <= MAX_FUSED_STATE else None
-
-    def op_name(self) -> str:
-        return "lstm"
 
 
 class WideGRU(_Recurrent):
@@ -140,10 +142,7 @@ class WideGRU(_Recurrent):
         - Returns `y` `[N, T, B, directions * H]` and `h`.
     """
 
-    member, ops = nn.GRU, ("gru.input",)
-
-    def op_name(self) -> str:
-        return "gru"
+    ops = ("gru.input",)
 
 
 class WideRNN(_Recurrent):
@@ -155,20 +154,11 @@ class WideRNN(_Recurrent):
         - Returns `y` `[N, T, B, directions * H]` and `h`.
     """
 
-    member, ops = nn.RNN, ("rnn_tanh.input", "rnn_relu.input")
-
-    def op_name(self) -> str:
-        return f"rnn_{self.options.nonlinearity}"
+    ops = ("rnn_tanh.input", "rnn_relu.input")
 
 
-class _Cell(WideLayer):
+class _Cell(_WithState):
     """One step: x is `[N, B, I]` or `[N, I]`, a state `[N, B, H]` or `[N, H]`."""
-
-    states: ClassVar[int] = 1
-
-    def op_name(self) -> str:
-        """Returns the op's name."""
-        return self.ops[0]
 
     def wide(self, input: Tensor, hx: Any = None) -> Any:
         unbatched = input.ndim == 2
@@ -178,8 +168,8 @@ class _Cell(WideLayer):
             states: list[Any] = [shared_value(zeros) for _ in range(self.states)]
         else:
             states = [h.unsqueeze(1) if unbatched else h for h in (hx if self.states == 2 else [hx])]
-        answer = self.run(
-            self.op_name(),
+        output = self.run(
+            self.op,
             x,
             states if self.states == 2 else states[0],
             self.weight_ih,
@@ -187,7 +177,7 @@ class _Cell(WideLayer):
             self.bias_ih,
             self.bias_hh,
         )
-        ends = [e.squeeze(1) if unbatched else e for e in (answer if self.states == 2 else [answer])]
+        ends = [e.squeeze(1) if unbatched else e for e in (output if self.states == 2 else [output])]
         return tuple(ends) if self.states == 2 else ends[0]
 
 
@@ -198,7 +188,7 @@ class WideLSTMCell(_Cell):
         Input `x` `[N, B, I]` or `[N, I]`; state `(h, c)`, each `[N, B, H]` or `[N, H]`; returns `(h, c)`.
     """
 
-    member, ops, states = nn.LSTMCell, ("lstm_cell",), 2
+    ops, states = ("lstm_cell",), 2
 
 
 class WideGRUCell(_Cell):
@@ -208,7 +198,7 @@ class WideGRUCell(_Cell):
         Input `x` `[N, B, I]` or `[N, I]`; state `h` `[N, B, H]` or `[N, H]`; returns `h`.
     """
 
-    member, ops = nn.GRUCell, ("gru_cell",)
+    ops = ("gru_cell",)
 
 
 class WideRNNCell(_Cell):
@@ -218,7 +208,4 @@ class WideRNNCell(_Cell):
         Input `x` `[N, B, I]` or `[N, I]`; state `h` `[N, B, H]` or `[N, H]`; returns `h`.
     """
 
-    member, ops = nn.RNNCell, ("rnn_tanh_cell", "rnn_relu_cell")
-
-    def op_name(self) -> str:
-        return f"rnn_{self.options.nonlinearity}_cell"
+    ops = ("rnn_tanh_cell", "rnn_relu_cell")

@@ -171,6 +171,7 @@ class NAdam(MemberWise):
     """
 
     step_states = ("step", "mu_product")
+    decoupled = None
     buffers = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -230,6 +231,7 @@ class RAdam(MemberWise):
         >>> optimizer = widepack.optim.RAdam(fused.parameters(), lr=[1e-3, 3e-4, 1e-4])
     """
 
+    decoupled = None
     buffers = ("exp_avg", "exp_avg_sq")
 
     def __init__(

@@ -45,8 +45,8 @@ class MemberWise(torch.optim.Optimizer):
     """
     buffers: ClassVar[tuple[str, ...]] = ()
     """The states that have the parameter's shape, and begin with zeros."""
-    decoupled: ClassVar[bool] = False
-    """Whether the weight decay is separate from the gradient, where no option says so."""
+    decoupled: ClassVar[bool | None] = False
+    """Whether the weight decay is separate from the gradient; None if an option says so."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -78,13 +78,12 @@ class MemberWise(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             self._check(group)
-            self._check_members(group)
         except UsageError:
             self.param_groups.pop()
             raise
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Parses the options of a group in place. Raises UsageError for invalid ones."""
+        """Parses the options of a group, or the defaults, in place. Raises UsageError for invalid ones."""
         who = type(self).__name__
         for key in self.member_options:
             if key in group:
@@ -99,6 +98,8 @@ class MemberWise(torch.optim.Optimizer):
                     "differ in it a fused module and an optimizer of their own"
                 )
         self._check_options(group, who)
+        if "params" in group:
+            self._check_members(group)
 
     def _check_options(self, group: Options, who: str) -> None:
         """Raises UsageError for parsed options that do not fit."""
@@ -148,7 +149,6 @@ class MemberWise(torch.optim.Optimizer):
         try:
             for group in self.param_groups:
                 self._check(group)
-                self._check_members(group)
         except UsageError:
             self.param_groups = before
             raise
@@ -156,9 +156,9 @@ class MemberWise(torch.optim.Optimizer):
 
     def _restore_step_states(self, state_dict: Mapping[str, Any]) -> None:
         """Gives the step states the dtypes that they were saved with. torch loads them in the parameter's."""
-        numbers = [k for g in state_dict["param_groups"] for k in g["params"]]
+        keys = [k for g in state_dict["param_groups"] for k in g["params"]]
         own = [p for g in self.param_groups for p in g["params"]]
-        for k, p in zip(numbers, own):
+        for k, p in zip(keys, own):
             for name in set(self.step_states[1:]) & set(state_dict["state"].get(k, ())):
                 self.state[p][name] = torch.as_tensor(state_dict["state"][k][name]).detach().clone()
 
@@ -214,7 +214,6 @@ class MemberWise(torch.optim.Optimizer):
             before = dict(group)
             try:
                 self._check(group)
-                self._check_members(group)
             except UsageError:
                 group.update(before)
                 raise
@@ -228,9 +227,7 @@ class MemberWise(torch.optim.Optimizer):
 
     def _start(self, p: Tensor, group: Options) -> State:
         """Returns the state of a parameter before its first step."""
-        names = [
-            b for b in self.buffers if b not in _OPTION_OF_BUFFER or nonzero(group[_OPTION_OF_BUFFER[b]])
-        ]
+        names = [b for b in self.buffers if nonzero(group.get(_OPTION_OF_BUFFER.get(b, ""), 1.0))]
         return {"step": step_count(), **{name: torch.zeros_like(p) for name in names}}
 
     def _update(self, p: Tensor, grad: Tensor, state: State, group: Options) -> None:
@@ -238,11 +235,7 @@ class MemberWise(torch.optim.Optimizer):
         if "step" in state:
             state["step"] += 1
         if nonzero(decay := group.get("weight_decay", 0.0)):
-            if (
-                group["decoupled_weight_decay"]
-                if "decoupled_weight_decay" in self.switches
-                else self.decoupled
-            ):
+            if group["decoupled_weight_decay"] if self.decoupled is None else self.decoupled:
                 p.mul_(self._factor(1 - group["lr"] * decay, p))
             else:
                 grad = self._plus(grad, p, decay)
@@ -337,7 +330,7 @@ class MemberWise(torch.optim.Optimizer):
 
 def nonzero(rate: float | PerMember) -> bool:
     """Whether a rate is not zero, for any member."""
-    return any(numbers(rate))
+    return any(rate) if isinstance(rate, PerMember) else rate != 0
 
 
 def has_member_axis(p: Tensor, members: int) -> bool:
