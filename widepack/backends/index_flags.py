@@ -160,12 +160,7 @@ def _flagged_ops() -> dict[str, Flagged]:
 
 
 _SCALAR_DIVISIONS = frozenset(
-    {
-        "aten.div.Scalar_mode",
-        "aten.floor_divide.Scalar",
-        "aten.fmod.Scalar",
-        "aten.remainder.Scalar",
-    }
+    {"aten.div.Scalar_mode", "aten.floor_divide.Scalar", "aten.fmod.Scalar", "aten.remainder.Scalar"}
 )
 
 

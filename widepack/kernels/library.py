@@ -85,8 +85,8 @@ def differentiable_by(plain: Callable[..., tuple[Tensor, ...]], count: int) -> C
             if not arrived or not wanted:
                 return (None,) * len(needed)
             ys, gs = zip(*arrived)
-            found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=True, allow_unused=True))
-            return tuple(next(found) if is_needed else None for is_needed in needed)
+            grads = iter(torch.autograd.grad(ys, wanted, gs, create_graph=True, allow_unused=True))
+            return tuple(next(grads) if is_needed else None for is_needed in needed)
 
         return either
 

@@ -132,9 +132,9 @@ def _fake_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *options: 
     return y.permute([order.index(d) for d in range(len(order))])
 
 
-def _require_dtype(found: Mark, x: Tensor) -> None:
+def _require_dtype(mark: Mark, x: Tensor) -> None:
     """Checks that an operand has the dtype of the layer whose weight was packed."""
-    require(x.dtype is found.dtype and x.device.type == "cpu", f"x is not {found.dtype} on the CPU")
+    require(x.dtype is mark.dtype and x.device.type == "cpu", f"x is not {mark.dtype} on the CPU")
 
 
 def _is_plain_bias(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> bool:
@@ -160,21 +160,21 @@ def _convolution(
     act: str = "",
 ) -> Tensor:
     spatial = dense("x", x, 4, 5).dim() - 2
-    found = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
-    if found is None:  # a packed weight was packed for these numbers, which were checked then
+    mark = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
+    if mark is None:  # a packed weight was packed for these numbers, which were checked then
         geometry(spatial, stride, padding, dilation, groups)
     else:
-        _require_dtype(found, x)
+        _require_dtype(mark, x)
     # a packed weight remembers the shape of the image that passed, which passes again
-    if not (found and x.shape == found.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
+    if not (mark and x.shape == mark.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
         require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
         inputs = weight.shape[1] * groups
         require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
         require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
         of_shape("bias", bias, [weight.shape[0]], x)
         extents(x.shape[2:], weight.shape[2:], padding, dilation)
-        if type(x) is Tensor and found:
-            found.image = x.shape
+        if type(x) is Tensor and mark:
+            mark.image = x.shape
     memory_format = torch.channels_last if spatial == 2 else torch.channels_last_3d
     if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN refuses an empty batch
         sizes = _output_sizes(x, weight, stride, padding, dilation)
@@ -221,8 +221,8 @@ def _fake_linear(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 @own_op("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _fake_linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     members, rows, inputs = dense("x", x, 3).shape
-    if (found := mark_of("weight", weight, "linear", members)) is not None:
-        _require_dtype(found, x)
+    if (mark := mark_of("weight", weight, "linear", members)) is not None:
+        _require_dtype(mark, x)
     shape = list(weight.shape)
     if weight.dim() != 4 or shape[1:] != [inputs, 1, 1] or members < 1 or shape[0] % members:
         raise OperandError(f"weight is {shape}; [{members} * O, {inputs}, 1, 1] is needed")
