@@ -61,29 +61,6 @@ def _activate(y: Tensor, act: str) -> Tensor:
     return y if activation is None else activation(y)
 
 
-def _pack(
-    weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
-) -> Tensor:
-    dtype = packed_dtype(weight, weight.shape[1])
-    if dtype is None:
-        return weight.clone(memory_format=torch.contiguous_format)
-    example = [max(1, n) for n in size]  # oneDNN divides by these
-    packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
-    return onednn.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
-
-
-def _check_pack(
-    shape: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
-) -> None:
-    """Checks the operands of packing. shape: of a member's weight."""
-    outputs, inputs, *window = shape
-    geometry(len(window), stride, padding, dilation, groups)
-    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
-    numbers("size", size, len(window) + 2, 0)
-    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
-    extents(size[2:], window, padding, dilation)
-
-
 @own_op(
     "pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
     " -> Tensor",
@@ -92,8 +69,18 @@ def _check_pack(
 def _pack_convolution(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
-    _check_pack(list(dense("weight", weight, 4, 5).shape), stride, padding, dilation, groups, size)
-    return _pack(weight, stride, padding, dilation, groups, size)
+    outputs, inputs, *window = dense("weight", weight, 4, 5).shape
+    geometry(len(window), stride, padding, dilation, groups)
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    numbers("size", size, len(window) + 2, 0)
+    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
+    extents(size[2:], window, padding, dilation)
+    dtype = packed_dtype(weight, inputs)
+    if dtype is None:
+        return weight.clone(memory_format=torch.contiguous_format)
+    example = [max(1, n) for n in size]  # oneDNN divides by these
+    packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
+    return onednn.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
 
 
 @own_op(
@@ -104,8 +91,8 @@ def _pack_convolution(
 def _pack_convolutions(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> list[Tensor]:
-    _check_pack(list(dense("weight", weight, 5, 6).shape[1:]), stride, padding, dilation, groups, size)
-    return [_pack(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
+    members = dense("weight", weight, 5, 6).unbind(0)
+    return [_pack_convolution(w, stride, padding, dilation, groups, size) for w in members]
 
 
 @in_aten("widepack.pack_convolutions.default")
