@@ -15,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from inside import artifact_of
+from loaded import built
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 from torch import nn
 
@@ -109,9 +110,7 @@ def test_inputs_are_checked_before_native_code(compiled: tuple[Path, Path, dict[
     assert torch.equal(y, kept), "a later call wrote into an answer"
 
 
-def test_a_pattern_that_was_not_compiled_is_refused(
-    compiled: tuple[Path, Path, dict[str, Any]],
-) -> None:
+def test_a_pattern_that_was_not_compiled_is_refused(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
     artifact, folder, _ = compiled
     ens = widepack.load(artifact, backend="aot", cache=folder)
     with pytest.raises(
@@ -385,12 +384,8 @@ class Both(nn.Module):
 def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     modules = [Both() for _ in range(3)]
-    for i, module in enumerate(modules):
-        torch.save(module.state_dict(), tmp_path / f"{i}.pt")
-    widepack.build(
-        sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=Both, inputs=["x=float32[B,4]"], pt2=False
-    )
-    ens = widepack.load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    path = built(tmp_path, Both, modules, "x=float32[B,4]")
+    ens = widepack.load(path, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
     assert ens.backend == "onnxruntime"
     x = torch.randn(5, 4)
     y, mean = ens(x)
