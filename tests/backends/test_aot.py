@@ -109,9 +109,7 @@ def test_inputs_are_checked_before_native_code(compiled: tuple[Path, Path, dict[
     assert torch.equal(y, kept), "a later call wrote into an answer"
 
 
-def test_a_pattern_that_was_not_compiled_is_refused(
-    compiled: tuple[Path, Path, dict[str, Any]],
-) -> None:
+def test_a_pattern_that_was_not_compiled_is_refused(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
     artifact, folder, _ = compiled
     ens = widepack.load(artifact, backend="aot", cache=folder)
     with pytest.raises(

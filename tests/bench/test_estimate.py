@@ -183,10 +183,10 @@ def test_rates_of_this_machine_are_plausible() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = rates_here(1)
+        found = rates_here(1, "float32")
     finally:
         torch.set_num_threads(before)
-    assert found is rates_here(1)
+    assert found is rates_here(1, "float32")
     assert all(0 <= s < 1e-2 for s in found.starts.values())
     for kind, times in found.products.items():
         curves = [curve for _, curve in times.by_rows]

@@ -336,7 +336,7 @@ def test_a_squeezed_size_of_one(tmp_path: Path) -> None:
         agree(ens, SqueezedRows, x)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "inputs", "call", "letter"),
     [

@@ -92,6 +92,7 @@ def test_the_fields_of_a_declared_named_tuple_may_be_a_dict(tmp_path: Path) -> N
     torch.testing.assert_close(ens(GRAPH).nodes[1], members[1](GRAPH).nodes)
 
 
+@pytest.mark.extended
 def test_a_fused_module_takes_and_saves_them(tmp_path: Path) -> None:
     members = [Passing().eval() for _ in range(2)]
     fused = widepack.fuse(members, GRAPH)

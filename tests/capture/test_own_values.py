@@ -110,6 +110,7 @@ def test_members_that_differ_are_refused_with_both_values(tmp_path: Path) -> Non
         widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), race=False)
 
 
+@pytest.mark.extended
 def test_a_fused_module_follows_its_buffers() -> None:
     members = [Branching().eval() for _ in range(2)]
     fused = widepack.fuse(members, X).eval()

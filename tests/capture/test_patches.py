@@ -324,7 +324,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(("code", "words"), NUMBERS)
 def test_numbers_of_sizes_that_cannot_be_followed_name_line_and_solution(
     code: str, words: str, tmp_path: Path

@@ -285,6 +285,7 @@ class Sizes(nn.Module):
         return x + 1, x.shape[0]
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize(
     ("module", "functional", "words"),
     [

@@ -168,7 +168,7 @@ def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     assert line_in_class(message, Strict).endswith("# always")
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "shape", "axis"),
     [(Asserted, (8, 6, 3), 0), (Unbound, (5, 6, 3), 0), (Remembered, (8, 2, 3), 0), (Counted, (5, 6, 3), 0)],

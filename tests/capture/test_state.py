@@ -34,7 +34,7 @@ def ens(artifact: Path) -> WideModel:
     return load(artifact)
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("strategy", [None, "wide", "loop"])
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_every_step_is_that_of_each_member(pattern: str, strategy: str | None, artifact: Path) -> None:

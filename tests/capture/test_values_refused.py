@@ -126,7 +126,7 @@ class Scripted(Base):
         return y
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("make", "words"),
     [

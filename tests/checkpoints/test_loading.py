@@ -45,7 +45,7 @@ from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.loading import MemberLoader, copies, kept, state_of
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", FILES)
 def test_round_trips(tmp_path: Path, name: str) -> None:
     make, file = FILES[name]
@@ -232,7 +232,7 @@ def test_fused_members_keep_their_extra_state(tmp_path: Path) -> None:
 # names
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     "wrapped",
     [

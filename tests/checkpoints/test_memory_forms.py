@@ -48,7 +48,7 @@ class Net(nn.Module):
         self.kept = state["kept"]
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_files_in_each_form_of_memory(form: str, same: bool, tmp_path: Path) -> None:

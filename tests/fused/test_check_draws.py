@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_capture_of_other_numbers_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how, words = CHANGES[change]

@@ -41,7 +41,7 @@ def note(check_name: str, kind: Drawn, message: str, refused: Counter[str]) -> N
         refused[known[0]] += 1
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("number", range(60))
 def test_a_drawn_module_is_right_or_refused(number: int, tmp_path: Path) -> None:
     check(drawn(_FIRST + number), tmp_path)

@@ -173,6 +173,7 @@ def hooked(flag: float) -> nn.Module:
     return module
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -421,6 +422,7 @@ def test_a_mode_is_reported_once_and_hides_no_constant() -> None:
     assert "(4)" not in str(e.value)
 
 
+@pytest.mark.extended
 def test_lines_in_train_mode_are_those_of_the_members() -> None:
     modules = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
     modules[1][1].eps = 1e-3

@@ -81,7 +81,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("strategy", ["auto", "loop"])
 @pytest.mark.parametrize(("member", "words"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 def test_the_cause_is_named_whatever_the_strategy(member: Any, words: str, strategy: str) -> None:

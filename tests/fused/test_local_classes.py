@@ -215,7 +215,7 @@ MEMBERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_members_train_as_alone(name: str) -> None:
     torch.manual_seed(0)

@@ -116,6 +116,7 @@ def test_members_that_train(norm: Make) -> None:
     within_bound(found, members, [x] * 4)
 
 
+@pytest.mark.extended
 def test_an_owner_who_keeps_images_in_channels_last_memory(tmp_path: Path) -> None:
     """The member as its owner runs it has the larger error. It is no wrong capture."""
 

@@ -108,7 +108,7 @@ def test_twenty_steps_under_autocast_are_as_exact_as_those_of_each_member_alone(
     assert fused > 20 * plain  # and it has one on the fused module
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [Mlp, Cnn])
 def test_accumulated_gradients_are_those_of_each_member_alone(model: Any) -> None:
     modules = [m.train() for m in members(model, dtype=torch.float64)]

@@ -61,6 +61,8 @@ STEPS: list[dict[str, Any]] = [
     {"members": 2, "steps": 3, "batch": 17, "width": 7, "one": True},
     {"members": 2, "steps": 9, "batch": 33, "width": 128},
     {"members": 2, "steps": 3, "batch": 4, "width": 96, "biases": False},
+    {"members": 2, "steps": 2, "batch": 2, "width": 64, "one": True, "biases": False},
+    {"members": 2, "steps": 6, "batch": 9, "width": 24},
 ]
 
 
@@ -83,6 +85,7 @@ CHAINS: list[dict[str, Any]] = [
     {"members": 1, "rows": 1, "widths": (3, 16, 16, 1), "activations": ("tanh", "gelu", "")},
     {"members": 2, "rows": 18, "widths": (300, 65, 7), "activations": ("silu", "sigmoid"), "shared": True},
     {"members": 20, "rows": 100, "widths": (64, 128, 64), "activations": ("gelu_tanh", "")},
+    {"members": 2, "rows": 4, "widths": (33, 10, 9, 8), "activations": ("gelu_tanh", "", "relu")},
 ]
 
 
@@ -97,12 +100,22 @@ def test_chains_equal_the_members(
     assert ran == ["mlp_chain"]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_every_activation_is_as_exact_as_the_members(
+    activation: str, dtype: torch.dtype, device: str, ran: list[str]
+) -> None:
+    chain = chain_on(device, 2, 20, (24, 32, 16), (activation, activation), dtype=dtype)
+    closeness(chain.run(), chain.members(), chain.members(dtype))
+    assert ran == ["mlp_chain"]
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_of_extreme_numbers_are_those_of_torch(
     activation: str, device: str, ran: list[str]
 ) -> None:
     """The products with 1 keep each number, also in TF32 with three products."""
-    numbers = [float("nan"), float("inf"), float("-inf"), 0.0, 1e-30, -1e-7, 0.599, 0.601, -9.0, 80.0]
+    numbers = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-30, -1e-7, 0.599, 0.601, -9.0, 80.0]
     x = torch.tensor([[[n] for n in numbers]], device=device)
     one = torch.ones(1, 1, 1, device=device)
     found = torch.ops.widepack.mlp_chain(x, [one, one], [None, None], [activation, ""])

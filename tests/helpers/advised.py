@@ -12,4 +12,4 @@ from widepack_bench.estimate.calibration import rates_here
 def advised(path: Path, folder: Path, **changed: Any) -> AdvisedArtifact:
     """Returns an artifact with a batch of 8 on one thread. changed: fields of `Workload`."""
     values: dict[str, Any] = {"path": path, "entry": "", "pattern": "shared", "batch": 8, "threads": 1}
-    return AdvisedArtifact.of(Workload(**{**values, **changed}), rates_here(1), folder)
+    return AdvisedArtifact.of(Workload(**{**values, **changed}), rates_here(1, "float32"), folder)

@@ -67,7 +67,7 @@ def evenly(rows: int, seed: int) -> list[int]:
     return numbers
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("rows", [4, 6, 13, 32])
 def test_each_row_is_its_members_own_answer(ens: WideModel, used: list[PaddedCall | None], rows: int) -> None:
     x, shift = drawn(rows, rows)

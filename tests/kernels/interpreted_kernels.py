@@ -1,4 +1,5 @@
-"""Tests the Triton kernels under Triton's interpreter, which runs them on a CPU.
+"""Tests the Triton kernels under Triton's interpreter, which runs them on a CPU. It also runs the tests of
+`tests/gpu/test_device_triton.py`, which compare their answers with the members'.
 
 `test_triton_kernels.py` runs this file in a process of its own, because Triton reads TRITON_INTERPRET when a
 kernel is defined: TRITON_INTERPRET=1 pytest tests/kernels/interpreted_kernels.py
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import small
 import torch
-from chain_cases import ACTIVATIONS, Chain, closeness
+from chain_cases import Chain, closeness
 from kernel_runs import recorded_kernels
 from recurrent_cases import GATES, Layer, rand
 
@@ -32,7 +33,6 @@ assert os.environ["TRITON_INTERPRET"] == "1", "run this file with TRITON_INTERPR
 
 # NumPy, which computes the kernels here, warns of NaN, inf and 1 / inf; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture
@@ -43,36 +43,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def op_of(cell: str) -> str:
     return f"{cell.partition('_')[0]}_steps"
-
-
-SHAPES: list[dict[str, Any]] = [
-    {"members": 3, "steps": 4, "batch": 5, "width": 20},
-    {"members": 1, "steps": 1, "batch": 1, "width": 16, "biases": False},
-    {"members": 2, "steps": 3, "batch": 17, "width": 7, "one": True},
-    {"members": 2, "steps": 2, "batch": 3, "width": 70, "biases": False},
-    {"members": 2, "steps": 2, "batch": 2, "width": 64, "one": True, "biases": False},
-]
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
-@pytest.mark.parametrize("cell", GATES)
-def test_steps_equal_the_members(cell: str, shape: dict[str, Any], reverse: bool, ran: list[str]) -> None:
-    layer = Layer(cell, **shape)
-    layer.same(layer.run(reverse), layer.members(reverse))
-    assert ran == [op_of(cell)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cell", GATES)
-def test_errors_of_steps_are_as_small_as_those_of_the_members(
-    cell: str, dtype: torch.dtype, ran: list[str]
-) -> None:
-    layer = Layer(cell, dtype=dtype, batch=9, width=24, steps=6)
-    found, truth, own = layer.run(False), layer.members(False), layer.members(False, dtype)
-    for f, t, o in zip(found, truth, own):
-        closeness(f, t, o)
-    assert ran == [op_of(cell)]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -133,43 +103,6 @@ def test_nan_of_a_member_and_of_a_row_stays_there(cell: str, ran: list[str]) -> 
     y[2, 2:, 1] = clean[2, 2:, 1]
     assert torch.equal(y, clean)
     assert len(ran) == 2
-
-
-CHAINS: list[dict[str, Any]] = [
-    {"members": 3, "rows": 5, "widths": (6, 20, 4), "activations": ("relu", "")},
-    {"members": 1, "rows": 1, "widths": (3, 16, 16, 1), "activations": ("tanh", "gelu", "")},
-    {"members": 2, "rows": 18, "widths": (70, 65, 7), "activations": ("silu", "sigmoid"), "shared": True},
-    {"members": 2, "rows": 4, "widths": (33, 10, 9, 8), "activations": ("gelu_tanh", "", "relu")},
-]
-
-
-@pytest.mark.parametrize("biases", ["all", "none", "some"])
-@pytest.mark.parametrize("sizes", CHAINS, ids=lambda s: "-".join(map(str, s["widths"])))
-def test_a_chain_equals_the_members(sizes: dict[str, Any], biases: str, ran: list[str]) -> None:
-    chain = Chain(**sizes, biases=biases)
-    closeness(chain.run(), chain.members(), chain.members(torch.float32))
-    assert ran == ["mlp_chain"]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-def test_errors_of_a_chain_are_as_small_as_those_of_the_members(
-    activation: str, dtype: torch.dtype, ran: list[str]
-) -> None:
-    chain = Chain(2, 20, (24, 32, 16), (activation, activation), dtype=dtype)
-    closeness(chain.run(), chain.members(), chain.members(dtype))
-    assert ran == ["mlp_chain"]
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_of_extreme_numbers_are_those_of_torch(activation: str, ran: list[str]) -> None:
-    numbers = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-30, -1e-7, 0.599, 0.601, -9.0, 80.0]
-    x = torch.tensor([[[n] for n in numbers]])
-    one = torch.ones(1, 1, 1)
-    found = torch.ops.widepack.mlp_chain(x, [one, one], [None, None], [activation, ""])
-    want = ACTIVATIONS[activation](x.double()).float()
-    torch.testing.assert_close(found, want, rtol=4e-7, atol=2e-7, equal_nan=True)
-    assert ran == ["mlp_chain"]
 
 
 def test_nan_of_a_member_stays_there_in_a_chain(ran: list[str]) -> None:

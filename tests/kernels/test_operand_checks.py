@@ -233,12 +233,7 @@ BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         {},
         "without a second one",
     ),
-    "a scale below 0": (
-        "aten.upsample_nearest2d.default",
-        (IMAGE, [8, 8], -2.0, 2.0),
-        {},
-        "a scale is -2.0",
-    ),
+    "a scale below 0": ("aten.upsample_nearest2d.default", (IMAGE, [8, 8], -2.0, 2.0), {}, "a scale is -2.0"),
     "a scale that does not fit": (
         "aten._upsample_bilinear2d_aa.default",
         (IMAGE, [8, 8], False, 0.5, 2.0),

@@ -52,7 +52,7 @@ def test_every_function_of_a_traced_graph_is_an_op() -> None:
         assert ops.name_of(target).partition(".")[0] in ("aten", "widepack"), name
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", WITH_PYTHON)
 @pytest.mark.parametrize("checks", ["sizes", "none"])
 def test_torch_compile_takes_every_replaced_op_as_one_op(name: str, checks: ops.Checks) -> None:

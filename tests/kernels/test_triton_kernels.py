@@ -49,9 +49,11 @@ def compile_kernels(which: str, cache: Path) -> None:
 @pytest.mark.extended
 @needs_triton
 def test_the_kernels_give_the_members_answers_under_the_interpreter() -> None:
-    """The tests of `interpreted_kernels.py` run in another process."""
-    path = str(HERE / "interpreted_kernels.py")
-    done = process("-m", "pytest", "-q", "-p", "no:cacheprovider", path, TRITON_INTERPRET="1")
+    """The tests run in another process, without those of a GPU alone, and of widths that take long."""
+    paths = str(HERE / "interpreted_kernels.py"), str(ROOT / "tests" / "gpu" / "test_device_triton.py")
+    few = "not tf32 and not graph_contains and not predictions and not 128 and not -96 and not 300-65"
+    options = ["-q", "-p", "no:cacheprovider", "-k", few]
+    done = process("-m", "pytest", *options, *paths, TRITON_INTERPRET="1", WIDEPACK_TEST_DEVICE="cpu")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
 

@@ -97,10 +97,7 @@ KEPT = {
         node("y", "bmm", X, Ref("q"), out=f"float32[{N},s0,s0]"),
     ),
     "a factor": (TURNED, ADDED, node("y", "baddbmm", Ref("u"), X, Ref("t"), out=Y, alpha=2.0)),
-    "weights alone": (
-        TURNED,
-        node("y", "bmm", W, Ref("t"), out=f"float32[{N},{OUT},{OUT}]"),
-    ),
+    "weights alone": (TURNED, node("y", "bmm", W, Ref("t"), out=f"float32[{N},{OUT},{OUT}]")),
 }
 
 

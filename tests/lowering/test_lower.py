@@ -32,7 +32,7 @@ PLANS = {
 }
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize(
     "chosen_kinds",

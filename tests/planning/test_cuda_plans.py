@@ -136,6 +136,7 @@ def test_what_the_user_requests_stays() -> None:
     assert loop.looped() and loop.regions[0].because == REQUESTED
 
 
+@pytest.mark.extended
 def test_a_plan_of_first_strategies_has_the_program_of_the_cpu() -> None:
     """An artifact has one program for both devices then: choices that change nothing are marked."""
     (plan,) = plans_of(network("deep-mlp"))

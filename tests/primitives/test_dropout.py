@@ -108,6 +108,7 @@ DRAWS: list[tuple[str, list[Any], Callable[[Tensor], Tensor], float]] = [
     ("geometric", [0.5], lambda y: y, 2.0),
     ("log_normal", [0.0, 0.5], torch.log, 0.0),
 ]
+OF_SIZES = [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)]
 
 
 @pytest.mark.parametrize("kind", [stacked, shared])
@@ -124,8 +125,22 @@ def test_draws_have_the_distribution_of_the_op(
     x = torch.zeros(*([N] if kind is stacked else []), MANY, dtype=torch.float64)
     y = run(op, strategy, kind(x), *rest)
     assert y.shape == (N, MANY) and y.dtype == torch.float64
+    check_draws(seen(y), mean, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["independent", "shared"])
+@pytest.mark.parametrize(("op", "args", "mean"), OF_SIZES)
+def test_random_numbers_from_sizes_differ_by_member(
+    op: str, args: list[int], mean: float, strategy: str
+) -> None:
+    y = run(op, strategy, *args, [MANY, 2])
+    assert y.shape == (N, MANY, 2)
+    check_draws(y, mean, strategy)
+
+
+def check_draws(y: Tensor, mean: float, strategy: str) -> None:
     for one in y:
-        assert float(seen(one).double().mean()) == pytest.approx(mean, abs=0.06)
+        assert float(one.double().mean()) == pytest.approx(mean, abs=0.06)
     assert torch.equal(y[0], y[1]) == torch.equal(y[1], y[2]) == (strategy == "shared")
 
 
@@ -135,21 +150,6 @@ def test_slopes_differ_by_member(kind: Callable[[Tensor], Any]) -> None:
     y = run("rrelu", "independent", kind(x), 0.1, 0.3, True)
     assert y.shape == (N, MANY) and not torch.equal(y[0], y[1])
     assert bool((-y >= 0.1).all() and (-y <= 0.3).all()) and float(-y.mean()) == pytest.approx(0.2, abs=0.01)
-
-
-@pytest.mark.parametrize("strategy", ["independent", "shared"])
-@pytest.mark.parametrize(
-    ("op", "args", "mean"),
-    [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)],
-)
-def test_random_numbers_from_sizes_differ_by_member(
-    op: str, args: list[int], mean: float, strategy: str
-) -> None:
-    y = run(op, strategy, *args, [MANY, 2])
-    assert y.shape == (N, MANY, 2)
-    for one in y:
-        assert float(one.double().mean()) == pytest.approx(mean, abs=0.06)
-    assert torch.equal(y[0], y[1]) == torch.equal(y[1], y[2]) == (strategy == "shared")
 
 
 @pytest.mark.parametrize("kind", [stacked, shared])

@@ -107,25 +107,32 @@ def test_the_op_refuses_an_expert_of_another_member(number: int) -> None:
         FUNCTIONS[OP](x, weight, index)
 
 
-WRONG: Mapping[str, tuple[int, Any, str]] = {
-    "weight of three dims": (1, torch.zeros(3, 6, 4), "weight has 3 dims"),
-    "x of other members": (0, torch.zeros(2, 20, 4), r"x is \[2, 20, 4\]; \[3, 20, 4\] is needed"),
-    "x of another width": (0, torch.zeros(3, 20, 5), r"x is \[3, 20, 5\]; \[3, 20, 4\] is needed"),
-    "x of another dtype": (0, torch.zeros(3, 20, 4).double(), "x is torch.float64"),
-    "index of other rows": (2, torch.zeros(3, 19, dtype=torch.int64), r"index is \[3, 19\]"),
-    "index of floats": (2, torch.zeros(3, 20), "index is torch.float32"),
-    "no experts": (1, torch.zeros(3, 0, 6, 4), "no experts"),
-    "weight of integers": (1, torch.zeros(3, 5, 6, 4, dtype=torch.int64), "a float is needed"),
-}
+WRONG: list[tuple[str, int, Any, str]] = [
+    (OP, 1, torch.zeros(3, 6, 4), "weight has 3 dims"),
+    (OP, 0, torch.zeros(2, 20, 4), r"x is \[2, 20, 4\]; \[3, 20, 4\] is needed"),
+    (OP, 0, torch.zeros(3, 20, 5), r"x is \[3, 20, 5\]; \[3, 20, 4\] is needed"),
+    (OP, 0, torch.zeros(3, 20, 4).double(), "x is torch.float64"),
+    (OP, 2, torch.zeros(3, 19, dtype=torch.int64), r"index is \[3, 19\]"),
+    (OP, 2, torch.zeros(3, 20), "index is torch.float32"),
+    (OP, 1, torch.zeros(3, 0, 6, 4), "no experts"),
+    (OP, 1, torch.zeros(3, 5, 6, 4, dtype=torch.int64), "a float is needed"),
+    (OF_ONE_MEMBER, 1, torch.zeros(1, 5, 4, 6), "weight has 4 dims"),
+    (OF_ONE_MEMBER, 0, torch.zeros(20, 5), r"x is \[20, 5\]; \[20, 4\] is needed"),
+    (OF_ONE_MEMBER, 0, torch.zeros(20, 4).double(), "x is torch.float64"),
+    (OF_ONE_MEMBER, 2, torch.zeros(19, dtype=torch.int64), r"index is \[19\]"),
+    (OF_ONE_MEMBER, 2, torch.zeros(20), "index is torch.float32"),
+    (OF_ONE_MEMBER, 1, torch.zeros(0, 4, 6), "no experts"),
+    (OF_ONE_MEMBER, 1, torch.zeros(5, 4, 6, dtype=torch.int64), "a float is needed"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_the_op_checks_its_operands(case: str) -> None:
-    at, wrong, message = WRONG[case]
-    args: list[Any] = list(operands(EVEN, 3, 6, 4))
+@pytest.mark.parametrize(("op", "at", "wrong", "message"), WRONG)
+def test_wrong_operands_are_refused(op: str, at: int, wrong: Tensor, message: str) -> None:
+    x, weight, index = operands(EVEN, 3, 6, 4)
+    args: list[Any] = [x, weight, index] if op == OP else [x[0], weight[0].transpose(1, 2), index[0]]
     args[at] = wrong
     with pytest.raises(OperandError, match=message):
-        FUNCTIONS[OP](*args)
+        FUNCTIONS[op](*args)
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -155,27 +162,6 @@ def check_decomposition(node: Node, slots: tuple[Slot, ...], members: int, given
     assert all(n.op.startswith("aten.") for n in plain.nodes)
     (own,), (aten,) = (Executable(p, {}, torch.device("cpu")).run(*given) for p in (program, plain))
     torch.testing.assert_close(own, aten)
-
-
-WRONG_OF_ONE: Mapping[str, tuple[int, Any, str]] = {
-    "weight of four dims": (1, torch.zeros(1, 5, 4, 6), "weight has 4 dims"),
-    "x of another width": (0, torch.zeros(20, 5), r"x is \[20, 5\]; \[20, 4\] is needed"),
-    "x of another dtype": (0, torch.zeros(20, 4).double(), "x is torch.float64"),
-    "index of other rows": (2, torch.zeros(19, dtype=torch.int64), r"index is \[19\]"),
-    "index of floats": (2, torch.zeros(20), "index is torch.float32"),
-    "no experts": (1, torch.zeros(0, 4, 6), "no experts"),
-    "weight of integers": (1, torch.zeros(5, 4, 6, dtype=torch.int64), "a float is needed"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_OF_ONE)
-def test_the_op_of_one_member_checks_its_operands(case: str) -> None:
-    at, wrong, message = WRONG_OF_ONE[case]
-    x, weight, index = operands(EVEN, 1, 6, 4)
-    args: list[Any] = [x[0], weight[0].transpose(1, 2), index[0]]
-    args[at] = wrong
-    with pytest.raises(OperandError, match=message):
-        FUNCTIONS[OF_ONE_MEMBER](*args)
 
 
 def test_a_program_of_one_member_has_no_other_op_of_widepack() -> None:

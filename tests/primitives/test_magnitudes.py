@@ -85,7 +85,7 @@ def test_a_strategy_is_finite_where_the_members_are(op: str, form: str) -> None:
     assert finite
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [

@@ -67,7 +67,7 @@ def check_option(name: str) -> None:
         )
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", QUICK)
 def test_an_option_of_each_module_answers_as_the_module(name: str) -> None:
     check_option(name)

@@ -48,7 +48,7 @@ def test_every_strategy_equals_the_op_run_once_for_each_member(
     for batch in ("known", "unknown"):
         if batch == "unknown":
             monkeypatch.setattr(values, "known", lambda size: None if size == B else known(size))
-        for members in (1, 3):
+        for members in (1, 3) if batch == "known" else (3,):
             of_calls: list[Sample] = []
             for where, result, calls in run_all(op, members):
                 ran.add(where.rpartition(" ")[2])

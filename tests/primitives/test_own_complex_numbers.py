@@ -29,7 +29,7 @@ class Own(nn.Module):
         return torch.view_as_real(OPS[self.op](x, self.c))
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("own", [torch.complex128, torch.complex64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
 @pytest.mark.parametrize("op", OPS)

@@ -52,7 +52,7 @@ def chosen(member_program: Program, name: str) -> Plan:
     return Plan("cpu", "shared", (1, None), (), choices)
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", ["packed", "turned", "streamed"])
 @pytest.mark.parametrize("chosen_kinds", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
 def test_a_program_of_packed_layers_gives_each_members_answer(

@@ -151,13 +151,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[Wide, Wide], Calls]]] = {
     [(k, s) for k in LAYERS for s in ("", *SCALES) if s != "inputs" or not k.startswith("conv")],
 )
 def test_split_layers_equal_the_members(
-    layer: str,
-    scaled: str,
-    bias: str | None,
-    dtype: torch.dtype,
-    thin: torch.dtype,
-    kind: str,
-    members: int,
+    layer: str, scaled: str, bias: str | None, dtype: torch.dtype, thin: torch.dtype, kind: str, members: int
 ) -> None:
     shape, calls = LAYERS[layer]
 

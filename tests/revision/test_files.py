@@ -181,7 +181,7 @@ SCRIPT = ROOT / "scripts" / "stress" / "kills.py"
 @pytest.mark.parametrize(
     "words",
     [
-        ["--kills", "2", "--only", "update", "--times", "1"],
+        ["--kills", "1", "--only", "update", "--times", "1"],
         pytest.param(["--kills", "10", "--only", "update", "--times", "1"], marks=pytest.mark.slow),
         pytest.param(["--kills", "24", "--steps"], marks=pytest.mark.slow),
     ],

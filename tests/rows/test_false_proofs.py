@@ -199,7 +199,7 @@ PROVED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize("name", PROVED)
 def test_modules_that_are_still_proved(name: str) -> None:
     found = Examined(Of(PROVED[name]), [X]).verdict()

@@ -28,12 +28,13 @@ from lowering.test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, hea
 from widepack import load
 from widepack.errors import ArtifactError
 from widepack.ir import fake_values
+from widepack.ir.edit import needed
 from widepack.ir.torch_internals import base_name
 from widepack.lowering.lower import lower
 from widepack.runtime import graph_module as runtime
 from widepack.runtime.executable import Executable
 from widepack.runtime.graph_module import graph_module
-from widepack.runtime.prologue import needed, split
+from widepack.runtime.prologue import split
 from widepack.runtime.unroll import unroll
 from widepack.system import threads
 from widepack.system.pinned_copy import Pinned
@@ -130,8 +131,8 @@ def test_random_ops_are_not_in_the_prologue() -> None:
 
 def test_needed_returns_the_nodes_that_some_values_depend_on() -> None:
     net = classifier()
-    assert [n.name for n in needed(net, ["r"])] == ["h", "made", "r"]
-    assert needed(net, ["x"]) == []
+    assert [n.name for n in needed(net.nodes, ["r"])] == ["h", "made", "r"]
+    assert needed(net.nodes, ["x"]) == []
 
 
 @pytest.mark.extended(keep=4)

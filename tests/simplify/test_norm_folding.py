@@ -101,7 +101,7 @@ def test_two_consecutive_norms_are_folded_each_into_its_convolution() -> None:
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
 
 
-@pytest.mark.extended(keep=4)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     "chosen_kinds", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join
 )
@@ -194,7 +194,7 @@ FOLDED = {
 }
 
 
-@pytest.mark.extended(keep=9)
+@pytest.mark.extended(keep=6)
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize(
     "chosen_kinds",

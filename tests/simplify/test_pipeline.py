@@ -279,7 +279,7 @@ def transposed(kind: str, dtype: str = "float32", **more: Any) -> Program:
     return program(weights, {"x": f"{dtype}[B,{','.join(map(str, x))}]"}, [net], ["c"])
 
 
-@pytest.mark.extended(keep=6)
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("w", ["shared", "stacked"])
 @pytest.mark.parametrize(
     ("kind", "dtype"),

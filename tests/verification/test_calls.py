@@ -39,7 +39,7 @@ def test_the_large_batch_has_64_numbers_of_every_output(tmp_path: Path) -> None:
     assert calls_of(tmp_path) == wanted
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(("rows", "large"), [(1, 6), (18, 10), (40, 32), (10_000, 64)])
 def test_networks_with_much_work_have_a_smaller_large_batch(
     rows: int, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -103,7 +103,7 @@ class Doubles(Network):
         return super().sample(seed, batch).double()
 
 
-@pytest.mark.extended(keep=2)
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(
     ("fault", "change"),
     [

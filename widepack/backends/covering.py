@@ -62,10 +62,10 @@ def stored(
         UsageError: Other users can write in the folder.
     """
     cache = CompiledCache(task.cache or default_folder())
-    found = cache.find(key)
-    if found is None and not task.compile:
+    entry = cache.find(key)
+    if entry is None and not task.compile:
         raise Unavailable(f"{task.title} {why.format(folder=cache.folder)}")
-    return found or cache.make(key, compile_into)
+    return entry or cache.make(key, compile_into)
 
 
 def covering(task: Task, flat: Flat, compile_at: Callable[[int, Sizes], Variant]) -> list[Variant]:

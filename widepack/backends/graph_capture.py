@@ -163,11 +163,11 @@ class CudaRecorder:
                 memory.last.record(stream)
 
     def warm_up(self, run: Run, times: int) -> Any:
-        found = None
+        result = None
         with self._on_side():
             for _ in range(times):
-                found = run()
-        return found
+                result = run()
+        return result
 
     def capture(self, run: Run, memory: CudaGraphMemory) -> CapturedRun:
         graph, handle = torch.cuda.CUDAGraph(), memory.handle()

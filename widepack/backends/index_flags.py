@@ -95,28 +95,23 @@ Flagged = Callable[[_Flags, dict[str, Any]], dict[str, Any]]
 """Takes an op's arguments by name and returns those that change."""
 
 
-def _one_dim(negative: bool) -> Flagged:
-    """An op with the operands (self, dim, index, ...)."""
+def _reads(index: str, table: str, dim: str | int, negative: bool = False) -> Flagged:
+    """An op that reads or writes a table at indices along a dim, or along the flat table if it has none.
+
+    dim: a number, or the name of the argument.
+    """
 
     def changed(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
-        size = flags.size(given["self"], given["dim"])
-        return {"index": flags.in_range(given["index"], size, negative)}
+        at = given.get(dim) if isinstance(dim, str) else dim
+        whole = given[table]
+        size = flags.op("aten.sym_numel.default", whole) if at is None else flags.size(whole, at)
+        return {index: flags.in_range(given[index], size, negative)}
 
     return changed
 
 
-def _embedding(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
-    return {"indices": flags.in_range(given["indices"], flags.size(given["weight"], 0))}
-
-
 def _one_hot(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
     return {"self": flags.in_range(given["self"], given.get("num_classes", -1))}
-
-
-def _along(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
-    table, dim = given["self"], given.get("dim")
-    size = flags.op("aten.sym_numel.default", table) if dim is None else flags.size(table, dim)
-    return {"indices": flags.in_range(given["indices"], size)}
 
 
 def _several(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
@@ -149,10 +144,10 @@ def _flagged_ops() -> dict[str, Flagged]:
     """Returns the flagged form of each op that has one."""
     found: dict[str, Flagged] = {}
     for name in map(ops.full_name, _ONE_DIM.split()):
-        found[name] = _one_dim(name in _WITH_NEGATIVE)
-    found["aten.embedding.default"] = _embedding
+        found[name] = _reads("index", "self", "dim", name in _WITH_NEGATIVE)
+    found["aten.embedding.default"] = _reads("indices", "weight", 0)
+    found["aten.take_along_dim.default"] = _reads("indices", "self", "dim")
     found["aten.one_hot.default"] = _one_hot
-    found["aten.take_along_dim.default"] = _along
     found["aten.div.Tensor_mode"] = _division
     for name in ("aten.index.Tensor", "aten.index_put.default"):
         found[name] = _several
@@ -160,12 +155,7 @@ def _flagged_ops() -> dict[str, Flagged]:
 
 
 _SCALAR_DIVISIONS = frozenset(
-    {
-        "aten.div.Scalar_mode",
-        "aten.floor_divide.Scalar",
-        "aten.fmod.Scalar",
-        "aten.remainder.Scalar",
-    }
+    {"aten.div.Scalar_mode", "aten.floor_divide.Scalar", "aten.fmod.Scalar", "aten.remainder.Scalar"}
 )
 
 

@@ -48,7 +48,7 @@ def simplify_reshapes(model: Any) -> int:
         if any(s is None for s in sizes) or sizes.count(-1) > 1:
             continue
         node.replace_input_with(
-            1, _constant(model, f"{node.outputs[0].name}_sizes", [s for s in sizes if s is not None])
+            1, constant(model.graph, f"{node.outputs[0].name}_sizes", [s for s in sizes if s is not None])
         )
         changed += 1
     return changed
@@ -122,7 +122,7 @@ def _split(model: Any, before: Any, x: Any) -> bool:
     if rest is None or count < 2 or {i for _, i in taken} != set(range(count)):
         return False
     flat = onnx_ir.node(
-        "Reshape", [x, _constant(model, f"{x.name}_sizes", [-1, *rest])], name=f"{x.name}_flat"
+        "Reshape", [x, constant(model.graph, f"{x.name}_sizes", [-1, *rest])], name=f"{x.name}_flat"
     )
     # not by `num_outputs`: ONNX Runtime computes its sizes in float32, and refuses zero rows
     sizes, made = _rows_of_each(model, x, count)
@@ -146,11 +146,11 @@ def _rows_of_each(model: Any, x: Any, count: int) -> tuple[Any, list[Any]]:
     import onnx_ir
 
     if isinstance(x.shape[1], int):
-        return _constant(model, f"{x.name}_rows", [x.shape[1]] * count), []
+        return constant(model.graph, f"{x.name}_rows", [x.shape[1]] * count), []
     rows = onnx_ir.node("Shape", [x], {"start": 1, "end": 2}, name=f"{x.name}_rows")
     each = onnx_ir.node(
         "Expand",
-        [rows.outputs[0], _constant(model, f"{x.name}_count", [count])],
+        [rows.outputs[0], constant(model.graph, f"{x.name}_count", [count])],
         name=f"{x.name}_rows_of_each",
     )
     for node in (rows, each):
@@ -192,7 +192,7 @@ def _concat(model: Any, node: Any) -> bool:
     joined = onnx_ir.node("Concat", parts, {"axis": 0}, name=f"{out.name}_joined")
     joined.outputs[0].name, joined.outputs[0].dtype = f"{out.name}_joined", out.dtype
     first = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else -1
-    sizes = _constant(model, f"{out.name}_sizes", [len(parts), first, *rest])
+    sizes = constant(model.graph, f"{out.name}_sizes", [len(parts), first, *rest])
     shaped = onnx_ir.node("Reshape", [joined.outputs[0], sizes], name=node.name)
     onnx_ir.convenience.replace_nodes_and_values(
         model.graph, node, [node], [joined, shaped], [out], shaped.outputs
@@ -226,16 +226,16 @@ def _whole(node: Any, name: str) -> int:
     return int(node.attributes[name].value) if name in node.attributes else 0
 
 
-def _constant(model: Any, name: str, sizes: Sequence[int]) -> Any:
-    """Adds a constant of sizes to a model.
+def constant(graph: Any, name: str, sizes: Sequence[int]) -> Any:
+    """Adds a constant of sizes to a graph.
 
     name: is extended if another initialiser has it, which would be lost.
     """
     import onnx_ir
 
-    while name in model.graph.initializers:
+    while name in graph.initializers:
         name += "_"
     value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(list(sizes), dtype=onnx_ir.DataType.INT64))
     value.shape, value.dtype = onnx_ir.Shape([len(sizes)]), onnx_ir.DataType.INT64
-    model.graph.initializers[name] = value
+    graph.initializers[name] = value
     return value

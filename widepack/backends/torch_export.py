@@ -65,7 +65,7 @@ def exported_program(
 
     Args:
         program: The program. Its weights keep their names in the weights file, `name@i` if Ragged.
-        fakes: The world in which its values get their shapes.
+        fakes: The size symbols in which its values get their shapes.
         dims: The bounds of each dim.
         result: The structure of a member's result. Its leaves become `[N, ...]`, or lists of N where Ragged.
         keywords: The inputs that are passed by keyword.

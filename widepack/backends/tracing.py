@@ -30,7 +30,7 @@ from .index_flags import add_flags
 def fake_values(flat: Flat, example: Mapping[str, int]) -> tuple[Fakes, dict[str, Any]]:
     """Computes the fake value of each weight, input and node of a flat program, by name.
 
-    The program may be a stranger's, so the time has a limit.
+    The program may be untrusted, so the time has a limit.
 
     example: sizes at which the guards hold. Raises: LoweringError when the time is over, or for a size that
     is an endless expression.

@@ -110,13 +110,13 @@ class Checked:
             raise InputError(f"the program takes {len(self._inputs)} inputs, the call gives {len(inputs)}")
         for spec, x in zip(self._inputs, inputs):
             spec.check(x, self._device, sizes)
-        found = next((v for v in self.variants if v.holds(sizes)), None)
+        variant = next((v for v in self.variants if v.holds(sizes)), None)
         if any(s == 0 for x in inputs for s in x.shape):
-            found = None
+            variant = None
         if len(self._seen) >= SEEN:
             self._seen.clear()
-        self._seen[like] = found
-        return found
+        self._seen[like] = variant
+        return variant
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from ..verification import approximation, calls, module_run, probe, small_sizes
 from ..verification.parts import all_weights, parts
 from ..verification.record import APPROXIMATION, program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
-from ..verification.subject import Subject, VerifiedCall, fitting, subject_of
+from ..verification.subject import Subject, VerifiedCall, subject_of
 from .build_weights import BuildEntry
 from .captures import filled_member
 from .write import WeightFiles
@@ -182,13 +182,7 @@ def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:
     member = cache(partial(filled_member, entry.factory, entry.aligned, 0))
     subject = replace(subject, module=lambda i: member())
     _check_example(entry, subject)
-    if needless := small_sizes.needless(subject, entry.bounds, entry.conditions):
-        entry = entry.at_small_sizes(needless, {})
-    for letter in entry.sizes:
-        fits = fitting(entry.bounds, entry.conditions)
-        if why := small_sizes.difference_at_one(replace(subject, fits=fits), letter):
-            entry = entry.at_small_sizes((), {letter: why})
-    return entry
+    return entry.at_small_sizes(*small_sizes.corrections(subject, entry))
 
 
 @dataclass(frozen=True)

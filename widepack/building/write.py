@@ -21,7 +21,7 @@ import torch
 from widepack_artifacts import manifest as form
 from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.entry import Dim, Entry, Guard, Input, OutputLeaf, State
+from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
 from widepack_artifacts.factored import Factored
 from widepack_artifacts.manifest_weights import member_tensor
 from widepack_artifacts.state_dicts import STEM, StateDicts, is_row
@@ -167,19 +167,13 @@ def _member_rows(table: BuildWeights) -> tuple[form.Member, ...]:
 
 def _write_entry(writer: Writer, entry: BuildEntry, wides: Sequence[LoweredProgram], pt2: bool) -> Entry:
     """Writes the programs of one entry and returns its row."""
-    first = entry.captured
     members = [
         writer.file(f"programs/member.{entry.entry}", "json", strict_json.canonical(p.to_json()))
         for p in entry.programs
     ]
-    return Entry(
+    return entry.row(
         inputs=tuple(Input(s.name, s.type, s.low, s.high) for s in entry.sources),
-        signature=list(first.signature),
-        outputs=tuple(OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, output_kinds(wides))),
-        result=first.result,
-        dims={d: Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},
-        guards=tuple(Guard(g.expr, g.source) for g in first.guards),
-        fixed=list(first.fixed),
+        outputs=tuple(OutputLeaf(n, t, k) for (n, t), k in zip(entry.captured.outputs, output_kinds(wides))),
         member=members,
         signatures=list(entry.signatures),
         wide=tuple(write_wides(writer, entry.entry, wides)),

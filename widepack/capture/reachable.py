@@ -108,7 +108,7 @@ def edges(value: Any) -> list[HeldValue]:
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return [] if is_atom(value.__self__) else [HeldValue("self", value.__self__, "strong")]
     if isinstance(value, types.CellType):
-        return [HeldValue("", contents, "strong") for contents in _contents(value)]
+        return [HeldValue("", contents, "strong") for contents in contents_of(value)]
     if type(value) in _PROXIES or isinstance(value, weakref.ref):
         target = target_of(value)
         return [] if target is None else [HeldValue("", target, "weak")]
@@ -190,10 +190,11 @@ def _attributes(value: Any) -> list[HeldValue]:
 def closure(function: types.FunctionType) -> list[tuple[str, Any]]:
     """Returns the names and values in the closure of a function."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    return [(name, value) for name, cell in cells for value in _contents(cell)]
+    return [(name, value) for name, cell in cells for value in contents_of(cell)]
 
 
-def _contents(cell: types.CellType) -> list[Any]:
+def contents_of(cell: types.CellType) -> list[Any]:
+    """Returns what a cell of a closure holds; an empty list for an empty cell."""
     try:
         return [cell.cell_contents]
     except ValueError:  # empty

@@ -31,6 +31,7 @@ import torch
 
 from ..backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
 from ..backends.onnx_model import OnnxModel, external_tensor, in_order, onnx_model, session, where_mapped
+from ..backends.onnx_rewrites import constant
 from ..backends.task import first_cause, first_line
 from ..errors import LoweringError, UsageError
 from ..ir.fake_values import CPU
@@ -348,13 +349,7 @@ def _expand(graph: Any, value: Any, members: int) -> Any:
     """Expands a Shared value `[...]` to `[N, ...]`."""
     import onnx_ir
 
-    rank = len(value.shape)
-    sizes = onnx_ir.Value(
-        name=f"{value.name}__members{len(graph)}",
-        const_value=onnx_ir.tensor([members, *[1] * rank], dtype=onnx_ir.DataType.INT64),
-    )
-    sizes.shape, sizes.dtype = onnx_ir.Shape([1 + rank]), onnx_ir.DataType.INT64
-    graph.initializers[sizes.name] = sizes
+    sizes = constant(graph, f"{value.name}__members{len(graph)}", [members, *(1 for _ in value.shape)])
     return _append_node(graph, value, "Expand", [value, sizes], onnx_ir.Shape([members, *value.shape]))
 
 

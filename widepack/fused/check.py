@@ -32,7 +32,6 @@ from ..system.progress import Stages
 from ..verification import calls, small_sizes
 from ..verification.own_module import generator_states, moved_since
 from ..verification.reference import ReferenceAnswers
-from ..verification.subject import fitting
 from ..verification.tolerance import FLOAT64_EPS, ErrorStats, reference_of
 from .check_gradients import check_gradients, way_out
 from .gradients import WAY_OUT, compare_gradients
@@ -115,11 +114,7 @@ def settle(fused: FusedMembers, entry: FusedEntry) -> None:
         entry.restrict((), not_at_one)
         return
     subject = replace(subject, module=lambda i: fused.member(0, CPU))
-    entry.restrict(small_sizes.needless(subject, entry.bounds, entry.conditions), {})
-    for letter in entry.sizes:
-        fits = fitting(entry.bounds, entry.conditions)
-        if why := small_sizes.difference_at_one(replace(subject, fits=fits), letter):
-            entry.restrict((), {letter: why})
+    entry.restrict(*small_sizes.corrections(subject, entry))
 
 
 def _difference_at(runs: LiveMemberRuns, sizes: Mapping[str, int]) -> str:

@@ -22,7 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from widepack_artifacts.entry import Dim, Entry, Guard, Input
+from widepack_artifacts.entry import Entry, Input
 from widepack_artifacts.program import Kind, Program
 
 from ..capture.capture import Captured
@@ -161,19 +161,8 @@ class FusedEntry(CapturedEntry):
 
     def _manifest_entry(self) -> Entry:
         """Returns what calls are checked against, in the form of a manifest's entry."""
-        c = self.captured
-        return Entry(
-            inputs=tuple(Input(leaf.name, leaf.type) for leaf in c.inputs[: self.input_count]),
-            signature=list(c.signature),
-            outputs=(),
-            result=c.result,
-            dims={d: Dim(least, most, source, c.sizes[d]) for d, (least, most, source) in c.dims.items()},
-            guards=tuple(Guard(g.expr, g.source) for g in c.guards),
-            fixed=list(c.fixed),
-            member=[],
-            signatures=[],
-            wide=(),
-        )
+        inputs = tuple(Input(leaf.name, leaf.type) for leaf in self.captured.inputs[: self.input_count])
+        return self.row(inputs=inputs, outputs=(), member=[], signatures=[], wide=())
 
     def restrict(self, needless: Collection[int], not_at_one: Mapping[str, str]) -> None:
         """Corrects the conditions of the capture by what a member did at small sizes.

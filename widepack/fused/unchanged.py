@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.reachable import walk
+from ..capture.reachable import contents_of, walk
 from ..ir.overlapping import copy_into
 from ..ir.torch_internals import memory_id
 
@@ -136,13 +136,13 @@ def _array(value: Any) -> list[_PutBack]:
 
 
 def _function(value: types.FunctionType) -> _PutBack:
-    cells = [(cell, _contents(cell)) for cell in value.__closure__ or ()]
+    cells = [(cell, contents_of(cell)) for cell in value.__closure__ or ()]
     defaults, named = value.__defaults__, value.__kwdefaults__
     in_named = None if named is None else dict(named)
 
     def put_back() -> None:
         for cell, before in cells:
-            if not _same(_contents(cell), before):
+            if not _same(contents_of(cell), before):
                 if before:
                     cell.cell_contents = before[0]
                 else:
@@ -153,13 +153,6 @@ def _function(value: types.FunctionType) -> _PutBack:
             named.update(in_named)
 
     return put_back
-
-
-def _contents(cell: types.CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # empty
-        return []
 
 
 def _tensor(value: torch.Tensor) -> _PutBack:

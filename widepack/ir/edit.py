@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,17 +83,24 @@ def uses(program: Program) -> Counter[str]:
     )
 
 
-def sweep(program: Program) -> Program:
-    """The program without the nodes and weights that nothing reads."""
-    live = {r for o in program.outputs for r in refs(o.value)}
-    kept: list[Node] = []
-    for node in reversed(program.nodes):
-        if node.name in live or not (node.body or ops.pure(node.op, node.args, node.kwargs)):
+def needed(
+    nodes: Sequence[Node], names: Iterable[str], always: Callable[[Node], bool] = lambda node: False
+) -> list[Node]:
+    """The nodes that these values depend on, in order. always: which nodes are needed whatever reads them."""
+    live, kept = set(names), []
+    for node in reversed(nodes):
+        if node.name in live or always(node):
             kept.append(node)
             live.update(refs((node.args, node.kwargs)))
-    return replace(
-        program, nodes=tuple(reversed(kept)), weights=tuple(s for s in program.weights if s.name in live)
-    )
+    return kept[::-1]
+
+
+def sweep(program: Program) -> Program:
+    """The program without the nodes and weights that nothing reads."""
+    read = [r for o in program.outputs for r in refs(o.value)]
+    nodes = needed(program.nodes, read, lambda n: not (n.body or ops.pure(n.op, n.args, n.kwargs)))
+    live = {*read, *(r for n in nodes for r in refs((n.args, n.kwargs)))}
+    return replace(program, nodes=tuple(nodes), weights=tuple(s for s in program.weights if s.name in live))
 
 
 VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})

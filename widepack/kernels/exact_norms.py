@@ -127,10 +127,10 @@ def batch_norm_functional(
     """Computes `aten._native_batch_norm_legit_functional`."""
     if (image := _image_for_torch(input, training)) is not None:
         op = torch.ops.aten._native_batch_norm_legit_functional.default
-        found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = op(
+        results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = op(
             image, weight, bias, running_mean, running_var, training, momentum, eps
         )
-        return found
+        return results
     y, mean, rstd, variance = _batch_norm(input, weight, bias, momentum, eps)
     rows = input.numel() // input.shape[1]
     unbiased = variance * (rows / (rows - 1) if rows > 1 else math.nan)
@@ -149,8 +149,8 @@ def batch_norm_of_batch(
     """Computes `aten._native_batch_norm_legit.no_stats`."""
     if (image := _image_for_torch(input, training)) is not None:
         op = torch.ops.aten._native_batch_norm_legit.no_stats
-        found: tuple[Tensor, Tensor, Tensor] = op(image, weight, bias, training, momentum, eps)
-        return found
+        results: tuple[Tensor, Tensor, Tensor] = op(image, weight, bias, training, momentum, eps)
+        return results
     return _batch_norm(input, weight, bias, momentum, eps)[:3]
 
 

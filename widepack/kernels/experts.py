@@ -20,10 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Tag
-
 from .checks.require import dense, integers, of_shape, require
-from .library import NodeList, differentiable_by, differentiate, in_aten, own_op
+from .library import INT64, NodeList, differentiable_by, differentiate, in_aten, own_op
 
 OP = "widepack.expert_linear.default"
 OF_ONE_MEMBER = "widepack.expert_mm.default"
@@ -166,15 +164,13 @@ differentiate("expert_mm", _keep, _backward)
 
 @in_aten(OP)
 def _in_aten(new: NodeList, members: int, x: Any, weight: Any, index: Any, few: bool = False) -> None:
-    options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
-    numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
-    numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
+    numbers = new.member_numbers(members)
     if few:
         columns = new.add("aten.unsqueeze.default", x, 1, suffix="one")
         columns = new.add("aten.transpose.int", columns, 2, 3, suffix="columns")  # [N, 1, I, R]
         products = new.add("aten.matmul.default", weight, columns, suffix="products")  # [N, E, O, R]
         count = new.add("aten.sym_size.int", x, 1, suffix="count")
-        rows = new.add("aten.arange.default", count, suffix="rows", **options)
+        rows = new.add("aten.arange.default", count, suffix="rows", **INT64)
         new.add("aten.index.Tensor", products, [numbers, index, None, rows], suffix="of_experts")
     else:
         matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, O, I]
@@ -187,9 +183,8 @@ def _in_aten(new: NodeList, members: int, x: Any, weight: Any, index: Any, few: 
 def _of_one_in_aten(new: NodeList, _: int, x: Any, weight: Any, index: Any, few: bool = False) -> None:
     if few:
         products = new.add("aten.matmul.default", x, weight, suffix="products")  # [E, R, O]
-        options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
         count = new.add("aten.sym_size.int", x, 0, suffix="count")
-        rows = new.add("aten.arange.default", count, suffix="rows", **options)
+        rows = new.add("aten.arange.default", count, suffix="rows", **INT64)
         new.add("aten.index.Tensor", products, [index, rows], suffix="of_experts")
     else:
         matrices = new.add("aten.index.Tensor", weight, [index], suffix="matrices")  # [R, I, O]

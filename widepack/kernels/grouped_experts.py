@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Tag
-
 from .checks.require import dense, require
 from .experts import check_experts
 from .library import NodeList, in_aten, own_op
@@ -85,9 +83,7 @@ def _aligned(matrices: Tensor) -> Tensor:
 
 @in_aten(OP)
 def _in_aten(new: NodeList, members: int, x: Any, weight: Any, index: Any) -> None:
-    options = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
-    numbers = new.add("aten.arange.default", members, suffix="numbers", **options)
-    numbers = new.add("aten.unsqueeze.default", numbers, -1, suffix="first")
+    numbers = new.member_numbers(members)
     matrices = new.add("aten.index.Tensor", weight, [numbers, index], suffix="matrices")  # [N, R, I, O]
     rows = new.add("aten.unsqueeze.default", x, 2, suffix="one")
     product = new.add("aten.matmul.default", rows, matrices, suffix="product")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Node, Ref
+from widepack_artifacts.program import Node, Ref, Tag
 
 LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 """Holds the ops of the namespace `widepack`. They exist as long as it does."""
@@ -21,6 +21,9 @@ INTEGER_ANSWERS: set[str] = set()
 """The ops whose answers are integers: they need no derivative, and run inside transforms of `torch.func`."""
 ATEN_FORMS: dict[str, Callable[..., None]] = {}
 """What writes each op in ATen ops, by the same names: `write(new, members, *args, **kwargs)`."""
+
+INT64 = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
+"""The options of a node that makes integers on the device of the program."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Backward = Callable[..., tuple[Any, ...]]
@@ -85,8 +88,8 @@ def differentiable_by(plain: Callable[..., tuple[Tensor, ...]], count: int) -> C
             if not arrived or not wanted:
                 return (None,) * len(needed)
             ys, gs = zip(*arrived)
-            found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=True, allow_unused=True))
-            return tuple(next(found) if is_needed else None for is_needed in needed)
+            grads = iter(torch.autograd.grad(ys, wanted, gs, create_graph=True, allow_unused=True))
+            return tuple(next(grads) if is_needed else None for is_needed in needed)
 
         return either
 
@@ -123,6 +126,11 @@ class NodeList:
             return self.add("aten.bmm.default", x, weight, suffix=suffix)
         added = self.add("aten.unsqueeze.default", bias, 1, suffix=f"{suffix}_bias")
         return self.add("aten.baddbmm.default", added, x, weight, suffix=suffix)
+
+    def member_numbers(self, members: int) -> Ref:
+        """Appends the nodes of the members' numbers, `[N, 1]`."""
+        numbers = self.add("aten.arange.default", members, suffix="numbers", **INT64)
+        return self.add("aten.unsqueeze.default", numbers, -1, suffix="first")
 
     def named_as_the_node(self) -> list[Node]:
         """Returns the nodes, the last of them under the name of the node that they replace."""

@@ -133,7 +133,7 @@ def mask_blocks(mask: Tensor, query: Tensor, key: Tensor) -> list[tuple[int, _Ke
     full = (*query.shape[:2], queries, keys)[-mask.dim() :]
     if not 2 <= mask.dim() <= 4 or tuple(mask.shape[-2:]) != (queries, keys):
         return None
-    if any(found not in (1, wanted) for found, wanted in zip(mask.shape, full)):
+    if any(blocks not in (1, wanted) for blocks, wanted in zip(mask.shape, full)):
         return None
     boolean = mask.dtype == torch.bool
     numbers = mask.view(torch.uint8) if boolean else mask  # a maximum is much faster than `any`
@@ -150,13 +150,13 @@ def mask_blocks(mask: Tensor, query: Tensor, key: Tensor) -> list[tuple[int, _Ke
     counts = read.sum(1).tolist()
     first = read.to(torch.uint8).argmax(1).tolist()
     end = (keys - read.flip(1).to(torch.uint8).argmax(1)).tolist()
-    found: list[tuple[int, _Keys]] = []
+    blocks: list[tuple[int, _Keys]] = []
     pairs = 0
     for at, (count, begin, stop) in enumerate(zip(counts, first, end)):
         gathered = count <= _GATHERED * (stop - begin)
-        found.append((at * BLOCK, read[at].nonzero().squeeze(1) if gathered else slice(begin, stop)))
+        blocks.append((at * BLOCK, read[at].nonzero().squeeze(1) if gathered else slice(begin, stop)))
         pairs += BLOCK * (count if gathered else stop - begin)
-    return found if _pays(len(found), pairs, query, key) else None
+    return blocks if _pays(len(blocks), pairs, query, key) else None
 
 
 def _of_keys(x: Tensor, keys: _Keys) -> Tensor:

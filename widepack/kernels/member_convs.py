@@ -48,11 +48,11 @@ class SideStreams(threading.local):
 
     def of(self, current: Any, count: int) -> list[Any]:
         """Returns `count` streams for members, beside the current stream."""
-        found = self._of.setdefault((current.device, current.cuda_stream), [])
-        while len(found) < count:
+        streams = self._of.setdefault((current.device, current.cuda_stream), [])
+        while len(streams) < count:
             made = torch.cuda.Stream(current.device, priority=-1)  # type: ignore[no-untyped-call]
-            found.append(made)  # of a pool of its own: users get streams of the default priority
-        return found[:count]
+            streams.append(made)  # of a pool of its own: users get streams of the default priority
+        return streams[:count]
 
 
 SIDE = SideStreams()

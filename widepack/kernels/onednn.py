@@ -54,11 +54,11 @@ def mark_of(name: str, weight: Any, *purpose: Any) -> Mark | None:
         raise OperandError(f"{name} is not a tensor")
     if weight.layout is torch.strided:
         return None
-    found: Mark | None = getattr(weight, _MARK, None)
-    if found is None or found.purpose != purpose:
-        packed = found and found.purpose
+    mark: Mark | None = getattr(weight, _MARK, None)
+    if mark is None or mark.purpose != purpose:
+        packed = mark and mark.purpose
         raise OperandError(f"{name} was packed for {packed}; {purpose} is needed")
-    return found
+    return mark
 
 
 def usable(weight: Tensor) -> bool:

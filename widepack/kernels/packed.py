@@ -61,29 +61,6 @@ def _activate(y: Tensor, act: str) -> Tensor:
     return y if activation is None else activation(y)
 
 
-def _pack(
-    weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
-) -> Tensor:
-    dtype = packed_dtype(weight, weight.shape[1])
-    if dtype is None:
-        return weight.clone(memory_format=torch.contiguous_format)
-    example = [max(1, n) for n in size]  # oneDNN divides by these
-    packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
-    return onednn.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
-
-
-def _check_pack(
-    shape: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
-) -> None:
-    """Checks the operands of packing. shape: of a member's weight."""
-    outputs, inputs, *window = shape
-    geometry(len(window), stride, padding, dilation, groups)
-    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
-    numbers("size", size, len(window) + 2, 0)
-    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
-    extents(size[2:], window, padding, dilation)
-
-
 @own_op(
     "pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
     " -> Tensor",
@@ -92,8 +69,18 @@ def _check_pack(
 def _pack_convolution(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> Tensor:
-    _check_pack(list(dense("weight", weight, 4, 5).shape), stride, padding, dilation, groups, size)
-    return _pack(weight, stride, padding, dilation, groups, size)
+    outputs, inputs, *window = dense("weight", weight, 4, 5).shape
+    geometry(len(window), stride, padding, dilation, groups)
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    numbers("size", size, len(window) + 2, 0)
+    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
+    extents(size[2:], window, padding, dilation)
+    dtype = packed_dtype(weight, inputs)
+    if dtype is None:
+        return weight.clone(memory_format=torch.contiguous_format)
+    example = [max(1, n) for n in size]  # oneDNN divides by these
+    packed = onednn.reorder_convolution_weight(weight.to(dtype), stride, padding, dilation, groups, example)
+    return onednn.mark(packed, weight.dtype, "convolution", *stride, *padding, *dilation, groups)
 
 
 @own_op(
@@ -104,8 +91,8 @@ def _pack_convolution(
 def _pack_convolutions(
     weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]
 ) -> list[Tensor]:
-    _check_pack(list(dense("weight", weight, 5, 6).shape[1:]), stride, padding, dilation, groups, size)
-    return [_pack(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
+    members = dense("weight", weight, 5, 6).unbind(0)
+    return [_pack_convolution(w, stride, padding, dilation, groups, size) for w in members]
 
 
 @in_aten("widepack.pack_convolutions.default")
@@ -132,9 +119,9 @@ def _fake_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *options: 
     return y.permute([order.index(d) for d in range(len(order))])
 
 
-def _require_dtype(found: Mark, x: Tensor) -> None:
+def _require_dtype(mark: Mark, x: Tensor) -> None:
     """Checks that an operand has the dtype of the layer whose weight was packed."""
-    require(x.dtype is found.dtype and x.device.type == "cpu", f"x is not {found.dtype} on the CPU")
+    require(x.dtype is mark.dtype and x.device.type == "cpu", f"x is not {mark.dtype} on the CPU")
 
 
 def _is_plain_bias(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> bool:
@@ -160,21 +147,21 @@ def _convolution(
     act: str = "",
 ) -> Tensor:
     spatial = dense("x", x, 4, 5).dim() - 2
-    found = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
-    if found is None:  # a packed weight was packed for these numbers, which were checked then
+    mark = mark_of("weight", weight, "convolution", *stride, *padding, *dilation, groups)
+    if mark is None:  # a packed weight was packed for these numbers, which were checked then
         geometry(spatial, stride, padding, dilation, groups)
     else:
-        _require_dtype(found, x)
+        _require_dtype(mark, x)
     # a packed weight remembers the shape of the image that passed, which passes again
-    if not (found and x.shape == found.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
+    if not (mark and x.shape == mark.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
         require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
         inputs = weight.shape[1] * groups
         require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
         require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
         of_shape("bias", bias, [weight.shape[0]], x)
         extents(x.shape[2:], weight.shape[2:], padding, dilation)
-        if type(x) is Tensor and found:
-            found.image = x.shape
+        if type(x) is Tensor and mark:
+            mark.image = x.shape
     memory_format = torch.channels_last if spatial == 2 else torch.channels_last_3d
     if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN refuses an empty batch
         sizes = _output_sizes(x, weight, stride, padding, dilation)
@@ -221,8 +208,8 @@ def _fake_linear(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 @own_op("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _fake_linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     members, rows, inputs = dense("x", x, 3).shape
-    if (found := mark_of("weight", weight, "linear", members)) is not None:
-        _require_dtype(found, x)
+    if (mark := mark_of("weight", weight, "linear", members)) is not None:
+        _require_dtype(mark, x)
     shape = list(weight.shape)
     if weight.dim() != 4 or shape[1:] != [inputs, 1, 1] or members < 1 or shape[0] % members:
         raise OperandError(f"weight is {shape}; [{members} * O, {inputs}, 1, 1] is needed")

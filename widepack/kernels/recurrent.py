@@ -66,11 +66,6 @@ def _block_of(x: Tensor | None, block: slice) -> Tensor | None:
     return None if x is None else x[block]
 
 
-def _inputs_of(x: Tensor, block: slice) -> Tensor:
-    """Returns the block's x. An x for all members is expanded without a copy."""
-    return x[block] if x.shape[0] > 1 else x.expand(block.stop - block.start, -1, -1, -1)
-
-
 def _contiguous_input(x: Tensor) -> Tensor:
     """Returns x contiguous. Raises RuntimeError if it has no steps, as the member does."""
     if x.shape[1] == 0:
@@ -78,11 +73,15 @@ def _contiguous_input(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _steps(x: Tensor, w_x: Tensor, bias: Tensor | None, reverse: bool) -> Iterator[tuple[int, Tensor]]:
-    """Yields (t, x[t] W_x + bias: [n, B, G*H]) for each step. Many steps are one product.
+def _steps(
+    block: slice, x: Tensor, w_x: Tensor, bias: Tensor | None, reverse: bool
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields (t, x[t] W_x + bias: [n, B, G*H]) for each step of a block. Many steps are one product.
 
     A yielded tensor is valid until the next one is requested.
     """
+    w_x, bias = w_x[block], _block_of(bias, block)
+    x = x[block] if x.shape[0] > 1 else x.expand(w_x.shape[0], -1, -1, -1)  # without a copy
     for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
         steps = list(enumerate(products.unbind(1), first))
         yield from reversed(steps) if reverse else steps
@@ -158,13 +157,13 @@ def _rnn_steps(
     require_activation(act)
     act_into = torch.ops.aten.tanh.out if act == "tanh" else torch.ops.aten.relu.out
     x, bias = _contiguous_input(x), sum_of(b_x, b_h)
-    if (made := launches.rnn_steps(x, h, w_x, w_h, bias, reverse, act)) is not None:
-        return made
+    if made := launches.run_steps("rnn", x, h, w_x, w_h, bias, reverse, relu=act == "relu"):
+        return made[0]
     y = _fake_steps(x, h)
     for block in step_blocks(h, w_h):
         state, weight, outs = h[block], w_h[block], y[block].unbind(1)
         sums = x.new_empty(state.shape)
-        for t, projected in _steps(_inputs_of(x, block), w_x[block], _block_of(bias, block), reverse):
+        for t, projected in _steps(block, x, w_x, bias, reverse):
             torch.bmm(state, weight, out=sums).add_(projected)
             state = act_into(sums, out=outs[t])
     return y
@@ -183,8 +182,8 @@ def _gru_steps(
     if b_h is not None:  # the new gate's part is added inside the reset gate's product
         bias = sum_of(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
         after = b_h[:, 2 * width :].unsqueeze(1)
-    if (made := launches.gru_steps(x, h, w_x, w_h, bias, after, reverse)) is not None:
-        return made
+    if made := launches.run_steps("gru", x, h, w_x, w_h, bias, reverse, new_bias=after):
+        return made[0]
     y = _fake_steps(x, h)
     for block in step_blocks(h, w_h):
         state, weight, outs, add = h[block], w_h[block], y[block].unbind(1), _block_of(after, block)
@@ -192,7 +191,7 @@ def _gru_steps(
         gates = sums[..., : 2 * width]
         reset, update, hidden = sums.chunk(3, -1)
         new = x.new_empty(state.shape)
-        for t, projected in _steps(_inputs_of(x, block), w_x[block], _block_of(bias, block), reverse):
+        for t, projected in _steps(block, x, w_x, bias, reverse):
             torch.bmm(state, weight, out=sums)
             gates.add_(projected[..., : 2 * width]).sigmoid_()
             if add is not None:
@@ -220,8 +219,10 @@ def _lstm_steps(
 ) -> tuple[Tensor, Tensor]:
     check_layer(4, x, h, w_x, w_h, b_x, b_h, c, w_p)
     x, bias, width = _contiguous_input(x), sum_of(b_x, b_h), c.shape[2]
-    if w_p is None and (made := launches.lstm_steps(x, h, c, w_x, w_h, bias, reverse)) is not None:
-        return made
+    if w_p is None and (made := launches.run_steps("lstm", x, h, w_x, w_h, bias, reverse, c=c)):
+        y, last = made
+        assert last is not None
+        return y, last
     y, last = _fake_lstm(x, h, c)
     for block in step_blocks(h, w_h):
         state, weight, outs, project = h[block], w_h[block], y[block].unbind(1), _block_of(w_p, block)
@@ -229,7 +230,7 @@ def _lstm_steps(
         sums, seen = x.new_empty(*cell.shape[:2], 4 * width), x.new_empty(cell.shape)
         take, keep, new, out = sums.chunk(4, -1)
         first, bounded = sums[..., : 2 * width], torch.empty_like(seen)
-        for t, projected in _steps(_inputs_of(x, block), w_x[block], _block_of(bias, block), reverse):
+        for t, projected in _steps(block, x, w_x, bias, reverse):
             torch.bmm(state, weight, out=sums).add_(projected)
             first.sigmoid_()
             out.sigmoid_()
@@ -244,10 +245,7 @@ def _lstm_steps(
     return y, last
 
 
-@own_op(
-    "pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]",
-    _fake_pack_lstm,
-)
+@own_op("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]", _fake_pack_lstm)
 def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list[Tensor]:
     members, inputs, rows = dense("w_x", w_x, 3).shape
     units = dense("w_h", w_h, 3).shape[1]

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.program import Tag
-
 from .checks.require import OperandError, between, dense, integers, readable, require
-from .library import NodeList, answer_integers, in_aten, own_op
+from .library import INT64, NodeList, answer_integers, in_aten, own_op
 
 _SHOWN = 8  # lengths in a message
 OP = "widepack.sequence_lengths.default"
@@ -73,9 +71,8 @@ answer_integers("sequence_lengths", _over_members)
 
 @in_aten(OP)
 def _in_aten(new: NodeList, _: int, lengths: Any, steps: Any) -> None:
-    options: dict[str, Any] = {"dtype": Tag("dtype", "int64"), "device": Tag("device", "self")}
     count = new.add("aten.sym_size.int", lengths, -1, suffix="count")
-    places = new.add("aten.arange.default", count, suffix="places", **options)
+    places = new.add("aten.arange.default", count, suffix="places", **INT64)
     before = new.add("aten.sub.Tensor", places, 1, suffix="before")
     before = new.add("aten.clamp_min.default", before, 0, suffix="first")
     larger = new.add("aten.index_select.default", lengths, -1, before, suffix="larger")  # not B - 1 of them

@@ -124,8 +124,8 @@ class Int8Program:
         if node is None or node.op != "aten.unsqueeze.default" or node.args[1:] != (1,):
             return None
         bias = node.args[0]
-        found = self._types.get(bias.name) if isinstance(bias, Ref) else None
-        return bias if found is not None and list(found) == sizes else None
+        sizes_of_bias = self._types.get(bias.name) if isinstance(bias, Ref) else None
+        return bias if sizes_of_bias is not None and list(sizes_of_bias) == sizes else None
 
     def _node(self, like: Node, op: str, *args: object, out: str) -> Node:
         """Returns a node with a new name, of the same line of the user's code as another one."""
@@ -157,13 +157,13 @@ class Int8Program:
 
 def _types(program: Program) -> dict[str, tuple[object, ...]]:
     """Returns the sizes of the float32 values of a wide program, by name."""
-    found: dict[str, tuple[object, ...]] = {}
+    sizes: dict[str, tuple[object, ...]] = {}
     for slot in (*program.weights, *program.inputs):
         type_ = tensor_type(slot.type) if slot.kind != "ragged" else None
         if type_ is not None and type_.dtype == "float32":
-            found[slot.name] = ((program.members,) if slot.kind == "stacked" else ()) + type_.sizes
+            sizes[slot.name] = ((program.members,) if slot.kind == "stacked" else ()) + type_.sizes
     for node in program.nodes:
         type_ = tensor_type(node.out)
         if type_ is not None and type_.dtype == "float32":
-            found[node.name] = type_.sizes
-    return found
+            sizes[node.name] = type_.sizes
+    return sizes

@@ -134,11 +134,11 @@ def once_a_member() -> dict[str, list[str]]:
     Every other op that programs may use has a strategy, becomes an op that has one (`simplify/canonical.py`),
     or takes no tensor.
     """
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for op in sorted(OPS - set(REGISTRY) - REPLACED):
         if op.startswith("aten.") and any("Tensor" in type_ for _, type_, _ in ops.arguments(op)):
-            found.setdefault(record(op).once, []).append(op)
-    return found
+            by_reason.setdefault(record(op).once, []).append(op)
+    return by_reason
 
 
 def compare(wide: Any, own: Any, members: int) -> str:

@@ -199,7 +199,7 @@ class RegionPacker:
 
     def nodes(self, region: Sequence[Node], choices: Mapping[str, NodeChoice]) -> dict[str, Node]:
         """Returns these nodes by name. choices: of the plan."""
-        found: dict[str, Node] = {}
+        changed_nodes: dict[str, Node] = {}
         for node in region:
             choice = choices[node.name].strategy if node.name in choices else ""
             changed = None
@@ -208,8 +208,8 @@ class RegionPacker:
             elif node.op in _CONVOLUTIONS and choice == CHANNELS_LAST:
                 changed = self._channels_last(node)
             if changed is not None:
-                found[node.name] = replace(changed, out="", member=node.name)
-        return found
+                changed_nodes[node.name] = replace(changed, out="", member=node.name)
+        return changed_nodes
 
     def _channels_last(self, node: Node) -> Node | None:
         """Returns a convolution whose input is put into channels-last memory before the loop; None if the

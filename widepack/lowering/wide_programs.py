@@ -40,7 +40,7 @@ def make_wide_programs(
     parts: the parts of the members that have programs of their own. Those of all members come first.
     """
     every = [entry.of_pattern(pattern) for pattern in PATTERNS]
-    found = _programs_of(every, request, targets)
+    made = _programs_of(every, request, targets)
     by_signatures: dict[tuple[int, ...], list[LoweredProgram]] = {}
     for part in parts:
         some = [programs.of_members(part) for programs in every]
@@ -49,9 +49,9 @@ def make_wide_programs(
             by_signatures[key] = _programs_of(some, request, targets)
         for wide in by_signatures[key]:
             wide.members.append(part)
-    found += [wide for wides in by_signatures.values() for wide in wides]
-    _refuse_ragged_states(entry, found)
-    return found
+    made += [wide for wides in by_signatures.values() for wide in wides]
+    _refuse_ragged_states(entry, made)
+    return made
 
 
 def _programs_of(

@@ -155,7 +155,7 @@ def _leaks(weight: Stacked, transposed: bool = False) -> bool:
     return reads_beyond(weight.value.dtype, None if transposed else weight.value.sizes[2])
 
 
-def numbers_of(value: Any, spatial: int) -> list[int] | None:
+def per_dim(value: Any, spatial: int) -> list[int] | None:
     """Returns the numbers by spatial dim, from a number or a list; None if some are not known at export."""
     value = list(value) if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(g, int) for g in value):
@@ -172,14 +172,14 @@ def fixed_numbers(
     """
     (stride, padding, dilation, groups), _ = groups_of(w, args, kwargs, 3)
     n = len(window)
-    strides, dilations = numbers_of(stride, n), numbers_of(dilation, n)
+    strides, dilations = per_dim(stride, n), per_dim(dilation, n)
     if strides is None or dilations is None or not isinstance(groups, int) or not all(window):
         return None
     if padding == "same":  # equal on both sides; else torch runs another op
         margins = [d * (int(k or 0) - 1) for d, k in zip(dilations, window)]
         paddings = [m // 2 for m in margins] if all(m % 2 == 0 for m in margins) else None
     else:
-        paddings = [0] * n if padding == "valid" else numbers_of(padding, n)
+        paddings = [0] * n if padding == "valid" else per_dim(padding, n)
     return None if paddings is None else (strides, paddings, dilations, groups)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..ir.values import Stacked, WideValue
 from ..registry.registry import strategy
 from ..registry.writer import Writer
-from .conv import CONV, TRANSPOSED, batched, fixed_numbers, groups_of, numbers_of
+from .conv import CONV, TRANSPOSED, batched, fixed_numbers, groups_of, per_dim
 from .conv_patches import fits
 
 
@@ -36,7 +36,7 @@ def _transposed_numbers(
 ) -> list[Any] | None:
     """Returns stride, padding, dilation, groups and output padding; None if some are not known at export."""
     (stride, padding, more, groups, dilation), _ = groups_of(w, args, kwargs, 3)
-    lists = [numbers_of(value, spatial) for value in (stride, padding, dilation, more)]
+    lists = [per_dim(value, spatial) for value in (stride, padding, dilation, more)]
     if not isinstance(groups, int) or None in lists:
         return None
     return [*lists[:3], groups, lists[3]]

@@ -13,11 +13,7 @@ from typing import Any
 from ..ir.values import Stacked, WideValue
 from ..registry.families import along
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    call,
-    samples,
-)
+from ..registry.samples import B, call, samples
 from ..registry.writer import Writer
 
 samples("transpose.int movedim.int")(

@@ -24,13 +24,7 @@ import torch
 
 from ..ir.values import Shared, Stacked, Value, WideValue
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    call,
-    samples,
-)
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
 from .index_values import adjacent, has_dims, is_mask, member_numbers, spread
 

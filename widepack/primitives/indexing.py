@@ -23,13 +23,7 @@ import torch
 
 from ..ir.values import Shared, Stacked, WideValue
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    call,
-    samples,
-)
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
 from .index_values import adjacent, gathered, has_dims, is_mask, member_numbers, spread
 

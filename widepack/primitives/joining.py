@@ -13,13 +13,7 @@ from __future__ import annotations
 from ..ir.values import Shared, Stacked, WideValue
 from ..registry.families import along, shift, value_of
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    call,
-    samples,
-)
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, is_tensor, rank
 
 

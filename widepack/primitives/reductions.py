@@ -17,15 +17,7 @@ from ..ir.ops import full_name
 from ..ir.values import Stacked
 from ..registry.families import along, flat_member, whole_by_dim
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    call,
-    reduced,
-    reduced_dims,
-    reduced_none,
-    samples,
-    whole,
-)
+from ..registry.samples import B, call, reduced, reduced_dims, reduced_none, samples, whole
 from ..registry.writer import Writer, rank
 
 samples("sum.dim_IntList mean.dim")(
@@ -130,10 +122,7 @@ samples("std var")(
 )
 along("max.dim min.dim prod.dim_int any.dim all.dim")
 along("argmax argmin aminmax count_nonzero", needs="dim")
-along(
-    "mean.dim sum.dim_IntList amax amin logsumexp nansum nanmean count_nonzero.dim_IntList",
-    all_dims="dim",
-)
+along("mean.dim sum.dim_IntList amax amin logsumexp nansum nanmean count_nonzero.dim_IntList", all_dims="dim")
 along("var.dim var.correction std.dim std.correction var_mean.correction std_mean.correction", all_dims="dim")
 along("any.dims all.dims", all_dims="dim", empty=False)
 for _op, _by_dim in (

@@ -16,13 +16,7 @@ import torch
 from ..ir.values import Stacked, WideValue
 from ..registry.families import along
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    call,
-    samples,
-)
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
 
 

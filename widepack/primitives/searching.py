@@ -13,13 +13,7 @@ from typing import Any
 from ..ir.values import Shared, Stacked, Value, WideValue
 from ..registry.families import flat_member, value_of
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    call,
-    samples,
-)
+from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, rank
 
 

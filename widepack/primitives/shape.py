@@ -17,11 +17,7 @@ from typing import Any
 from ..ir.values import Shared, Stacked, WideValue
 from ..registry.families import along, leading
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    call,
-    samples,
-)
+from ..registry.samples import B, call, samples
 from ..registry.writer import Writer, put_shared, rank
 
 samples("view _unsafe_view reshape")(

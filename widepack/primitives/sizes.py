@@ -15,15 +15,7 @@ import torch
 
 from ..ir.values import Shared, Stacked, WideValue
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    Draw,
-    Sample,
-    bits,
-    call,
-    samples,
-    unary,
-)
+from ..registry.samples import B, Draw, Sample, bits, call, samples, unary
 from ..registry.writer import Writer, put_shared, rank
 
 samples("sym_size.int")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in (0, 1, -1, -3)])

@@ -11,12 +11,7 @@ tril, triu                    y[i] = x[i] with zeros above or below a diagonal
 from __future__ import annotations
 
 from ..registry.families import along, leading
-from ..registry.samples import (
-    B,
-    along_dim,
-    call,
-    samples,
-)
+from ..registry.samples import B, along_dim, call, samples
 
 samples("select.int")(lambda draw: [call(draw.normal(B, 4, 6), d, i) for d, i in ((0, 1), (1, -1), (-1, 2))])
 

@@ -13,12 +13,7 @@ from __future__ import annotations
 import torch
 
 from ..registry.families import along
-from ..registry.samples import (
-    B,
-    along_dim,
-    call,
-    samples,
-)
+from ..registry.samples import B, along_dim, call, samples
 
 samples("softmax.int log_softmax.int cumsum cumprod")(
     lambda draw: [

@@ -15,14 +15,7 @@ import torch
 from ..ir.values import Shared, Stacked, WideValue
 from ..registry.families import along, whole_by_dim
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    along_dim,
-    call,
-    reduced,
-    samples,
-    whole,
-)
+from ..registry.samples import B, along_dim, call, reduced, samples, whole
 from ..registry.writer import Writer, put_shared, rank
 
 samples("argsort sort")(along_dim())

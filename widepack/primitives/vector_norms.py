@@ -15,14 +15,7 @@ import torch
 from ..ir.values import Stacked, WideValue
 from ..registry.families import along, flat_member, value_of
 from ..registry.registry import strategy
-from ..registry.samples import (
-    B,
-    call,
-    reduced_dims,
-    reduced_none,
-    samples,
-    whole,
-)
+from ..registry.samples import B, call, reduced_dims, reduced_none, samples, whole
 from ..registry.writer import Writer, rank
 
 samples("linalg_vector_norm")(

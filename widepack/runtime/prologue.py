@@ -65,14 +65,3 @@ def _as_needed(nodes: Sequence[Node], names: Sequence[str]) -> tuple[Node, ...]:
             if node is not None:
                 order.setdefault(node.name, node)
     return (*order.values(), *(n for n in nodes if n.name not in order))
-
-
-def needed(program: Program, names: Sequence[str]) -> list[Node]:
-    """The nodes that these values depend on, in order."""
-    live = set(names)
-    kept = []
-    for node in reversed(program.nodes):
-        if node.name in live:
-            kept.append(node)
-            live.update(refs((node.args, node.kwargs)))
-    return kept[::-1]

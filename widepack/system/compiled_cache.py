@@ -82,15 +82,10 @@ class CompiledCache:
         compile_into: writes the entry's files into an empty folder and returns its record.
         Raises: UsageError if the folder cannot be used; and whatever `compile_into` raises.
         """
-        try:
+        with self._writing():
             self.folder = make_private_folder(self.folder)
             with self._lock(key):
                 return self.find(key) or self._made(key, compile_into)
-        except OSError as e:
-            raise UsageError(
-                f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}).\n"
-                "Choose another folder with load(cache=...), -o or WIDEPACK_CACHE."
-            ) from e
 
     def note(self, key: str) -> str:
         """Returns the note of a key; "" if there is none.
@@ -105,7 +100,7 @@ class CompiledCache:
 
     def write_note(self, key: str, text: str) -> None:
         """Writes the note of a key, or removes it if the text is empty. Raises: UsageError."""
-        try:
+        with self._writing():
             place = make_private_folder(self.folder / NOTES) / key
             if not text:
                 place.unlink(missing_ok=True)
@@ -114,6 +109,12 @@ class CompiledCache:
             temporary.write_text(text, encoding="ascii")
             temporary.chmod(0o644)
             os.replace(temporary, place)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns errors of the file system into UsageError."""
+        try:
+            yield
         except OSError as e:
             raise UsageError(
                 f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}).\n"

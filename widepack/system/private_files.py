@@ -32,15 +32,13 @@ def private_folder(path: Path) -> Path:
     found = Path(os.path.realpath(path, strict=True))
     for above in reversed(found.parents):
         status = os.lstat(above)
-        _check_owner(above, status, above)
+        _check_owner(above, status)
         if _others_write(status) and not status.st_mode & stat.S_ISVTX:
             raise _written(above, status, f"replace {found}")
     status = os.lstat(found)
     if not stat.S_ISDIR(status.st_mode):
         raise UsageError(f"{found}: this is no folder; choose another one")
-    _check_owner(found, status, found)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _written(found, status, "write here")
+    _check_private(found, status)
     return found
 
 
@@ -70,16 +68,21 @@ def read_private(path: Path, most: int | None = None) -> bytes:
         with open(handle, "rb") as file:
             status = os.fstat(handle)
             if stat.S_ISREG(status.st_mode):
-                _check_owner(path, status, path.parent)
-                if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    raise _written(path, status, "write here")
+                _check_private(path, status)
                 return file.read(-1 if most is None else most)
     raise UsageError(
         f"{path}: this is a link or a special file, but the cache has regular files only. Remove it."
     )
 
 
-def _check_owner(path: Path, status: os.stat_result, folder: Path) -> None:
+def _check_private(path: Path, status: os.stat_result) -> None:
+    """Checks that a path belongs to this user or root, and that others may not write. Raises: UsageError."""
+    _check_owner(path, status)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _written(path, status, "write here")
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
     """Checks that a path belongs to this user or root. Raises: UsageError."""
     if status.st_uid not in (os.geteuid(), 0):
         raise UsageError(

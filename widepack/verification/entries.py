@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from widepack_artifacts.entry import Entry
+from widepack_artifacts.entry import Dim, Entry, Guard
 from widepack_artifacts.factored import FactoredWeight
 from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Kind
@@ -59,6 +59,18 @@ class CapturedEntry(VerifiedEntry):
         self.result, self.returned = captured.result, captured.returned
         self.output_names = [name for name, _ in captured.outputs]
         self.conditions = [g.expr for g in captured.guards]
+
+    def row(self, **more: Any) -> Entry:
+        """Returns the entry's row in a manifest. more: what the capture does not say."""
+        c = self.captured
+        return Entry(
+            signature=list(c.signature),
+            result=c.result,
+            dims={d: Dim(least, most, source, c.sizes[d]) for d, (least, most, source) in c.dims.items()},
+            guards=tuple(Guard(g.expr, g.source) for g in c.guards),
+            fixed=list(c.fixed),
+            **more,
+        )
 
     def corrected(self, needless: Collection[int], not_at_one: Mapping[str, str]) -> Captured:
         """Returns the capture with conditions that are corrected by what a member did at small sizes.

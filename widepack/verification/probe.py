@@ -99,6 +99,23 @@ def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[
     return int(stride), stored[1:]
 
 
+def thinned(
+    tensors: Mapping[str, torch.Tensor] | Weights, name: str, value: torch.Tensor, what: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the same numbers of an answer and of the probe's answer of a name.
+
+    what: the answer in words. Raises: ProbeError.
+    """
+    stride, truth = recorded(tensors, name)
+    # The sizes are compared before the value is made contiguous, which may copy it.
+    if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
+        raise ProbeError(
+            f"probe: {what} has {value.numel()} numbers, the artifact's answer is of another size or kind; "
+            "the artifact and this program do not belong together"
+        )
+    return value.detach().cpu().reshape(-1)[::stride], truth
+
+
 def compared(
     tensors: Mapping[str, torch.Tensor],
     pattern: str,
@@ -117,18 +134,12 @@ def compared(
     """
     for k, (output, kind, name) in enumerate(zip(outputs, kinds, names)):
         for at, (i, member) in enumerate(members.items()):
-            stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
-            # The sizes are compared before the value is made contiguous, which may copy it.
-            if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
-                raise ProbeError(
-                    f"probe: output {name} of member {member} has {value.numel()} numbers, the artifact's"
-                    " answer is of another size or kind; the artifact and this program do not belong together"
-                )
-            thinned = value.detach().cpu().reshape(-1)[::stride]
+            what = f"output {name} of member {member}"
+            found, truth = thinned(tensors, f"{pattern}.y{k}.{i}", value, what)
             if (i, k) in anywhere:
-                thinned, truth = with_same_places(thinned, truth)
-            yield k, i, thinned, truth
+                found, truth = with_same_places(found, truth)
+            yield k, i, found, truth
 
 
 def check(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from widepack_artifacts import guards as guard_forms
 
+from .entries import VerifiedEntry
 from .module_run import run_module
 from .subject import Subject, fitting
 from .tolerance import floating, same_places
@@ -29,6 +31,20 @@ _INDICES = (torch.int64, torch.int32)
 
 _Tried = dict[frozenset[int], list[dict[str, int]]]
 """For each set of guards the sizes that break these guards and no others."""
+
+
+def corrections(subject: Subject, entry: VerifiedEntry) -> tuple[set[int], dict[str, str]]:
+    """Returns how the conditions of an entry are corrected by what member 0 does at small sizes: the numbers
+    of the needless guards; the dims where the program is not valid at 1, and why.
+    """
+    gone = needless(subject, entry.bounds, entry.conditions)
+    kept = [guard for i, guard in enumerate(entry.conditions) if i not in gone]
+    bounds, not_at_one = dict(entry.bounds), {}
+    for letter in entry.sizes:
+        if why := difference_at_one(replace(subject, fits=fitting(bounds, kept)), letter):
+            not_at_one[letter] = why
+            bounds[letter] = 2, bounds[letter][1]
+    return gone, not_at_one
 
 
 def difference_at_one(subject: Subject, letter: str) -> str:

@@ -51,11 +51,16 @@ def text_of(value: Any) -> str:
     return value
 
 
+def tagged(value: Any) -> tuple[str, Any]:
+    """Returns the kind and the content of a tagged union, `{kind: content}`; "" and None for other values."""
+    return next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+
+
 def union_of(value: Any, what: str) -> tuple[str, dict[str, Any]]:
-    """Returns the kind and the content of a tagged union, `{kind: {...}}`."""
-    if not isinstance(value, dict) or len(value) != 1:
+    """Returns the kind and the content of a tagged union whose content is an object."""
+    kind, row = tagged(value)
+    if not kind:
         raise bad_field(f"an entry of its {what} has not exactly one kind")
-    ((kind, row),) = value.items()
     return kind, object_of(row, what)
 
 
@@ -73,21 +78,19 @@ def renamed_value(name: Any, renamed: Mapping[str, str]) -> str:
 
 def tensor_name(arg: Any) -> str | None:
     """Returns the name of an argument that is a tensor; None for another argument."""
-    if isinstance(arg, dict) and set(arg) == {"as_tensor"}:
-        return text_of(object_of(arg["as_tensor"], "as_tensor").get("name"))
-    return None
+    kind, row = tagged(arg)
+    return text_of(object_of(row, kind).get("name")) if kind == "as_tensor" else None
 
 
 def literal_of(arg: Any) -> Any:
     """Returns a literal argument: None, a number or a string."""
-    if isinstance(arg, dict) and len(arg) == 1:
-        ((kind, value),) = arg.items()
-        if kind == "as_none":
-            return None
-        if kind == "as_float" and type(value) in (int, float, str):
-            return float_of(value)
-        if (kind, type(value)) in (("as_int", int), ("as_bool", bool), ("as_string", str)):
-            return value
+    kind, value = tagged(arg)
+    if kind == "as_none":
+        return None
+    if kind == "as_float" and type(value) in (int, float, str):
+        return float_of(value)
+    if (kind, type(value)) in (("as_int", int), ("as_bool", bool), ("as_string", str)):
+        return value
     raise bad_field(f"{str(arg)[:60]!r} is not a number, string or None")
 
 
@@ -152,9 +155,9 @@ class _ValueReader:
 
     def read(self, arg: Any) -> Any:
         """Returns one argument."""
-        if not isinstance(arg, dict) or len(arg) != 1:
+        kind, value = tagged(arg)
+        if not kind:
             raise bad_field(f"an argument of {self.op} has not exactly one kind")
-        ((kind, value),) = arg.items()
         if kind in _LITERALS:
             return literal_of(arg)
         if kind == "as_tensor":
@@ -200,7 +203,7 @@ class _ValueReader:
         return literal_of(row)
 
     def _optional(self, value: Any) -> Ref | None:
-        kind, row = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+        kind, row = tagged(value)
         if kind == "as_none":
             return None
         return self._ref(row if kind == "as_tensor" else None)

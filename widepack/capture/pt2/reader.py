@@ -28,6 +28,7 @@ from widepack_artifacts.program import Node, Ref, refs, substitute
 
 from ...checkpoints.pt2_archive import DTYPES, Pt2File
 from ...checkpoints.state_dict import RefusedFile
+from ...ir.edit import needed
 from ..explain import ASSERTS, user_line
 from .fields import (
     SYMBOLS,
@@ -39,6 +40,7 @@ from .fields import (
     object_of,
     read_arguments,
     renamed_value,
+    tagged,
     tensor_name,
     text_of,
     union_of,
@@ -121,7 +123,7 @@ def read_program(file: Pt2File) -> ReadProgram:
     return ReadProgram(
         weights=tuple(weights),
         inputs=tuple(inputs),
-        nodes=tuple(_live_nodes(nodes, outputs)),
+        nodes=tuple(needed(nodes, refs(outputs))),
         outputs=tuple(outputs),
         in_tree=_tree(call.get("in_spec")),
         out_tree=_tree(call.get("out_spec")),
@@ -233,12 +235,12 @@ def _input(value: str, meta: Any) -> TensorInput:
 
 def _size(value: Any, name: str) -> int | Size:
     """Returns one size of an input: a number, or a whole multiple of a dynamic dim."""
-    row = value if isinstance(value, dict) and len(value) == 1 else {}
-    number, expr = row.get("as_int"), row.get("as_expr")
-    if type(number) is int and number >= 0:
-        return number
-    text = expr.get("expr_str") if isinstance(expr, dict) else None
-    if not isinstance(text, str) or not isinstance(expr, dict):
+    kind, content = tagged(value)
+    if kind == "as_int" and type(content) is int and content >= 0:
+        return content
+    expr = content if kind == "as_expr" and isinstance(content, dict) else {}
+    text = expr.get("expr_str")
+    if not isinstance(text, str):
         raise bad_field(f"the input {name} has a size that is neither a number nor an expression")
     product = _PRODUCT.match(text)
     symbol = _SYMBOL.match(product[2] if product else text)
@@ -247,9 +249,8 @@ def _size(value: Any, name: str) -> int | Size:
             f"has the input {name}, one of whose sizes is {text[:80]!r}; a size is a number, or a whole "
             "multiple of a dynamic dim"
         )
-    hint = expr.get("hint")
-    known = hint.get("as_int") if isinstance(hint, dict) else None
-    in_example = known if type(known) is int and 0 < known < 2**31 else 0
+    kind, hint = tagged(expr.get("hint"))
+    in_example = hint if kind == "as_int" and type(hint) is int and 0 < hint < 2**31 else 0
     return Size(int(product[1]) if product else 1, symbol[1], in_example)
 
 
@@ -319,17 +320,6 @@ _FRESH = """
     max_pool2d avg_pool2d adaptive_avg_pool2d
     zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full clone
 """
-
-
-def _live_nodes(nodes: Sequence[Node], outputs: Sequence[Any]) -> Iterator[Node]:
-    """Returns the nodes that an output needs. All ops are functional, so the others have no effect."""
-    needed = set(refs(list(outputs)))
-    kept = []
-    for node in reversed(nodes):
-        if node.name in needed:
-            needed |= set(refs((node.args, node.kwargs)))
-            kept.append(node)
-    return reversed(kept)
 
 
 def _read_nodes(
@@ -542,8 +532,7 @@ def _result_leaves(op: _Op, outputs: Sequence[Any]) -> list[tuple[_Place, str]]:
     leaves: list[tuple[_Place, str]] = []
     several = len(outputs) > 1 or op.first_of_several
     for i, output in enumerate(outputs):
-        one = isinstance(output, dict) and len(output) == 1
-        kind, value = next(iter(output.items())) if one else ("", None)
+        kind, value = tagged(output)
         place: _Place = (i,) if several else ()
         if kind == "as_tensor":
             leaves.append((place, text_of(object_of(value, kind).get("name"))))

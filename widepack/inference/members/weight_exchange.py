@@ -30,9 +30,9 @@ from widepack_artifacts.weights import Weights
 from ... import backends
 from ...backends.flat import Flat, dense
 from ...errors import UsageError
+from ...ir.edit import needed
 from ...runtime.executable import Executable, storage
 from ...runtime.graph_module import evaluate
-from ...runtime.prologue import needed
 from ..open_artifact import OpenArtifact
 from ..programs.bound_program import BoundProgram, Runnable
 
@@ -252,7 +252,7 @@ def _program_of(run: Executable, number: int) -> Program:
             nodes=(),
             outputs=(Output(Ref(name), "shared"),),
         )
-    nodes = needed(run.prologue, [name])
+    nodes = needed(run.prologue.nodes, [name])
     read = {name, *(r for n in nodes for r in refs((n.args, n.kwargs)))}
     return replace(
         run.prologue,

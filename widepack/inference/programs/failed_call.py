@@ -16,6 +16,7 @@ from widepack_artifacts.program import Node, Program, refs, substitute
 from ...backends.task import first_line
 from ...errors import InputError, WidepackError
 from ...ir import ops
+from ...ir.edit import needed
 from ...runtime.admission import check_member_run
 from ...runtime.budget import OverBudget
 from ...runtime.graph_module import evaluate_node
@@ -149,16 +150,9 @@ def first_failing(
 
 def _inputs_of(program: Program, arguments: Any) -> list[str]:
     """Returns the names of the inputs that arguments depend on, in the order of the inputs."""
-    at = {n.name: n for n in program.nodes}
-    seen: set[str] = set()
-    todo = list(refs(arguments))
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            if name in at:
-                todo += refs((at[name].args, at[name].kwargs))
-    return [s.source or s.name for s in program.inputs if s.name in seen]
+    read = set(refs(arguments))
+    read.update(r for n in needed(program.nodes, read) for r in refs((n.args, n.kwargs)))
+    return [s.source or s.name for s in program.inputs if s.name in read]
 
 
 def _index_out_of_range(node: Node, values: Mapping[str, Any]) -> tuple[int, int, Any] | None:

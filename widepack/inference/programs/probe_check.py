@@ -17,7 +17,6 @@ from torch import Tensor
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.entry import OutputLeaf
-from widepack_artifacts.weights import Weights
 
 from ...errors import LoweringError, ProbeError, VerificationError, WidepackError
 from ...ir.random_ops import uses_random_ops
@@ -77,7 +76,8 @@ class CastBounds:
                 continue
             for k, answer in enumerate(self._own(pattern, place)):
                 name = f"{prefix}.y{k}.{number}"
-                flat, truth = self._thinned(artifact.probe, name, answer, artifact.members[place])
+                what = f"output {stats[k].name or k} of member {artifact.members[place]}"
+                flat, truth = probes.thinned(artifact.probe, name, answer, what)
                 if not floating(answer):
                     answers[name] = torch.cat([artifact.probe.get(name)[:1], flat.to(truth.dtype)])
                     continue
@@ -95,19 +95,6 @@ class CastBounds:
                     f"in {self._dtype}, {far}: no bound can be computed from such answers; load without dtype"
                 )
         return [output.bounds() for output in stats], answers
-
-    @staticmethod
-    def _thinned(probe: Weights, name: str, answer: Tensor, member: str) -> tuple[Tensor, Tensor]:
-        """Returns a member's answer, thinned as the probe's, and the probe's. Raises: ProbeError."""
-        stride, truth = probes.recorded(probe, name)
-        count = -(-answer.numel() // stride)
-        if count != truth.numel() or answer.is_complex() != truth.is_complex():
-            raise ProbeError(
-                f"probe: the answer {name} has {truth.numel()} numbers of {dtype_name(truth.dtype)}, "
-                f"member {member} answers {count} of {dtype_name(answer.dtype)} at its stride; "
-                "the artifact's probe and its programs do not belong together"
-            )
-        return answer.cpu().reshape(-1)[::stride], truth
 
     def explain(self, error: RuntimeError) -> LoweringError:
         """Returns the error of a program that fails in the requested dtype: a member's or the wide one."""

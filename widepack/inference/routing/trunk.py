@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot, refs
 
 from ...ir import ops
+from ...ir.edit import needed
 from ...rows.layout import Layout, RowAxis
-from ...runtime.prologue import needed
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def split_trunk(program: Program, own: Collection[str], layouts: Layouts) -> Spl
     rest, read = _rest(program, per_member, layouts)
     shared = [n for n in program.nodes if n.name not in per_member]
     made = [n.name for n in shared if n.name in read]
-    trunk_nodes = needed(replace(program, nodes=tuple(shared)), made)
+    trunk_nodes = needed(shared, made)
     inputs = [i for i, s in enumerate(program.inputs) if s.name in read]
     if not any(map(_works, trunk_nodes)):
         every = list(range(len(program.inputs)))

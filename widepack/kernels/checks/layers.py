@@ -248,7 +248,7 @@ def _batch_sizes(data: Tensor, sizes: Tensor, batch: int) -> None:
     if not readable(sizes):
         return
     between("batch_sizes", sizes, 1, max(batch, 1))
-    found = sizes.tolist()
-    require(found[0] == batch, f"batch_sizes begins with {found[0]}; the states have a batch of {batch}")
-    require(all(a >= b for a, b in pairwise(found)), "batch_sizes increases")
-    require(sum(found) == data.shape[0], f"batch_sizes is for {sum(found)} rows; data has {data.shape[0]}")
+    counts = sizes.tolist()
+    require(counts[0] == batch, f"batch_sizes begins with {counts[0]}; the states have a batch of {batch}")
+    require(all(a >= b for a, b in pairwise(counts)), "batch_sizes increases")
+    require(sum(counts) == data.shape[0], f"batch_sizes is for {sum(counts)} rows; data has {data.shape[0]}")

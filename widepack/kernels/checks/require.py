@@ -80,9 +80,9 @@ def of_shape(name: str, x: Any, shape: Sequence[int], like: Tensor | None = None
 
 def for_members(name: str, x: Any, members: int, sizes: Sequence[int | None], like: Tensor) -> None:
     """Checks a tensor of each member, or one for all members: `[N or 1, *sizes]`, where None is any size."""
-    found = dense(name, x, 1 + len(sizes)).shape
-    require(found[0] in (1, members), f"{name} is for {found[0]} members; {members} are needed")
-    shape = [found[0], *(own if size is None else size for own, size in zip(found[1:], sizes))]
+    actual = dense(name, x, 1 + len(sizes)).shape
+    require(actual[0] in (1, members), f"{name} is for {actual[0]} members; {members} are needed")
+    shape = [actual[0], *(own if size is None else size for own, size in zip(actual[1:], sizes))]
     of_shape(name, x, shape, like)
 
 
@@ -112,10 +112,10 @@ def between(name: str, x: Tensor, low: int, high: int) -> None:
 
 def integers(name: str, x: Any, *ranks: int) -> Tensor:
     """Returns an int32 or int64 tensor. Raises OperandError for other values and ranks."""
-    found = dense(name, x, *ranks)
-    require(found.dtype in INTEGERS, f"{name} is {found.dtype}; int64 is needed")
-    require(not found.is_neg(), f"{name} is a negated view; its numbers are needed")
-    return found
+    tensor = dense(name, x, *ranks)
+    require(tensor.dtype in INTEGERS, f"{name} is {tensor.dtype}; int64 is needed")
+    require(not tensor.is_neg(), f"{name} is a negated view; its numbers are needed")
+    return tensor
 
 
 def numbers(name: str, values: Any, count: int, low: int, high: int = LARGEST) -> None:

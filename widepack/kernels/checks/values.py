@@ -209,18 +209,18 @@ def segment_reduce(
     require((lengths is None) != (offsets is None), "one of lengths and offsets is needed")
     require(0 <= axis < data.dim(), f"axis is {axis}; data has {data.dim()} dims")
     name, segments = ("lengths", lengths) if lengths is not None else ("offsets", offsets)
-    found = integers(name, segments, axis + 1)
+    counts = integers(name, segments, axis + 1)
     shape = list(data.shape[:axis])
-    require(list(found.shape[:axis]) == shape, f"{name} is {list(found.shape)}; {[*shape, 'S']} is needed")
-    require(lengths is not None or found.shape[axis], "offsets is empty")
-    if not readable(found):
+    require(list(counts.shape[:axis]) == shape, f"{name} is {list(counts.shape)}; {[*shape, 'S']} is needed")
+    require(lengths is not None or counts.shape[axis], "offsets is empty")
+    if not readable(counts):
         return
     end = data.shape[axis]
     if lengths is None:
-        _ascending(name, found, end)
+        _ascending(name, counts, end)
         return
-    between(name, found, 0, end)
-    sums = found.sum(-1)
+    between(name, counts, 0, end)
+    sums = counts.sum(-1)
     require(bool((sums == end).all()), f"lengths does not add up to {end}, the size of axis {axis}")
 
 
@@ -276,11 +276,7 @@ def _start(name: str, x: Any) -> None:
 
 @check_of("diff.default")
 def differences(
-    self: Tensor,
-    n: int = 1,
-    dim: int = -1,
-    prepend: Tensor | None = None,
-    append: Tensor | None = None,
+    self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> None:
     """Checks `aten.diff`, which computes differences n times."""
     if isinstance(n, int) and n > _MOST_ORDERS:

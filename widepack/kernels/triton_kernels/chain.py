@@ -132,17 +132,7 @@ def chain_kernel(
     )
     for i in tl.static_range(1, LAYERS):
         parts = _next_layer(
-            parts,
-            weights[i],
-            biases[i],
-            y,
-            member,
-            WIDTHS[i],
-            WIDTHS[i + 1],
-            ACTIVATIONS[i],
-            C,
-            R,
-            PRECISION,
+            parts, weights[i], biases[i], y, member, WIDTHS[i], WIDTHS[i + 1], ACTIVATIONS[i], C, R, PRECISION
         )
     made = y + member * row_count * WIDTHS[LAYERS]
     for j in tl.static_range((WIDTHS[LAYERS] + C - 1) // C):

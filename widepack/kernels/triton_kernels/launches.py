@@ -31,57 +31,76 @@ WIDEST_FLOAT32 = 128
 MOST_LAYERS = 8
 
 
-def rnn_steps(
-    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool, act: str
-) -> Tensor | None:
-    """Runs `widepack::rnn_steps` by a kernel. bias: the sum of both biases."""
-    if not _steps_run("rnn_steps", x, h, w_x, w_h, bias):
-        return None
-    return _run_steps("rnn", x, h, w_x, w_h, bias, reverse, relu=act == "relu")
-
-
-def gru_steps(
+def run_steps(
+    cell: str,
     x: Tensor,
     h: Tensor,
     w_x: Tensor,
     w_h: Tensor,
     bias: Tensor | None,
-    new_bias: Tensor | None,
     reverse: bool,
-) -> Tensor | None:
-    """Runs `widepack::gru_steps` by a kernel.
+    *,
+    relu: bool = False,
+    new_bias: Tensor | None = None,
+    c: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Runs all steps of a recurrent layer in one direction by a kernel.
 
     Args:
-        x, h, w_x, w_h, reverse: The arguments of the op.
+        cell: `rnn`, `gru` or `lstm`.
+        x, h, w_x, w_h, reverse: The arguments of `widepack::rnn_steps` and its like, without a projection.
         bias: What is added to the products with x.
-        new_bias: What is added to the new gate's product with h, `[N, 1, H]` or `[N, H]`.
+        relu: Whether relu is the activation of a plain RNN.
+        new_bias: What is added to the new gate's product with h of a GRU, `[N, 1, H]`.
+        c: The first cells of an LSTM.
+
+    Returns:
+        y and the last cells; None if the kernel may not run.
     """
-    if not _steps_run("gru_steps", x, h, w_x, w_h, bias, new_bias):
+    (members, batch, width), dtype = h.shape, h.dtype
+    if not available.usable(f"{cell}_steps", width, x, h, w_x, w_h, bias, new_bias, c):
         return None
-    given = None if new_bias is None else new_bias.flatten(1).contiguous()
-    return _run_steps("gru", x, h, w_x, w_h, bias, reverse, new_bias=given)
-
-
-def lstm_steps(
-    x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor | None, reverse: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Runs `widepack::lstm_steps` without a projection by a kernel. bias: the sum of both biases."""
-    if not _steps_run("lstm_steps", x, h, w_x, w_h, bias, c):
+    if not steps_fit(batch, width, dtype, available.precision(torch.float32) != "tf32x3"):
         return None
-    cells = torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
-    y = _run_steps("lstm", x, h, w_x, w_h, bias, reverse, cells=cells)
-    return None if y is None else (y, cells.to(c.dtype))
+    total, sizes = x.shape[1], (batch, width, dtype, _tf32())
+    if not available.interpreted() and not _steps_pay(GATES[cell], members, total, *sizes):
+        return None
+    x, h = x.expand(members, -1, -1, -1), h.contiguous()
+    shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
+    w_h = w_h if shared else w_h.contiguous()
+    cells = None if c is None else torch.empty(c.shape, dtype=torch.float32, device=c.device).copy_(c)
+    added = None if new_bias is None else new_bias.flatten(1).contiguous()
+    y = h.new_empty(members, total, batch, width)
+    columns = chunk(width)
+    constants = {
+        "GATES": GATES[cell],
+        "H": width,
+        "W": w_h.stride(0),
+        "C": columns,
+        "K": -(-width // columns),
+        "R": ROWS,
+        "REVERSE": reverse,
+        "RELU": relu,
+        "BIAS": added is not None,
+        "PRECISION": available.precision(dtype),
+    }
+    key = (cell, dtype, h.device, *constants.values(), *_aligned(w_h))
 
+    def launch() -> None:
+        from . import steps  # imports Triton
 
-def _steps_run(op: str, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, *others: Tensor | None) -> bool:
-    """Whether a recurrent op may run its kernel, and the kernel is predicted to be faster."""
-    members, batch, width = h.shape
-    if not available.usable(op, width, x, h, w_x, w_h, *others):
-        return False
-    if not steps_fit(batch, width, h.dtype, available.precision(torch.float32) != "tf32x3"):
-        return False
-    gates = w_h.shape[2] // width
-    return available.interpreted() or _steps_pay(gates, members, x.shape[1], batch, width, h.dtype, _tf32())
+        grid, named = (members, -(-batch // ROWS)), {**constants, **options(width)}
+        others = [w_h if t is None else t for t in (added, cells)]  # those that are not read are any tensor
+        state, stride = h, batch * width
+        for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
+            count = products.shape[1]
+            numbers = (stride, first, count, total, batch)
+            steps.steps_kernel[grid](products, w_h, *others, state, y, *numbers, **named)
+            state, stride = y[:, first if reverse else first + count - 1], total * batch * width
+
+    if not available.run(f"{cell}_steps", width, h, key, launch):
+        return None
+    return y, None if cells is None else cells.to(dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -118,65 +137,6 @@ def options(width: int) -> dict[str, Any]:
 def _aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
     """Whether each tensor begins at a multiple of 16 bytes; a compiled kernel depends on it."""
     return tuple(t is not None and t.data_ptr() % 16 == 0 for t in tensors)
-
-
-def _run_steps(
-    cell: str,
-    x: Tensor,
-    h: Tensor,
-    w_x: Tensor,
-    w_h: Tensor,
-    bias: Tensor | None,
-    reverse: bool,
-    *,
-    relu: bool = False,
-    new_bias: Tensor | None = None,
-    cells: Tensor | None = None,
-) -> Tensor | None:
-    """Runs all steps of a recurrent layer in one direction. Returns y, or None if the kernels cannot run.
-
-    Args:
-        cell: `rnn`, `gru` or `lstm`.
-        x, h, w_x, w_h, bias, reverse: As for `rnn_steps`.
-        relu: Whether relu is the activation of a plain RNN.
-        new_bias: The bias of a GRU's new gate, `[N, H]`.
-        cells: The cells of an LSTM, which are written.
-    """
-    members, batch, width = h.shape
-    x, h, total = x.expand(members, -1, -1, -1), h.contiguous(), x.shape[1]
-    shared = w_h.stride(0) == 0 and w_h[0].is_contiguous()  # one for all members
-    w_h = w_h if shared else w_h.contiguous()
-    y = h.new_empty(members, total, batch, width)
-    columns = chunk(width)
-    constants = {
-        "GATES": GATES[cell],
-        "H": width,
-        "W": w_h.stride(0),
-        "C": columns,
-        "K": -(-width // columns),
-        "R": ROWS,
-        "REVERSE": reverse,
-        "RELU": relu,
-        "BIAS": new_bias is not None,
-        "PRECISION": available.precision(h.dtype),
-    }
-    key = (cell, h.dtype, h.device, *constants.values(), *_aligned(w_h))
-
-    def launch() -> None:
-        from . import steps  # imports Triton
-
-        grid, named = (members, -(-batch // ROWS)), {**constants, **options(width)}
-        others = [
-            w_h if t is None else t for t in (new_bias, cells)
-        ]  # those that are not read are any tensor
-        state, stride = h, batch * width
-        for first, products in projected_parts(x, w_x, bias, reverse, PROJECTED_BYTES):
-            count = products.shape[1]
-            numbers = (stride, first, count, total, batch)
-            steps.steps_kernel[grid](products, w_h, *others, state, y, *numbers, **named)
-            state, stride = y[:, first if reverse else first + count - 1], total * batch * width
-
-    return y if available.run(f"{cell}_steps", width, h, key, launch) else None
 
 
 def chain_fits(widths: Sequence[int], dtype: torch.dtype, tf32: bool = False) -> bool:
