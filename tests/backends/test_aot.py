@@ -372,6 +372,8 @@ def test_the_onnx_file_points_into_the_weights_file(written: tuple[Path, Path]) 
 
 
 class Both(nn.Module):
+    on: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
