@@ -15,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from inside import artifact_of
+from loaded import built
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 from torch import nn
 
@@ -387,17 +388,8 @@ class Both(nn.Module):
 def test_outputs_that_are_weights_and_booleans_can_be_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     modules = [Both() for _ in range(3)]
-    for i, module in enumerate(modules):
-        torch.save(module.state_dict(), tmp_path / f"{i}.pt")
-    widepack.build(
-        sorted(tmp_path.glob("*.pt")),
-        tmp_path / "e.wide",
-        model=Both,
-        inputs=["x=float32[B,4]", "keep=bool[B,3]"],
-        pt2=False,
-        race=False,
-    )
-    ens = widepack.load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    path = built(tmp_path, Both, modules, "x=float32[B,4]", "keep=bool[B,3]")
+    ens = widepack.load(path, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
     assert ens.backend == "onnxruntime"
     x, keep = torch.randn(5, 4), torch.rand(5, 3) < 0.5
     found = ens(x, keep)

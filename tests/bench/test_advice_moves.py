@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from advised import advised
+from small_builds import QUICK
 from support import Artifacts
 
 import widepack
@@ -91,15 +92,7 @@ def test_sizes_that_are_fixed_count_as_tuned(artifacts: Artifacts, tmp_path: Pat
 
     case, path = load("mlp"), tmp_path / "fixed.wide"
     inputs = [spec.replace("[B,", "[4,") for spec in case.INPUTS]
-    widepack.build(
-        artifacts.checkpoints("mlp"),
-        path,
-        model=case.model,
-        inputs=inputs,
-        pt2=False,
-        targets=("cpu",),
-        race=False,
-    )
+    widepack.build(artifacts.checkpoints("mlp"), path, model=case.model, inputs=inputs, **QUICK)
     with torch.inference_mode():
         assert not plan_moves.is_tuned(advised(path, tmp_path))
     widepack.tune(path, patterns=("shared",), budget_s=0.2, threads=1, backends=["eager"], write=True)
@@ -127,15 +120,7 @@ def test_fine_tunes_of_one_base_are_found_in_merged_checkpoints(tmp_path: Path) 
         torch.save(state, paths[-1])
     factory = f"{case.__file__}:model"
     out = tmp_path / "merged.wide"
-    widepack.build(
-        [str(p) for p in paths],
-        out,
-        model=factory,
-        inputs=case.INPUTS,
-        pt2=False,
-        targets=("cpu",),
-        race=False,
-    )
+    widepack.build([str(p) for p in paths], out, model=factory, inputs=case.INPUTS, **QUICK)
     with torch.inference_mode():
         subject = advised(out, tmp_path)
         (rebuilt,) = plan_moves.rebuilt(subject, factory, {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_builds import QUICK
 from support import Artifacts
 from torch import Tensor, nn
 
@@ -412,14 +413,7 @@ def test_an_artifacts_own_members_are_fair_baselines(tmp_path: Path) -> None:
         nn.init.normal_(module.fc.bias)
         paths.append(tmp_path / f"{i}.pt")
         torch.save(module.state_dict(), paths[-1])
-    build(
-        paths,
-        tmp_path / "x.wide",
-        model=Masked,
-        inputs=["x=float32[B,T,8]", "mask=float32[B,T]"],
-        targets=("cpu",),
-        pt2=False,
-    )
+    build(paths, tmp_path / "x.wide", model=Masked, inputs=["x=float32[B,T,8]", "mask=float32[B,T]"], **QUICK)
     ens = widepack.load(tmp_path / "x.wide")
     flat = flat_members(ens)
     assert all(isinstance(m, Flat) for m in flat)

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
+from loaded import saved
 from torch import nn
 
-import widepack
 from widepack_bench import bench
 from widepack_bench.measure import race as noise
 from widepack_cli.main import cli
@@ -20,16 +19,7 @@ from widepack_cli.main import cli
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("limit")
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(nn.Linear(4, 2).state_dict(), folder / f"m{i}.pt")
-    widepack.build(
-        sorted(folder.glob("*.pt")),
-        folder / "e.wide",
-        model=lambda: nn.Linear(4, 2),
-        inputs=["input=float32[B,4]"],
-        pt2=False,
-    )
+    saved(lambda: nn.Linear(4, 2), folder, "input=float32[B,4]", members=2)
     return folder / "e.wide"
 
 

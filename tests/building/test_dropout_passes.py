@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from small_builds import QUICK
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -192,15 +193,7 @@ def test_dropout_by_function(drop: Callable[[Tensor], Tensor], tmp_path: Path) -
     torch.save(member.state_dict(), tmp_path / "m.pt")
     x = torch.randn(3, 6)
     widepack.build(
-        [tmp_path / "m.pt"],
-        tmp_path / "e.wide",
-        model=make,
-        sample=(x,),
-        n=100,
-        dropout="on",
-        race=False,
-        pt2=False,
-        targets=("cpu",),
+        [tmp_path / "m.pt"], tmp_path / "e.wide", model=make, sample=(x,), n=100, dropout="on", **QUICK
     )
     y = widepack.load(tmp_path / "e.wide")(x)
     assert not torch.equal(y[0], y[1])

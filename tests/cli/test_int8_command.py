@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
+from loaded import saved
 from torch import nn
 
-from widepack import build
 from widepack_cli.main import cli
 
 
@@ -21,18 +20,7 @@ def run(*words: str | Path) -> Result:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("int8")
-    for i in range(2):
-        torch.save(nn.Linear(512, 512).state_dict(), folder / f"m{i}.pt")
-    files = [folder / f"m{i}.pt" for i in range(2)]
-    build(
-        files,
-        folder / "e.wide",
-        model=lambda: nn.Linear(512, 512),
-        inputs=["input=float32[B,512]"],
-        pt2=False,
-        targets=("cpu",),
-        race=False,
-    )
+    saved(lambda: nn.Linear(512, 512), folder, "input=float32[B,512]", members=2)
     return folder / "e.wide"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from loaded import saved
+from loaded import save_members, saved
 from torch import nn
 
 import widepack
@@ -142,9 +142,7 @@ def test_members_of_different_shapes_have_programs_of_their_parts(tmp_path: Path
 
 
 def test_the_command_line_builds_verifies_and_shows_the_parts(tmp_path: Path) -> None:
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(nn.Linear(4, 2).state_dict(), tmp_path / f"m{i}.pt")
+    save_members(lambda: nn.Linear(4, 2), tmp_path, 2)
     (tmp_path / "net.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(4, 2)\n")
     out = tmp_path / "e.wide"
     arguments = [

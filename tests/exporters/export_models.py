@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from torch import Tensor, nn
 
 from widepack import build
@@ -81,9 +82,7 @@ class Step(nn.Module):
 
 
 def saved(folder: Path, modules: Sequence[nn.Module]) -> list[str]:
-    for i, module in enumerate(modules):
-        torch.save(module.state_dict(), folder / f"m{i}.pt")
-    return [str(folder / f"m{i}.pt") for i in range(len(modules))]
+    return [str(path) for path in files_of(folder, modules)]
 
 
 def seeded(kind: type[nn.Module], seed: int, **options: Any) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from loaded import save_members
 from torch import Tensor, nn
 
 import widepack
@@ -106,11 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Both], Path]:
     class Built(dict[type[Both], Path]):
         def __missing__(self, make: type[Both]) -> Path:
             folder = tmp_path_factory.mktemp(make.__name__)
-            for i in range(3):
-                torch.manual_seed(i)
-                torch.save(make().state_dict(), folder / f"m{i}.pt")
-            args, kwargs = CASES[make]
-            files = [folder / f"m{i}.pt" for i in range(3)]
+            (args, kwargs), files = CASES[make], save_members(make, folder, 3)
             widepack.build(
                 files, folder / "e.wide", model=make, sample=args, sample_kwargs=kwargs, pt2=False, race=False
             )

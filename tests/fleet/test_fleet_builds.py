@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import save_members
 from torch import nn
 
 import widepack
@@ -97,13 +98,8 @@ def test_a_base_is_recovered_from_four_members(tmp_path: Path) -> None:
 
 
 def test_full_fine_tunes_stay_stacked(tmp_path: Path) -> None:
-    paths = []
-    for i in range(3):
-        torch.manual_seed(i)
-        torch.save(Net().state_dict(), tmp_path / f"{i}.pt")
-        paths.append(tmp_path / f"{i}.pt")
     out = tmp_path / "full.wide"
-    report = build_of(paths, out, unmerge=True)
+    report = build_of(save_members(Net, tmp_path, 3), out, unmerge=True)
     assert report.fleet is not None and report.fleet["factored"] == []
     assert all(row["why"] for row in report.fleet["stacked"])
     assert widepack.load(out).manifest.version <= (1, 3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import saved
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -95,13 +96,5 @@ def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting
 def test_orientation_of_modules_and_programs(tmp_path: Path) -> None:
     expected = {"turned.weight": True, "plain.weight": False, "head.weight": False}
     assert transposed_in_module(Net()) == expected
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(Net().state_dict(), paths[-1])
-    out = tmp_path / "ens.wide"
-    widepack.build(
-        paths, out, model=Net, inputs=[f"x=float32[B,{SIZE}]"], race=False, pt2=False, targets=("cpu",)
-    )
-    assert transposed_in_programs(Reader(out)) == expected
+    saved(Net, tmp_path, f"x=float32[B,{SIZE}]", members=2)
+    assert transposed_in_programs(Reader(tmp_path / "e.wide")) == expected

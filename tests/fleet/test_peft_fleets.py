@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_builds import QUICK
 from torch import Tensor, nn
 
 import widepack
@@ -115,9 +116,7 @@ def test_answers_are_those_of_peft(tmp_path: Path, name: str) -> None:
         base=tmp_path / "base.pt",
         model=lambda: Plain(make),
         inputs=[f"x={spec}"],
-        race=False,
-        pt2=False,
-        targets=("cpu",),
+        **QUICK,
     )
     assert report.fleet is not None
     assert report.fleet["factored"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from small_builds import QUICK
 from torch import Tensor
 
 import widepack
@@ -58,9 +59,7 @@ def case(request: pytest.FixtureRequest, fleet: TrainedFleet) -> Case:
         unmerge=kind != "adapters",
         model=Digits,
         inputs=INPUTS,
-        race=False,
-        pt2=False,
-        targets=("cpu",),
+        **QUICK,
     )
     source = {"adapters": "given", "given": "given", "among": "base", "absent": "recovered"}[kind]
     return Case(out, states, report, source)

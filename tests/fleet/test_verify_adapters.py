@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from loaded import files_of
 from safetensors.torch import save_file
 
 import widepack
@@ -96,11 +97,8 @@ def test_a_fleet_in_bfloat16(fleet: SmallFleet, tmp_path: Path) -> None:
 
 def test_an_artifact_of_whole_weights(fleet: SmallFleet, wide: Path, tmp_path: Path) -> None:
     states = [widepack.load(wide).state_dict(i) for i in range(3)]
-    for i, state in enumerate(states):
-        torch.save(dict(state), tmp_path / f"m{i}.pt")
     out = tmp_path / "whole.wide"
-    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
-    build_of(paths, out)
+    build_of(files_of(tmp_path, map(dict, states)), out)
     found = verified(out, fleet.adapters)
     assert found.exit_code == 2 and "give the adapter's base with --base" in found.output
     found = verified(out, fleet.adapters, "--base", str(fleet.base))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fusing import draw
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -144,20 +145,9 @@ def test_a_single_number_is_compared_with_the_kernels_of_many() -> None:
 
 def test_a_build_whose_weights_decide_a_size_ends_in_an_error_of_widepack(tmp_path: Path) -> None:
     members = [Calls(torch.nonzero, torch.tensor([0.0, 1.0, i])) for i in range(2)]
-    paths = []
-    for i, member in enumerate(members):
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    out = tmp_path / "ens.wide"
+    out = tmp_path / "e.wide"
     try:
-        widepack.build(
-            paths,
-            out,
-            model=lambda: Calls(torch.nonzero, torch.zeros(3)),
-            sample=(),
-            targets=("cpu",),
-            pt2=False,
-        )
+        built(tmp_path, lambda: Calls(torch.nonzero, torch.zeros(3)), members, sample=())
     except widepack.WidepackError:
         assert not out.exists()
     else:

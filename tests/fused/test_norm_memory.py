@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -63,15 +64,7 @@ def two_norms() -> nn.Module:
 @pytest.mark.parametrize("bias", [10.0, extended(4.0), extended(100.0)])
 def test_a_build_opens_and_answers_within_the_bound(bias: float, tmp_path: Path) -> None:
     members = [m.eval() for m in drawn(offset_net, 1, bias)]
-    for i, m in enumerate(members):
-        torch.save(m.state_dict(), tmp_path / f"{i}.pt")
-    widepack.build(
-        sorted(tmp_path.glob("*.pt")),
-        tmp_path / "ens.wide",
-        model=offset_net,
-        sample=(torch.randn(4, 1, 8, 8),),
-    )
-    ens = widepack.load(tmp_path / "ens.wide")
+    ens = widepack.load(built(tmp_path, offset_net, members, sample=(torch.randn(4, 1, 8, 8),)))
     for batch in (1, 2, 4, 16):
         x = torch.randn(4, batch, 1, 8, 8)
         within_bound(ens.each(x), members, list(x))
@@ -124,8 +117,4 @@ def test_an_owner_who_keeps_images_in_channels_last_memory(tmp_path: Path) -> No
         return offset_net().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     members = [m.eval() for m in drawn(make, 2, 10.0)]
-    for i, m in enumerate(members):
-        torch.save(m.state_dict(), tmp_path / f"{i}.pt")
-    widepack.build(
-        sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=make, sample=(torch.randn(4, 1, 8, 8),)
-    )
+    built(tmp_path, make, members, sample=(torch.randn(4, 1, 8, 8),))

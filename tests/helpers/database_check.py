@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils._pytree as pytree
 from database_cases import AloneFails, Case, first_line, named, seed
+from small_builds import QUICK
 from torch import Tensor, nn
 
 import widepack
@@ -275,8 +276,7 @@ class Built:
                 model=lambda: copy.deepcopy(case.members[0]),
                 sample=args,
                 sample_kwargs=kwargs,
-                targets=("cpu",),
-                pt2=False,
+                **QUICK,
             )
             self.model = widepack.load(out)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from drawn_modules import WIDTH, Drawn
+from loaded import files_of
 from torch import Tensor, nn
 
 import widepack
@@ -88,10 +89,7 @@ def fuse_copies(kind: Drawn) -> None:
 def build_extract_swap(kind: Drawn, folder: Path) -> None:
     """Compares an artifact of three files, what is extracted from it, and a swapped member."""
     modules = [m.eval() for m in members(kind, own=False)]
-    files = []
-    for i, module in enumerate(modules):
-        files.append(folder / f"{i}.pt")
-        torch.save(module.state_dict(), files[i])
+    files = files_of(folder, modules)
     x, y = inputs(kind, 2)
     widepack.build(files[:2], folder / "e.wide", model=kind, sample=(x,), pt2=False, targets=("cpu",))
     ens = widepack.load(folder / "e.wide")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from loaded import files_of
+from small_builds import QUICK
 from support import Artifacts
 from torch import Tensor, nn
 
@@ -64,9 +65,7 @@ def test_artifacts_are_built_updated_and_exported_under_autocast(tmp_path: Path)
     members = [Net() for _ in range(3)]
     paths = files_of(tmp_path, members)
     with autocast():
-        widepack.build(
-            paths[:2], tmp_path / "a.wide", model=Net, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",)
-        )
+        widepack.build(paths[:2], tmp_path / "a.wide", model=Net, inputs=["x=float32[B,4]"], **QUICK)
         widepack.append(tmp_path / "a.wide", [paths[2]])
         ens = widepack.load(tmp_path / "a.wide")
         ens.swap(0, paths[1])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fusing import members
 from loaded import saved
+from small_builds import QUICK
 from split_models import Cell
 from support import Artifacts
 from torch import Tensor, nn
@@ -201,15 +202,7 @@ class OfDict(nn.Module):
 
 def test_an_input_that_is_a_dict(tmp_path: Path) -> None:
     torch.save(OfDict().state_dict(), tmp_path / "m.pt")
-    widepack.build(
-        [tmp_path / "m.pt"],
-        tmp_path / "e.wide",
-        model=OfDict,
-        sample=(USED,),
-        pt2=False,
-        targets=("cpu",),
-        race=False,
-    )
+    widepack.build([tmp_path / "m.pt"], tmp_path / "e.wide", model=OfDict, sample=(USED,), **QUICK)
     ens = widepack.load(tmp_path / "e.wide")
     words = r"leave 'token_type_ids' out, or drop them with ens\.only\(\{'batch': batch\}\)$"
     with pytest.raises(InputError, match=words):

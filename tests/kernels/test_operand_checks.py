@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import saved
 from paths import ROOT
 from torch import Tensor
 
@@ -432,21 +433,7 @@ def test_a_call_with_an_index_out_of_range_names_input_value_and_bounds(tmp_path
             y: Tensor = self.bag(ids, offsets)
             return y
 
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        torch.save(Bags().state_dict(), tmp_path / f"{i}.pt")
-        paths.append(tmp_path / f"{i}.pt")
-    out = tmp_path / "bags.wide"
-    widepack.build(
-        paths,
-        out,
-        model=Bags,
-        inputs=["ids=int64[12]:0..9", "offsets=int64[3]:0..0"],
-        pt2=False,
-        targets=("cpu",),
-    )
-    ens = widepack.load(out)
+    ens = saved(Bags, tmp_path, "ids=int64[12]:0..9", "offsets=int64[3]:0..0", members=2)
     good = torch.arange(12) % 10, ids(0, 4, 7)
     assert ens(*good).shape == (2, 3, 4)
     with pytest.raises(widepack.InputError, match="input ids contains 77, .* looks up one of 10 rows"):

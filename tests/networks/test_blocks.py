@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
+from small_builds import QUICK
 from support import fresh, leaves, must
 
 from widepack import build, fuse, load
@@ -35,13 +37,9 @@ def drawn(name: str, batch: int, seed: int) -> dict[str, Any]:
 def test_a_block_is_built_like_any_network(name: str, tmp_path: Path) -> None:
     block = BLOCKS[name]
     members = list(states(block.make, N))
-    for i, state in enumerate(members):
-        torch.save(state, tmp_path / f"{i}.pt")
-    files = [str(tmp_path / f"{i}.pt") for i in range(N)]
+    files = files_of(tmp_path, members)
     out = tmp_path / "ens.wide"
-    report = build(
-        files, out, model=block.model, inputs=list(block.inputs), strategy="wide", targets=("cpu",), pt2=False
-    )
+    report = build(files, out, model=block.model, inputs=list(block.inputs), strategy="wide", **QUICK)
     assert report.wide_share == 1.0
     ens = load(out, dtype="float64")
     for batch in (1, 5):

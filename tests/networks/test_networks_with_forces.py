@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_builds import QUICK
 from support import Bound
 from torch import Tensor, nn
 
@@ -121,9 +122,7 @@ def test_forces(make: Callable[[], Forces], tmp_path: Path) -> None:
         model=make,
         sample=graph(6, 0),
         dynamic={"x": {0: "A"}, "edges": {1: "E"}},
-        pt2=False,
-        targets=("cpu",),
-        race=False,
+        **QUICK,
     )
     assert report.wide_share == 1
     ens = load(tmp_path / "ens.wide")

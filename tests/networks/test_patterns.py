@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from support import Bound, run, stack
 from torch import Tensor, nn
 
 from networks.patterns import CASES
-from networks.patterns.case import QUICK, N, case
+from networks.patterns.case import N, case
 from networks.patterns.check import build_case, check_case, exact, member, parts, truth_of
-from widepack import build, load
+from widepack import load
 
 # Cases in which a node runs once for each member: the ops, and the reason.
 ONCE_A_MEMBER: dict[str, tuple[set[str], str]] = {
@@ -149,11 +150,7 @@ def test_sizes_that_differ_by_member(name: str, tmp_path: Path) -> None:
     make, all_sizes, inputs = RAGGED[name]
     cases = [case(partial(make, None, s), *inputs) for s in all_sizes]
     alone, doubles = [member(c, i) for i, c in enumerate(cases)], [exact(c, i) for i, c in enumerate(cases)]
-    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
-    for path, module in zip(paths, alone):
-        torch.save(module.state_dict(), path)
-    build(paths, tmp_path / "e.wide", model=make, inputs=inputs, **QUICK)
-    ens = load(tmp_path / "e.wide", verify="off", warmup=False)
+    ens = load(built(tmp_path, make, alone, *inputs), verify="off", warmup=False)
     found: dict[int, Bound] = {}
     for k, sizes in enumerate([*cases[0].calls(), {"B": 16, "T": 5}]):
         calls = [cases[0].draw(sizes, 10 * k + i) for i in range(N)]

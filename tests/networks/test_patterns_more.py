@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from loaded import built, files_of
+from small_builds import QUICK
 from support import Bound, run
 from torch import Tensor, nn
 
@@ -200,18 +202,8 @@ def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     make = CASES[name]
     members, exact = [member(make, i) for i in range(N)], [member(make, i).double() for i in range(N)]
-    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
-    for path, m in zip(paths, members):
-        torch.save(m.state_dict(), path)
-    report = build(
-        paths,
-        tmp_path / "e.wide",
-        model=make,
-        inputs=("x=float32[B,8]",),
-        strategy="wide",
-        pt2=False,
-        targets=("cpu",),
-    )
+    paths, inputs = files_of(tmp_path, members), ["x=float32[B,8]"]
+    report = build(paths, tmp_path / "e.wide", model=make, inputs=inputs, strategy="wide", **QUICK)
     assert report.wide_share == 1.0
     assert "sequential" not in report.strategies
     ens = load(tmp_path / "e.wide", verify="off", warmup=False)
@@ -255,12 +247,8 @@ class Observed(nn.Module):
 
 def test_a_dict_in_star_args_has_one_batch(tmp_path: Path) -> None:
     members = [member(Observed, i) for i in range(N)]
-    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
-    for path, m in zip(paths, members):
-        torch.save(m.state_dict(), path)
     sample = ({"a": torch.randn(5, 4), "b": torch.randn(5, 3)},)
-    build(paths, tmp_path / "e.wide", model=Observed, sample=sample, pt2=False, targets=("cpu",))
-    ens = load(tmp_path / "e.wide", verify="off", warmup=False)
+    ens = load(built(tmp_path, Observed, members, sample=sample), verify="off", warmup=False)
     x = {"a": torch.randn(2, 4), "b": torch.randn(2, 3)}
     for answer, m in zip(ens(x), members):
         torch.testing.assert_close(answer, run(m, (x,), {}))

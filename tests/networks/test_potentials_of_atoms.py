@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_builds import QUICK
 from support import double, run
 from torch import Tensor, nn
 
@@ -109,8 +110,7 @@ def test_energies_and_forces(make: type[OfElements], tmp_path: Path) -> None:
         model=make,
         sample_kwargs=molecule(12, 0),
         dynamic={"z": {0: "A"}, "pos": {0: "A"}},
-        targets=("cpu",),
-        pt2=False,
+        **QUICK,
     )
     assert report.wide_share == 1.0
     ens = widepack.load(tmp_path / "e.wide", warmup=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import files_of
 from small import all_kinds, node, program
 from torch import nn
 
@@ -213,9 +214,7 @@ def member(i: int) -> nn.Module:
 
 def built(folder: Path, members: int = 4) -> widepack.BuildReport:
     """Builds `e.wide` with this number of members."""
-    paths = [folder / f"{i}.pt" for i in range(members)]
-    for i, path in enumerate(paths):
-        torch.save(member(i).state_dict(), path)
+    paths = files_of(folder, map(member, range(members)))
     return widepack.build(
         paths, folder / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False
     )

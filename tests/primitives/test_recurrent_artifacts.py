@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded import files_of
 from recurrent_cases import rand
+from small_builds import QUICK
 from torch import Tensor, nn
 
 import widepack
@@ -75,17 +77,8 @@ def tagger(i: int) -> nn.Module:
 @pytest.fixture(scope="module")
 def recurrent_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
-    for i in range(3):
-        torch.save(tagger(i).state_dict(), folder / f"m{i}.pt")
-    report = widepack.build(
-        [folder / f"m{i}.pt" for i in range(3)],
-        folder / "e.wide",
-        model=Tagger,
-        inputs="x=float32[B,7,6]",
-        targets=("cpu",),
-        pt2=False,
-        race=False,
-    )
+    files = files_of(folder, map(tagger, range(3)))
+    report = widepack.build(files, folder / "e.wide", model=Tagger, inputs="x=float32[B,7,6]", **QUICK)
     assert report.wide_share == 1.0
     assert report.strategies["fused"] == 2 and report.strategies["packed"] == 1
     return folder / "e.wide"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import save_members
 from paths import ROOT
 from support import fresh, must
 from torch import Tensor, nn
@@ -69,19 +70,9 @@ class Net(nn.Module):
 
 
 def built(folder: Path, **more: Any) -> widepack.BuildReport:
-    for i in range(3):
-        torch.manual_seed(i)
-        torch.save(Net().state_dict(), folder / f"{i}.pt")
-    paths = [folder / f"{i}.pt" for i in range(3)]
-    return widepack.build(
-        paths,
-        folder / "e.wide",
-        model=Net,
-        inputs=["x=float32[B,3]"],
-        strategy="wide",
-        targets=("cpu",),
-        **more,
-    )
+    paths, out = save_members(Net, folder, 3), folder / "e.wide"
+    how = {"inputs": ["x=float32[B,3]"], "strategy": "wide", "targets": ("cpu",), **more}
+    return widepack.build(paths, out, model=Net, **how)
 
 
 def truth(x: Tensor) -> Tensor:

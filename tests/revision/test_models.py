@@ -20,6 +20,7 @@ from revisions import (
     save,
 )
 from safetensors.torch import load_file
+from small_builds import QUICK
 from torch import Tensor, nn
 
 from widepack import append, build, drop, load, update
@@ -177,8 +178,7 @@ def test_the_probe_keeps_its_inputs(tmp_path: Path) -> None:
         model=Table,
         sample=(ids, w),
         dynamic={"ids": {0: "B"}, "w": {0: "B"}},
-        targets=("cpu",),
-        pt2=False,
+        **QUICK,
     )
     before = _probe(tmp_path / "e.wide")
     update(tmp_path / "e.wide", {0: paths[2]})

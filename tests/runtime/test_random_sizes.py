@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded import built
 from small import node, program
 from torch import Tensor, nn
 
@@ -56,13 +57,6 @@ class Coupling(nn.Module):
 @pytest.mark.extended
 def test_a_network_that_reads_its_own_memory_by_a_mask_loads(tmp_path: Path) -> None:
     members = [Coupling() for _ in range(3)]
-    paths = []
-    for i, member in enumerate(members):
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(member.state_dict(), paths[-1])
-    widepack.build(
-        paths, tmp_path / "a.wide", model=Coupling, inputs=["x=float32[B,4]"], pt2=False, targets=("cpu",)
-    )
-    x = torch.rand(5, 4)
+    path, x = built(tmp_path, Coupling, members, "x=float32[B,4]"), torch.rand(5, 4)
     expected = torch.stack([m(x) for m in members])
-    torch.testing.assert_close(widepack.load(tmp_path / "a.wide")(x), expected.detach())
+    torch.testing.assert_close(widepack.load(path)(x), expected.detach())

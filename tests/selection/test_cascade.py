@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -38,21 +39,7 @@ def states(count: int = MEMBERS) -> list[dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cascade")
-    paths = []
-    for i, state in enumerate(states()):
-        paths.append(folder / f"m{i}.pt")
-        torch.save(state, paths[-1])
-    widepack.build(
-        paths,
-        folder / "ens.wide",
-        model=Net,
-        inputs=["x=float32[B,6]"],
-        race=False,
-        pt2=False,
-        targets=("cpu",),
-    )
-    return folder / "ens.wide"
+    return built(tmp_path_factory.mktemp("cascade"), Net, states(), "x=float32[B,6]")
 
 
 def expected(x: Tensor, stages: tuple[int, ...], until: float) -> tuple[Tensor, Tensor]:
@@ -102,15 +89,7 @@ def test_a_batch_of_at_least_two_rows_is_filled_up(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.shape[0] > 1 else super().forward(x) + 1
 
-    paths = []
-    for i, state in enumerate(states(3)):
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(state, paths[-1])
-    out = tmp_path / "two.wide"
-    widepack.build(
-        paths, out, model=Wide, inputs=["x=float32[B,6]", "B=2..64"], race=False, pt2=False, targets=("cpu",)
-    )
-    ens = widepack.load(out)
+    ens = widepack.load(built(tmp_path, Wide, states(3), "x=float32[B,6]", "B=2..64"))
     x = torch.randn(8, 6)
     sure = ens.mean(x, of="softmax").amax(1)
     until = float(ens.reduce(x, "mean", of="softmax", members=[0])["mean"].amax(1).sort().values[0]) + 1e-6
@@ -163,21 +142,9 @@ def test_dependent_rows_are_refused(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x - x.mean(0))
 
-    paths = []
-    for i, state in enumerate(states(2)):
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(state, paths[-1])
-    widepack.build(
-        paths,
-        tmp_path / "x.wide",
-        model=Mixed,
-        inputs=["x=float32[B,6]"],
-        race=False,
-        pt2=False,
-        targets=("cpu",),
-    )
+    ens = widepack.load(built(tmp_path, Mixed, states(2), "x=float32[B,6]"))
     with pytest.raises(UsageError, match="rows are not known to be independent"):
-        widepack.load(tmp_path / "x.wide").cascade(torch.randn(3, 6), first=1, until=0.5)
+        ens.cascade(torch.randn(3, 6), first=1, until=0.5)
 
 
 def test_stages_double() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from loaded import built, saved
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -41,16 +42,13 @@ def data(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """Returns an artifact of members that are good in different degrees, and a validation file."""
-    paths = []
+    nets = []
     for i in range(MEMBERS):
         torch.manual_seed(i)
-        net = Net()
+        nets.append(Net())
         with torch.no_grad():
-            net.head.weight.copy_(torch.eye(CLASSES, 5) * 3 + (0.3 + 0.4 * i) * torch.randn(CLASSES, 5))
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(net.state_dict(), paths[-1])
-    out = tmp_path / "ens.wide"
-    widepack.build(paths, out, model=Net, inputs=["x=float32[B,5]"], race=False, pt2=False, targets=("cpu",))
+            nets[i].head.weight.copy_(torch.eye(CLASSES, 5) * 3 + (0.3 + 0.4 * i) * torch.randn(CLASSES, 5))
+    out = built(tmp_path, Net, nets, "x=float32[B,5]")
     x, y = data(400, 0)
     save_file({"x": x, "y": y}, tmp_path / "val.safetensors")
     return out, tmp_path / "val.safetensors"
@@ -100,18 +98,8 @@ def test_an_artifact_of_the_selected_members_alone(files: tuple[Path, Path], tmp
 
 
 def test_regression_targets(tmp_path: Path) -> None:
-    paths = []
-    for i in range(4):
-        torch.manual_seed(i)
-        paths.append(tmp_path / f"m{i}.pt")
-        torch.save(nn.Linear(5, 1).state_dict(), paths[-1])
-    out = tmp_path / "ens.wide"
-    make = lambda: nn.Linear(5, 1)  # noqa: E731  a factory in one line
-    widepack.build(
-        paths, out, model=make, inputs=["input=float32[B,5]"], race=False, pt2=False, targets=("cpu",)
-    )
+    ens, out = saved(lambda: nn.Linear(5, 1), tmp_path, "input=float32[B,5]"), tmp_path / "e.wide"
     x = torch.randn(60, 5)
-    ens = widepack.load(out)
     y = 0.75 * ens(x)[2] + 0.25 * ens(x)[1]
     save_file({"input": x, "y": y[:, 0].contiguous()}, tmp_path / "val.safetensors")
     report = widepack.select(out, tmp_path / "val.safetensors", target="y")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from deploy_files import DEPLOY, documents, instructions, last_stage, seconds_to_end, served
+from loaded import save_members
 from torch import nn
 
 import widepack
@@ -55,12 +56,9 @@ def folder() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="widepack-deploy-") as name:
         path = Path(name)
-        checkpoints = []
-        for i in range(4):
-            torch.manual_seed(i)
-            checkpoints.append(path / f"fold{i}.pt")
-            torch.save(Net().state_dict(), checkpoints[-1])
-        widepack.build(checkpoints, path / "ens.wide", model=Net, inputs=["x=float32[B,64]"], race=False)
+        widepack.build(
+            save_members(Net, path), path / "ens.wide", model=Net, inputs=["x=float32[B,64]"], race=False
+        )
         for made in ("compiled", "cache"):
             (path / made).mkdir()
         subprocess.run(["chmod", "-R", "a+rX", path], check=True)  # as the Dockerfile does

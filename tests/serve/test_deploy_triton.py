@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from deploy_files import DEPLOY, configuration
+from loaded import save_members
 from torch import nn
 
 import widepack
@@ -37,12 +38,9 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton")
-    checkpoints = []
-    for i in range(4):
-        torch.manual_seed(i)
-        checkpoints.append(folder / f"fold{i}.pt")
-        torch.save(Net().state_dict(), checkpoints[-1])
-    widepack.build(checkpoints, folder / "ens.wide", model=Net, inputs=["x=float32[B,64]"], race=False)
+    widepack.build(
+        save_members(Net, folder), folder / "ens.wide", model=Net, inputs=["x=float32[B,64]"], race=False
+    )
     return folder / "ens.wide"
 
 

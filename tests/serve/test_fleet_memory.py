@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from small_builds import QUICK
 
 import widepack
 from fleet.small_fleets import INPUTS, Net, write_fleet
@@ -23,16 +24,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
     fleet = write_fleet(folder)
     out = folder / "fleet.wide"
-    widepack.build(
-        fleet.adapters,
-        out,
-        base=fleet.base,
-        model=Net,
-        inputs=INPUTS,
-        race=False,
-        pt2=False,
-        targets=("cpu",),
-    )
+    widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=INPUTS, **QUICK)
     return out
 
 

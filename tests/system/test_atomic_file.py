@@ -7,12 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
+from loaded import saved
 from support import fresh
 from torch import nn
 
-from widepack import build
 from widepack.errors import ArtifactExists, UsageError
 from widepack.system import atomic_file
 from widepack_artifacts.lock import lock_handle
@@ -22,18 +21,7 @@ from widepack_cli.main import cli
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
-    paths = []
-    for i in range(2):
-        torch.manual_seed(i)
-        paths.append(folder / f"m{i}.pt")
-        torch.save(nn.Linear(64, 64).state_dict(), paths[-1])
-    build(
-        paths,
-        folder / "e.wide",
-        model=lambda: nn.Linear(64, 64),
-        inputs=["input=float32[B,64]"],
-        targets=("cpu",),
-    )
+    saved(lambda: nn.Linear(64, 64), folder, "input=float32[B,64]", members=2)
     return folder / "e.wide"
 
 

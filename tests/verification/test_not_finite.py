@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loaded import files_of, seeded
+from small_builds import QUICK
 from torch import Tensor, nn
 
 import widepack
@@ -32,9 +33,7 @@ def test_one_number_of_a_convolution(tmp_path: Path, value: str) -> None:
     with torch.no_grad():
         models[1][0].weight[1, 1, 0, 1] = float(value)  # type: ignore[index]
     files, out = files_of(tmp_path, models), tmp_path / "ens.wide"
-    report = widepack.build(
-        files, out=out, model=make, inputs="input=float32[B,3,16,16]", pt2=False, targets=("cpu",)
-    )
+    report = widepack.build(files, out=out, model=make, inputs="input=float32[B,3,16,16]", **QUICK)
     assert [(row["member"], row["places"]) for row in report.not_finite] == [("m1", "any")]
 
     ens = widepack.load(out)
@@ -89,9 +88,7 @@ def test_only_calls_whose_own_answers_overflow_are_free(
 
     def build() -> Any:
         out = tmp_path / "ens.wide"
-        return widepack.build(
-            files, out=out, model=Large, inputs="x=float32[B,8]", pt2=False, targets=("cpu",)
-        )
+        return widepack.build(files, out=out, model=Large, inputs="x=float32[B,8]", **QUICK)
 
     if wrong:
         with pytest.raises(VerificationError, match="NaN or inf in other places"):
@@ -130,10 +127,5 @@ def test_a_member_that_overflows_in_every_call_is_compared(
     monkeypatch.setattr(reference.WideRun, "answers", answers)
     with pytest.raises(VerificationError, match="member m1") if wrong else contextlib.nullcontext():
         widepack.build(
-            paths,
-            tmp_path / "e.wide",
-            model=AlwaysOverflows,
-            sample=(torch.randn(4, 4),),
-            pt2=False,
-            targets=("cpu",),
+            paths, tmp_path / "e.wide", model=AlwaysOverflows, sample=(torch.randn(4, 4),), **QUICK
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from loaded import save_members
+from small_builds import QUICK
 from torch import Tensor, nn
 
 from widepack import build
@@ -41,9 +42,7 @@ def test_a_build_leaves_the_default_dtype_to_other_threads(tmp_path: Path) -> No
     thread.start()
     try:
         sample = (torch.randn(3, 4), torch.randint(0, 5, (3,)))
-        build(
-            paths, tmp_path / "e.wide", model=Floats, sample=sample, pt2=False, race=False, targets=("cpu",)
-        )
+        build(paths, tmp_path / "e.wide", model=Floats, sample=sample, **QUICK)
     finally:
         stop.set()
         thread.join()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from loaded import built
 from torch import Tensor, nn
 
 import widepack
@@ -76,12 +76,7 @@ class Scaled(nn.Module):
 def test_members_with_answers_of_any_size_are_built(size: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
     members = [Scaled(size).double() for _ in range(2)]
-    paths = [tmp_path / f"{i}.pt" for i in range(2)]
-    for path, member in zip(paths, members):
-        torch.save(member.state_dict(), path)
-    options: dict[str, Any] = {"inputs": ["x=float64[B,4]"], "race": False, "pt2": False, "targets": ("cpu",)}
-    out = tmp_path / "e.wide"
-    widepack.build(paths, out, model=lambda: Scaled(size).double(), **options)
+    out = built(tmp_path, lambda: Scaled(size).double(), members, "x=float64[B,4]")
     (record,) = Reader(out).manifest.verification["wide"]["shared.0"]
     assert record["own_rms"] > 0 or size < 1e-300, "a wide answer that rounds otherwise is refused"
     x = torch.randn(3, 4, dtype=torch.float64)

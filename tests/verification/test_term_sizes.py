@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loaded import save_members
+from small_builds import QUICK
 from torch import Tensor, nn
 
 import widepack
@@ -34,14 +35,7 @@ class Centered(nn.Module):
 
 def test_an_artifact_whose_output_is_zero_but_for_rounding(tmp_path: Path) -> None:
     paths = save_members(Centered, tmp_path, 3)
-    widepack.build(
-        paths[:2],
-        tmp_path / "e.wide",
-        model=Centered,
-        sample=(torch.randn(4, 5),),
-        pt2=False,
-        targets=("cpu",),
-    )
+    widepack.build(paths[:2], tmp_path / "e.wide", model=Centered, sample=(torch.randn(4, 5),), **QUICK)
     ens, x = widepack.load(tmp_path / "e.wide"), torch.randn(6, 5)
     ens.swap(1, paths[2])
     alone = Centered()
@@ -169,6 +163,5 @@ def test_a_member_that_draws_is_no_sum_of_zero(tmp_path: Path) -> None:
             tmp_path / "e.wide",
             model=Draws,
             sample=(torch.randn(4, 5),),
-            pt2=False,
-            targets=("cpu",),
+            **QUICK,
         )
