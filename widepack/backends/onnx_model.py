@@ -147,8 +147,13 @@ def session(
     # its threads sleep between calls: spinning ones take processors from torch's threads and other sessions
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    value = onnxruntime.OrtValue.from_dlpack
-    tensors = [value(w.detach()) for w in weights.values()]
+
+    def value(tensor: torch.Tensor) -> Any:
+        if tensor.dtype == torch.bool:  # ONNX Runtime 1.31 does not know the bool of DLPack
+            return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().contiguous().numpy())
+        return onnxruntime.OrtValue.from_dlpack(tensor.detach())
+
+    tensors = [value(w) for w in weights.values()]
     if tensors:
         options.add_external_initializers(list(weights), tensors)
     made = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -157,9 +162,7 @@ def session(
         raise ValueError("inputs and outputs are not those of the record")
 
     def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = made.run_with_ort_values(
-            names, {name: value(given[i].detach()) for name, i in zip(takes, inputs)}
-        )
+        found = made.run_with_ort_values(names, {name: value(given[i]) for name, i in zip(takes, inputs)})
         answers = [from_dlpack(v) for v in found]
         return [a.view(torch.bool) if b and a.dtype != torch.bool else a for a, b in zip(answers, booleans)]
 
