@@ -373,24 +373,28 @@ def test_the_onnx_file_points_into_the_weights_file(written: tuple[Path, Path]) 
 
 
 class Both(nn.Module):
+    on: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
+        self.register_buffer("on", torch.rand(3) < 0.5)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layer(x), self.layer.weight.mean()
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        used = keep & self.on
+        return self.layer(x).where(used, 0.0), self.layer.weight.mean(), used
 
 
-def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
+def test_outputs_that_are_weights_and_booleans_can_be_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     modules = [Both() for _ in range(3)]
-    path = built(tmp_path, Both, modules, "x=float32[B,4]")
+    path = built(tmp_path, Both, modules, "x=float32[B,4]", "keep=bool[B,3]")
     ens = widepack.load(path, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
     assert ens.backend == "onnxruntime"
-    x = torch.randn(5, 4)
-    y, mean = ens(x)
+    x, keep = torch.randn(5, 4), torch.rand(5, 3) < 0.5
+    found = ens(x, keep)
     for i, module in enumerate(modules):
-        torch.testing.assert_close((y[i], mean[i]), module(x))
+        torch.testing.assert_close(tuple(y[i] for y in found), module(x, keep))
 
 
 def test_a_dynamic_batch_adds_no_size_arithmetic_to_an_onnx_file(tmp_path: Path) -> None:
@@ -413,9 +417,12 @@ def test_a_dynamic_batch_adds_no_size_arithmetic_to_an_onnx_file(tmp_path: Path)
     paths = list((tmp_path / "cache").glob("*/program.onnx"))
     assert paths
     for path in paths:
-        graph = onnx_ir.load(path).graph
-        assert sum(n.op_type == "GRU" for n in graph) == 4 and not [n for n in graph if n.op_type == "Mul"]
-        computed = [n.inputs[1].producer() for n in graph if n.op_type == "Reshape"]
+        model = onnx_ir.load(path)
+        bodies = {f.name: list(f) for f in model.functions.values()}  # of a loop, called once for each member
+        nodes = [inner for n in model.graph for inner in bodies.get(n.op_type, [n])]
+        assert sum(n.op_type == "GRU" for n in nodes) == 4  # two layers of two members
+        assert not [n for n in nodes if n.op_type == "Mul"]
+        computed = [n.inputs[1].producer() for n in nodes if n.op_type == "Reshape"]
         assert not [n for n in computed if n is not None and n.op_type == "Concat"]
     for batch in (1, 3):
         x = torch.randn(batch, 5, 4)

@@ -154,6 +154,8 @@ def agree(task: Task, flat: Flat, variant: Variant, what: str) -> dict[str, int]
         try:
             with torch.inference_mode():
                 wrong = task.differ(run(*inputs), want)
+        except torch.OutOfMemoryError:
+            raise  # it says nothing of the program
         except Exception as e:  # noqa: BLE001  a session has its own classes of errors
             wrong = f"it fails: {type(e).__name__}: {first_line(e)}"
         ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]

@@ -145,14 +145,8 @@ class FusedEntry(CapturedEntry):
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedEntry:
         """Returns an entry for a copy of the module: the same programs, which bind the copy's weights."""
         other = copy.copy(self)
-        other.rebind_runners()
+        other.forget(every=True)
         return other
-
-    def rebind_runners(self) -> None:
-        """Replaces every runner by one that has bound no weights yet."""
-        self._runners = {
-            key: replace(r, run=self._run(r.program, r.gradients)) for key, r in self._runners.items()
-        }
 
     @property
     def runners(self) -> list[Runner]:
@@ -274,10 +268,10 @@ class FusedEntry(CapturedEntry):
         """Drops the plans and the wide programs, which are for another number of members."""
         self._plans, self._runners = {}, {}
 
-    def forget(self) -> None:
-        """Drops what was computed from weights."""
+    def forget(self, every: bool = False) -> None:
+        """Drops what was computed from weights. every: programs with gradients are made anew, too."""
         self._runners = {
-            key: r if r.gradients else replace(r, run=self._run(r.program, False))
+            key: replace(r, run=self._run(r.program, r.gradients)) if every or not r.gradients else r
             for key, r in self._runners.items()
         }
 
