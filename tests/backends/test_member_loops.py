@@ -139,11 +139,31 @@ def a_list_read_outside() -> tuple[Program, Any]:
     return program((INPUT,), nodes, Y), torch.randn(N, 4, 4)
 
 
-@pytest.mark.parametrize("make", [differing_numbers, differing_shapes, a_list_read_outside])
+def all_results_returned() -> tuple[Program, Any]:
+    return program((INPUT,), (loop("l", LINEAR, X, W),), Ref("l")), torch.randn(N, 4, 4)
+
+
+def a_list_of_values() -> tuple[Program, Any]:
+    nodes = (loop("l", LINEAR, X, W), part("a", "l"), loop("m", FROM_LIST, [Ref("a")] * N), part("y", "m"))
+    return program((INPUT,), nodes, Y), torch.randn(N, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "make", [differing_numbers, differing_shapes, a_list_read_outside, all_results_returned, a_list_of_values]
+)
 def test_bodies_that_differ_between_members_are_written_out(make: Any) -> None:
     wide, weight = make()
     assert one_member(wide, {"w": weight}) is None
     assert flatten_loops(wide, [weight], "onnxruntime", "the program").loops is None
+
+
+def test_a_part_of_a_weight_has_its_numbers_in_memory() -> None:
+    weight = torch.randn(N, 4, 4, dtype=torch.complex64).conj().imag
+    assert weight.is_neg()
+    made = one_member(program(*PROGRAMS["one loop"][:2], Y), {"w": weight})
+    assert made is not None
+    for parts in made[1].weights.values():
+        assert not any(p.is_neg() for p in parts) and torch.equal(torch.stack([*parts]), weight)
 
 
 def task(wide: Program, weight: torch.Tensor, example: torch.Tensor, cache: Path, workers: int) -> Task:
@@ -177,33 +197,71 @@ def task(wide: Program, weight: torch.Tensor, example: torch.Tensor, cache: Path
     )
 
 
-SUM_OF_MEMBERS = (
-    (INPUT,),
-    (
-        loop("l", LINEAR, X, W),
-        part("a", "l"),
-        op("b", "aten.cumsum.default", Ref("a"), 0),
-        loop("m", EACH, Ref("b"), W),
-        part("y", "m"),
-    ),
-    Y,
+SIZES = body(
+    op("n", "aten.sym_size.int", W, 0),
+    op("y", "aten.mul.Tensor", X, Ref("n")),
+    reads={"x": "shared", "w": "stacked"},
+    gives={"y": "stacked"},
 )
+WEIGHTS = body(
+    op("y", "aten.mm.default", X, W),
+    reads={"x": "shared", "w": "stacked"},
+    gives={"y": "stacked", "w": "stacked"},
+)
+WHOLE = body(
+    op("s", "aten.sum.dim_IntList", Ref("all"), [0]),
+    op("y", "aten.add.Tensor", X, Ref("s")),
+    reads={"x": "stacked", "all": "shared"},
+    gives={"y": "stacked"},
+)
+OF_ALL_MEMBERS: dict[str, Any] = {
+    "sums of members": (
+        (INPUT,),
+        (
+            loop("l", LINEAR, X, W),
+            part("a", "l"),
+            op("b", "aten.cumsum.default", Ref("a"), 0),
+            loop("m", EACH, Ref("b"), W),
+            part("y", "m"),
+        ),
+        Y,
+    ),
+    "an input that other nodes read": (
+        (INPUTS,),
+        (loop("l", EACH, X, W), part("y", "l"), op("z", "aten.sum.dim_IntList", X, [0])),
+        Y,
+        Ref("z"),
+    ),
+    "an input that a body reads whole": ((INPUTS,), (loop("l", WHOLE, X, X), part("y", "l")), Y),
+    "an input as an output": ((INPUTS,), (loop("l", EACH, X, W), part("y", "l")), Y, X),
+}
+OF_WEIGHTS: dict[str, Any] = {
+    "weights as an output": (
+        (INPUT,),
+        (loop("l", WEIGHTS, X, W), part("y", "l"), part("z", "l", 1)),
+        Y,
+        Ref("z"),
+    ),
+    "sizes of weights": ((INPUT,), (loop("l", SIZES, X, W), part("y", "l")), Y),
+}
+SESSIONS = PROGRAMS | OF_ALL_MEMBERS | OF_WEIGHTS
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch's exporter about its own code
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("case", [*PROGRAMS.values(), SUM_OF_MEMBERS], ids=[*PROGRAMS, "sums of members"])
+@pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_of_all_members_and_one_of_each_threads_share(
-    case: Any, workers: int, tmp_path: Path
+    name: str, workers: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    wide = program(case[0], case[1], *case[2:])
+    inputs, nodes, *outputs = SESSIONS[name]
+    wide = program(inputs, nodes, *outputs)
     weight = torch.randn(N, 4, 4)
-    x = torch.randn(N, 5, 4) if case[0][0].kind == "stacked" else torch.randn(5, 4)
+    x = torch.randn(N, 5, 4) if inputs[0].kind == "stacked" else torch.randn(5, 4)
     given = task(wide, weight, x, tmp_path, workers)
     bound = backend("onnxruntime").bind(given)
-    divided = workers and case in [PROGRAMS[name] for name in INDEPENDENT]
+    divided = workers and (name in INDEPENDENT or name in OF_WEIGHTS)
     assert len(list(tmp_path.glob("*/*.onnx"))) == (2 if divided else 1)
     with torch.inference_mode():
         for rows in (1, 5):

@@ -46,7 +46,7 @@ class FlatOutput:
 
 
 class _Unfit(Exception):
-    """The program has a loop whose body differs between members."""
+    """The program has a loop whose body cannot be written once."""
 
 
 def one_member(program: Program, weights: Mapping[str, Any]) -> tuple[Program, MemberLoops, list[Any]] | None:
@@ -106,7 +106,7 @@ class _OneMember:
             if kind != "stacked":
                 raise _Unfit
             return self._join(value)
-        if name in self.given and name not in self.slots:
+        if name in self.results or (name in self.given and name not in self.slots):
             raise _Unfit
         return Ref(name)
 
@@ -151,16 +151,17 @@ class _OneMember:
 
     def _equal(self, values: Any) -> Any:
         """The value that all members have."""
-        if any(v != values[0] or type(v) is not type(values[0]) for v in values):
+        if [*refs(values)] or any(v != values[0] or type(v) is not type(values[0]) for v in values):
             raise _Unfit
         return values[0]
 
     def _weight(self, name: str) -> Any:
         """The first member's part of a weight."""
         parts = list(self.given[name])
-        first = parts[0]
-        if not isinstance(first, torch.Tensor):
+        if not isinstance(parts[0], torch.Tensor):
             return self._equal(parts)
+        parts = [p.resolve_conj().resolve_neg() for p in parts]
+        first = parts[0]
         if any((p.shape, p.dtype, p.stride()) != (first.shape, first.dtype, first.stride()) for p in parts):
             raise _Unfit
         if name not in self.parts:
@@ -224,13 +225,11 @@ def of_members(program: Program, loops: MemberLoops) -> set[str]:
 
 def is_divisible(program: Program, loops: MemberLoops) -> bool:
     """Whether some members of a program can run without the others: what a loop reads of all members are
-    inputs, and what loops return of all members are outputs.
+    inputs that nothing else reads, and what loops return of all members are outputs.
     """
-    inputs = {s.name for s in program.inputs}
-    for node in program.nodes:
-        selects = node.name in loops.selects
-        if selects and border_source(node) not in inputs:
-            return False
-        if not selects and not loops.joins.isdisjoint(refs((node.args, node.kwargs))):
-            return False
-    return max(loops.outputs, default=-1) < 0
+    sources = {border_source(n) for n in program.nodes if n.name in loops.selects}
+    read = {r for n in program.nodes if n.name not in loops.selects for r in refs((n.args, n.kwargs))}
+    if not sources <= {s.name for s in program.inputs} or read & (sources | loops.joins):
+        return False
+    returned = {r for o in program.outputs for r in refs(o.value)}
+    return max(loops.outputs, default=-1) < 0 and not returned & sources

@@ -38,10 +38,10 @@ class Repeated:
     outputs: list[tuple[Any, int]]
 
 
-def repeat(model: Any, given: Repeated) -> dict[str, list[Any]]:
+def repeat(model: Any, given: Repeated) -> dict[Any, list[Any]]:
     """Rewrites an onnx_ir model, whose inputs are the values of `given` that no node computes.
 
-    Returns: for the name of each member's weight the N values that take its place, which are no inputs yet.
+    Returns: for each member's weight the N values that take its place, which are no inputs yet.
     """
     return _Repetition(model, given).run()
 
@@ -60,7 +60,7 @@ class _Repetition:
         self.joined: dict[Any, Any] = {}
         self.new: list[Any] = []
 
-    def run(self) -> dict[str, list[Any]]:
+    def run(self) -> dict[Any, list[Any]]:
         nodes = list(self.graph)
         self._find_stages(nodes)
         self.graph.outputs.clear()
@@ -84,7 +84,7 @@ class _Repetition:
         self.graph.outputs.extend(outputs)
         self.graph.inputs.clear()
         self.graph.inputs.extend(inputs)
-        return {str(w.name): self.copies[w] for w in self.given.weights}
+        return {w: self.copies[w] for w in self.given.weights}
 
     def _stage(self, value: Any) -> int:
         return self.stages.get(value, 0)

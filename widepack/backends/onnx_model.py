@@ -116,7 +116,7 @@ def onnx_model(
         onnxscript.optimizer.remove_unused_nodes(model)  # a session also runs nodes that nothing reads
     made: list[Initializer] = []
     for name, value in weights.items():
-        for member, v in enumerate(copies[name]) if name in copies else [(-1, value)]:
+        for member, v in enumerate(copies[value]) if value in copies else [(-1, value)]:
             if v.uses() or v.is_graph_output():
                 made.append(Initializer(int(name[1:]), v, *kinds[name], member))
             if v.is_graph_input():
@@ -243,9 +243,9 @@ def _exported(
 
 def _repeated(
     model: Any, flat: Flat, one: _OnnxSource, inputs: Mapping[str, Any], weights: Mapping[str, Any]
-) -> dict[str, list[Any]]:
+) -> dict[Any, list[Any]]:
     """Repeats the nodes of one member for each. inputs: of the model, by the flat program's names. Returns:
-    the values that take the place of each member's weight, by the weight's name in the model.
+    the values that take the place of each member's weight.
     """
     import onnx_ir
 
@@ -264,7 +264,7 @@ def _repeated(
         loops.members,
         [pairs[name] for name in borders if name in loops.selects],
         [pairs[name] for name in borders if name in loops.joins],
-        [weights[f"w{i}"] for i, s in slots if s.name in loops.weights],
+        [weights[f"w{i}"] for i, s in slots if s.name in loops.weights and f"w{i}" in weights],
         [(made[name], member) for name, member in one.outputs],
     )
     return repeat(model, given)
