@@ -92,7 +92,7 @@ class PreparedCall:
 
     Args:
         entry: The entry.
-        values: The tensors of the call, as `WideEntry.flat` returns them.
+        values: The tensors of the call, as `TensorCalls.tensors` returns them.
         per_member: For each whether it has one value for each member.
 
     Raises:

@@ -273,7 +273,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         """Returns the program of a call.
 
         Args:
-            values: The tensors of the call, as `flat` returns them.
+            values: The tensors of the call, as `TensorCalls.tensors` returns them.
             per_member: For each whether it has one value for each member.
 
         Raises:

@@ -20,7 +20,7 @@ from ..ir.ops import full_name
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 B = 5  # the batch size of every sample
-SAMPLES: dict[str, Callable[[Draw], list[Sample]]] = {}
+SAMPLES: dict[str, Make] = {}
 
 
 class Draw:

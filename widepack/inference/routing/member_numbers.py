@@ -14,7 +14,6 @@ from ...spec.names import number_of
 from ..input_values import is_array
 
 _SHOWN = 3
-_INTEGERS = {int}
 
 
 def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
@@ -35,10 +34,6 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
     """
     if type(member) is list:
         member = member.copy()  # another thread may change the caller's
-        usual = len(member) == rows and set(map(type, member)) == _INTEGERS
-        if usual and min(member) >= 0 and max(member) < len(names):
-            found: list[int] = member
-            return found
     member = _python_values(member, rows)
     if isinstance(member, (list, tuple, range)):
         if len(member) != rows:
