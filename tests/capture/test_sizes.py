@@ -413,7 +413,7 @@ class EveryThird(Base):
         return y
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("make", "inputs", "shapes"),
     [

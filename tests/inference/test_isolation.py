@@ -21,10 +21,10 @@ from widepack.inference.model import WideModel
 
 STRATEGIES = ("wide", "loop")
 WITH_IDS = {
+    "lstm": ("ids", 100),
     "bert": ("input_ids", 500),
     "gpt2": ("input_ids", 300),
     "encoder": ("ids", 200),
-    "lstm": ("ids", 100),
     "textcnn": ("ids", 200),
 }
 

@@ -81,6 +81,7 @@ def test_groups_of_rows_are_as_large_as_the_model_takes(tmp_path: Path) -> None:
         ens.route(x[:3], member=[0, 0, 0])
 
 
+@pytest.mark.extended
 def test_a_member_takes_transposed_inputs(tmp_path: Path) -> None:
     """A capture has views of its contiguous example, where the module reshapes."""
     ens = saved(lambda: MergedSteps(True, True), tmp_path, "x=float32[T,B,6]")

@@ -16,7 +16,7 @@ from widepack import load
 from widepack.ir.torch_internals import schema_of
 from widepack_artifacts.reader import Reader
 
-QUICK = ("mlp", "resnet18", "bert", "frozen_trunk")
+QUICK = ("mlp", "resnet18", "frozen_trunk")
 
 
 def _cases(names: list[str]) -> list[Any]:

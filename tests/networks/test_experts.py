@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_builds import QUICK
 from torch import Tensor, nn
 
 from networks.test_patterns_more import grouped_mm_of_transformers
@@ -84,7 +85,7 @@ def test_each_member_runs_its_own_experts(form: str, tmp_path: Path) -> None:
     torch.manual_seed(9)
     x = torch.randn(BATCHES[0], WIDTH)
     out = tmp_path / "moe.wide"
-    build(files, out, model=lambda: Mixture(PRODUCTS[form]), sample=(x,), targets=("cpu",), race=False)
+    build(files, out, model=lambda: Mixture(PRODUCTS[form]), sample=(x,), **QUICK)
     for program in programs(out):
         ran = [n.op for n in program.nodes]
         assert ran.count("widepack.expert_linear.default") == 2 and "loop" not in ran, ran
@@ -107,15 +108,7 @@ def test_a_requested_loop_runs_each_member_as_it_is_written(tmp_path: Path) -> N
     nets, files = members(by_einsum, tmp_path)
     x = torch.randn(BATCHES[0], WIDTH)
     out = tmp_path / "moe.wide"
-    build(
-        files,
-        out,
-        model=lambda: Mixture(by_einsum),
-        sample=(x,),
-        targets=("cpu",),
-        race=False,
-        strategy="loop",
-    )
+    build(files, out, model=lambda: Mixture(by_einsum), sample=(x,), strategy="loop", **QUICK)
     assert all("loop" in [n.op for n in p.nodes] for p in programs(out))
     y = load(out)(x)
     with torch.inference_mode():
@@ -133,15 +126,7 @@ def test_few_experts_run_by_expert_in_every_form(strategy: str, backend: str, tm
     torch.manual_seed(9)
     x = torch.randn(BATCHES[0], WIDTH)
     out = tmp_path / "few.wide"
-    build(
-        files,
-        out,
-        model=lambda: Mixture(by_groups, FEW),
-        sample=(x,),
-        targets=("cpu",),
-        race=False,
-        strategy=strategy,
-    )
+    build(files, out, model=lambda: Mixture(by_groups, FEW), sample=(x,), strategy=strategy, **QUICK)
     of_loop = [n.op for p in programs(out) for loop in p.nodes if loop.body for n in loop.body.nodes]
     wide = [n.op for p in programs(out) for n in p.nodes]
     assert (strategy in ("loop", "dense", "copied")) == bool(of_loop)

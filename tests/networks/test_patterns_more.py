@@ -197,7 +197,7 @@ def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
     return make().eval()
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CASES)
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     make = CASES[name]

@@ -23,6 +23,8 @@ measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 | `flat.py` | Writes a program as a flat graph, for compilers and readers |
 | `graph_capture.py` | Records runs as graphs of a device |
 | `index_flags.py` | Adds flags for indices out of range, and for divisions by 0, to a flat program |
+| `member_loops.py` | Writes a program with loops as a program of one member |
+| `onnx_members.py` | Repeats the part of an ONNX model that is one member's, once for each member |
 | `onnx_model.py` | Translates a flat program into an ONNX model, and makes a session of it |
 | `onnx_rewrites.py` | Rewrites an ONNX model to few nodes |
 | `onnx_session.py` | The backend `onnxruntime`: an ONNX Runtime session |

@@ -17,11 +17,16 @@ from widepack_artifacts.program import Program, Ref, Slot, substitute
 from ..errors import UsageError
 from ..ir.edit import sweep
 from ..runtime.unroll import unroll
+from .member_loops import FlatOutput, MemberLoops, one_member
 
 MOST_NODES = 6000
 """The most nodes of a program with its loops written out.
 
 A compiler takes a hundredth of a second or more for each.
+"""
+MOST_REPEATED = 60_000
+"""The most nodes of a program whose loops are written once and repeated in a session, which takes a tenth of
+a millisecond for each.
 """
 
 
@@ -31,29 +36,55 @@ class Flat:
 
     program: each of its outputs is one tensor. weights: one tensor for each of its weights. shape: where each
     output of the wide program is among these outputs. parts: for each weight the number of the wide program's
-    weight, and which part of that it is, -1 for all of it.
+    weight, and which part of that it is, -1 for all of it. loops: how the program is repeated for each
+    member, if it is written for one; its weights are the first member's then.
     """
 
     program: Program
     weights: list[torch.Tensor]
     shape: tuple[Any, ...]
     parts: tuple[tuple[int, int], ...]
+    loops: MemberLoops | None = None
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The outputs of the wide program, from the outputs of this one."""
         return [_filled(s, tensors) for s in self.shape]
 
-
-@dataclass(frozen=True, slots=True)
-class _TensorLeaf:
-    number: int
+    def weight(self, number: int, member: int = -1) -> torch.Tensor:
+        """A weight of the program; a member's part of it, if the program is written for one member."""
+        if member < 0 or self.loops is None:
+            return self.weights[number]
+        return self.loops.weights[self.program.weights[number].name][member]
 
 
 def _filled(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
     # without a generic walk: this runs in every call
-    if isinstance(shape, _TensorLeaf):
+    if isinstance(shape, FlatOutput):
         return tensors[shape.number]
     return [_filled(s, tensors) for s in shape] if isinstance(shape, (list, tuple)) else shape
+
+
+def flatten_loops(program: Program, values: Sequence[Any], backend: str, name: str) -> Flat:
+    """Prepares a program as `flatten` does, but with each loop's body once where all members' are equal.
+
+    Raises: UsageError for a program that has too many nodes for all members.
+    """
+    made = None
+    if any(n.body for n in program.nodes):
+        made = one_member(program, dict(zip((s.name for s in program.weights), values)))
+    if made is None:
+        return flatten(program, values, backend, name)
+    flat, loops, shape = made
+    _limit(len(flat.nodes), MOST_NODES, loops.members, backend, name)
+    _limit(nodes_unrolled(program), MOST_REPEATED, loops.members, backend, name)
+    numbers = {s.name: i for i, s in enumerate(program.weights)}
+    weights, parts = [], []
+    for slot in flat.weights:
+        of_members = slot.name in loops.weights
+        number = numbers[loops.origins.get(slot.name, slot.name)]
+        weights.append(loops.weights[slot.name][0] if of_members else dense(values[number]))
+        parts.append((number, 0 if of_members else -1))
+    return Flat(flat, weights, tuple(shape), tuple(parts), loops)
 
 
 def flatten(program: Program, values: Sequence[Any], backend: str, name: str) -> Flat:
@@ -61,19 +92,12 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
 
     Raises: UsageError for a program that has too many nodes with its loops written out.
     """
-    nodes = nodes_unrolled(program)
-    if nodes > MOST_NODES:
-        raise UsageError(
-            f"{name}: the program has {nodes:,} nodes with its loops written out for "
-            f"{program.members} members, and backend {backend!r} takes at most {MOST_NODES:,}: "
-            "compilation would take hours.\n"
-            "Load with backend='eager', or with strategies='wide' so that less runs in loops."
-        )
+    _limit(nodes_unrolled(program), MOST_NODES, program.members, backend, name)
     over_tensors, values_of, parts = _over_tensors(program, values)
     whole = sweep(unroll(over_tensors))
     leaves: dict[str, int] = {}
     shape = tuple(
-        substitute(o.value, lambda n: _TensorLeaf(leaves.setdefault(n, len(leaves)))) for o in whole.outputs
+        substitute(o.value, lambda n: FlatOutput(leaves.setdefault(n, len(leaves)))) for o in whole.outputs
     )
     outputs = tuple(replace(whole.outputs[0], value=Ref(n), kind="stacked") for n in leaves)
     return Flat(
@@ -82,6 +106,15 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
         shape,
         tuple(parts[s.name] for s in whole.weights),
     )
+
+
+def _limit(nodes: int, most: int, members: int, backend: str, name: str) -> None:
+    if nodes > most:
+        raise UsageError(
+            f"{name}: the program has {nodes:,} nodes with its loops written out for {members} members, and "
+            f"backend {backend!r} takes at most {most:,}: compilation would take hours.\n"
+            "Load with backend='eager', or with strategies='wide' so that less runs in loops."
+        )
 
 
 def _over_tensors(

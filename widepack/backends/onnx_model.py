@@ -19,13 +19,16 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils.dlpack import from_dlpack
 
-from widepack_artifacts.program import Node, Ref, Slot
+from widepack_artifacts.program import Node, Program, Ref, Slot
 
 from ..errors import LoweringError
 from .flat import Flat
+from .member_loops import border_source, cut, of_members
+from .onnx_members import ANY, Repeated, repeat
 from .onnx_rewrites import join_members, simplify_reshapes
 from .task import Mapped, Sizes, quiet
 
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _WEIGHT = re.compile(r"w([0-9]+)\Z")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -34,7 +37,8 @@ _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Initializer:
     """A weight of an ONNX model.
 
-    number: of the flat program's weight. value: its value in the graph, without a tensor yet.
+    number: of the flat program's weight. member: whose part it is, -1 for a weight of all. value: its value
+    in the graph, without a tensor yet.
 
     dtype, shape: of that tensor, in onnx_ir's classes.
     """
@@ -43,6 +47,7 @@ class Initializer:
     value: Any
     dtype: Any
     shape: Any
+    member: int = -1
 
 
 @dataclass
@@ -85,15 +90,15 @@ def onnx_model(
     """
     import onnxscript.optimizer
 
-    exported, booleans, symbols = _exported(flat, device, dims, example, title, flags)
+    one = _exported(flat, device, dims, example, title, flags)
     with warnings.catch_warnings(), quiet(), torch.no_grad():
         warnings.simplefilter("ignore")
         translated: Any = torch.onnx.export(
-            exported, dynamo=True, optimize=False, verbose=False, external_data=False, opset_version=opset
+            one.exported, dynamo=True, optimize=False, verbose=False, external_data=False, opset_version=opset
         )
     model = translated.model
-    numbers = {name: i for i, name in enumerate(exported.graph_signature.user_inputs)}
-    takes = [numbers[str(v.name)] for v in model.graph.inputs]
+    numbers = {name: i for i, name in enumerate(one.exported.graph_signature.user_inputs)}
+    takes = {numbers[str(v.name)]: v for v in model.graph.inputs}
     weights = {name: v for name, v in model.graph.initializers.items() if _WEIGHT.match(name)}
     kinds = {name: (v.const_value.dtype, v.const_value.shape) for name, v in weights.items()}
     for name, value in weights.items():
@@ -103,15 +108,22 @@ def onnx_model(
     with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         onnxscript.optimizer.optimize(model)
-        if simplify_reshapes(model) + join_members(model, weights.values()):
-            onnxscript.optimizer.remove_unused_nodes(model)  # a session also runs nodes that nothing reads
-    for value in weights.values():
-        model.graph.inputs.remove(value)
-    _name_dims(model, symbols)
-    read = [(name, v) for name, v in weights.items() if v.uses() or v in model.graph.outputs]
-    return OnnxModel(
-        model, [Initializer(int(name[1:]), v, *kinds[name]) for name, v in read], takes, booleans
-    )
+        simplify_reshapes(model)
+        onnxscript.optimizer.remove_unused_nodes(model)
+        inputs = {s.name: takes[i] for i, s in enumerate(one.program.inputs) if i in takes}
+        copies = _repeated(model, flat, one, inputs, weights) if flat.loops else {}
+        join_members(model, weights.values())
+        onnxscript.optimizer.remove_unused_nodes(model)  # a session also runs nodes that nothing reads
+    made: list[Initializer] = []
+    for name, value in weights.items():
+        for member, v in enumerate(copies[name]) if name in copies else [(-1, value)]:
+            if v.uses() or v.is_graph_output():
+                made.append(Initializer(int(name[1:]), v, *kinds[name], member))
+            if v.is_graph_input():
+                model.graph.inputs.remove(v)
+    _name_dims(model, one.symbols)
+    given = {id(v): i for i, v in takes.items()}  # an optimizer may have changed names
+    return OnnxModel(model, made, [given[id(v)] for v in model.graph.inputs], one.booleans)
 
 
 def session(
@@ -120,21 +132,18 @@ def session(
     booleans: Sequence[bool],
     weights: Mapping[str, torch.Tensor],
     onnxruntime: Any,
-    workers: int = 0,
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    threads: int = 0,
+) -> Run:
     """Makes an ONNX Runtime session.
 
     Returns: a function from the flat program's inputs to its outputs.
 
-    inputs, booleans: as in `OnnxModel`. weights: initialisers in memory, by name. workers: the number of ops
-    at once, each on its own thread; 0 for one op at a time, on all threads. Raises: ValueError for a file
-    with other inputs or outputs, and whatever ONNX Runtime raises.
+    inputs, booleans: as in `OnnxModel`. weights: initialisers in memory, by name. threads: of an op; 0 for as
+    many as torch's ops use. Raises: ValueError for a file with other inputs or outputs, and whatever ONNX
+    Runtime raises.
     """
     options = onnxruntime.SessionOptions()
-    if workers > 1:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.intra_op_num_threads = 1 if workers > 1 else torch.get_num_threads()
-    options.inter_op_num_threads = max(1, workers)
+    options.intra_op_num_threads = threads or torch.get_num_threads()
     # its threads sleep between calls: spinning ones take processors from torch's threads and other sessions
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
@@ -178,6 +187,20 @@ def _name_dims(model: Any, symbols: Mapping[str, str]) -> None:
         value.shape = onnx_ir.Shape(sizes)
 
 
+@dataclass
+class _OnnxSource:
+    """exported: a program of torch. program: the flat program, with flags, cut at its loops. outputs: of the
+    flat program, with the member of each. booleans: which of these are boolean. symbols: the dim of each of
+    torch's symbols.
+    """
+
+    exported: ExportedProgram
+    program: Program
+    outputs: list[tuple[str, int]]
+    booleans: list[bool]
+    symbols: dict[str, str]
+
+
 def _exported(
     flat: Flat,
     device: torch.device,
@@ -185,16 +208,14 @@ def _exported(
     example: Sizes,
     name: str,
     flags: bool,
-) -> tuple[ExportedProgram, list[bool], dict[str, str]]:
-    """The program in the form of torch's exporters, which outputs are booleans, and the dim of each of
-    torch's symbols.
-    """
+) -> _OnnxSource:
+    """The program in the form of torch's exporters."""
     from ..ir.fake_values import replay
     from .exported_graph import assemble, exported_graph, size_bounds
     from .index_flags import add_flags, is_flagged
     from .tracing import fake_values
 
-    program = flat.program
+    program, loops = flat.program, flat.loops
     fakes, values = fake_values(flat, example)
     if flags and is_flagged(program):
         program = add_flags(program, values)
@@ -202,6 +223,13 @@ def _exported(
     results = [values[o.value.name] for o in program.outputs]
     if not all(isinstance(v, torch.Tensor) for v in results):
         raise LoweringError(f"{name}: an output is not a tensor, which an ONNX model cannot have")
+    members = list(loops.outputs if loops else [-1] * len(flat.program.outputs))
+    if len(results) > len(members):
+        any_member = loops and program.outputs[-1].value.name in of_members(program, loops)
+        members.append(ANY if any_member else -1)
+    names = [o.value.name for o in program.outputs]
+    if loops:
+        program = cut(program, loops)
     graph = exported_graph(program, values, fakes, device, [f"x{i}" for i in range(len(program.inputs))])
     _answer_zero_without_keys(graph.module.graph)
     outputs: Any = graph.output.args[0]
@@ -210,7 +238,37 @@ def _exported(
     bounds = size_bounds(fakes, dims, 1)
     exported = assemble(graph, list(state), state, outputs, arguments, tuple(range(len(outputs))), bounds)
     symbols = {str(fakes.dims[d].node.expr): d for d in dims}
-    return exported, [v.dtype == torch.bool for v in results], symbols
+    booleans = [v.dtype == torch.bool for v in results]
+    return _OnnxSource(exported, program, list(zip(names, members)), booleans, symbols)
+
+
+def _repeated(
+    model: Any, flat: Flat, one: _OnnxSource, inputs: Mapping[str, Any], weights: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Repeats the nodes of one member for each. inputs: of the model, by the flat program's names. Returns:
+    the values that take the place of each member's weight, by the weight's name in the model.
+    """
+    import onnx_ir
+
+    assert flat.loops is not None
+    loops = flat.loops
+    outputs = zip(one.program.outputs, model.graph.outputs, strict=True)
+    made = {**{o.value.name: v for o, v in outputs}, **inputs}
+    borders = {n.name: border_source(n) for n in flat.program.nodes if n.name in loops.selects | loops.joins}
+    pairs = {name: (made[name], made[source]) for name, source in borders.items()}
+    for name in loops.selects:
+        whole = pairs[name][1]
+        if whole.is_graph_input():  # some of the members, in a session of a thread
+            whole.shape = onnx_ir.Shape([loops.members, *whole.shape[1:]])
+    slots = enumerate(flat.program.weights)
+    given = Repeated(
+        loops.members,
+        [pairs[name] for name in borders if name in loops.selects],
+        [pairs[name] for name in borders if name in loops.joins],
+        [weights[f"w{i}"] for i, s in slots if s.name in loops.weights],
+        [(made[name], member) for name, member in one.outputs],
+    )
+    return repeat(model, given)
 
 
 def _answer_zero_without_keys(graph: Any) -> None:
@@ -249,6 +307,7 @@ def in_order(flat: Flat) -> Flat:
     slots: list[Slot] = []
     nodes: list[Node] = []
     weights: list[torch.Tensor] = []
+    parts = dict(flat.loops.weights) if flat.loops else {}
     for slot, weight in zip(flat.program.weights, flat.weights):
         if weight.is_contiguous():
             slots.append(slot)
@@ -258,6 +317,8 @@ def in_order(flat: Flat) -> Flat:
         order = sorted(range(weight.dim()), key=lambda d: (-strides[d], -weight.shape[d], d))
         slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
         weights.append(weight.permute(order).contiguous())
+        if slot.name in parts:
+            parts[slots[-1].name] = [p.permute(order).contiguous() for p in parts.pop(slot.name)]
         nodes.append(
             Node(
                 slot.name,
@@ -265,11 +326,11 @@ def in_order(flat: Flat) -> Flat:
                 (Ref(slots[-1].name), [order.index(d) for d in range(len(order))]),
             )
         )
-    return Flat(
-        replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)),
-        weights,
-        flat.shape,
-        flat.parts,
+    return replace(
+        flat,
+        program=replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)),
+        weights=weights,
+        loops=replace(flat.loops, weights=parts) if flat.loops else None,
     )
 
 

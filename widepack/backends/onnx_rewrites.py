@@ -226,8 +226,8 @@ def _whole(node: Any, name: str) -> int:
     return int(node.attributes[name].value) if name in node.attributes else 0
 
 
-def constant(graph: Any, name: str, sizes: Sequence[int]) -> Any:
-    """Adds a constant of sizes to a graph.
+def constant(graph: Any, name: str, sizes: Sequence[int] | int) -> Any:
+    """Adds a constant of sizes, or of one number, to a graph.
 
     name: is extended if another initialiser has it, which would be lost.
     """
@@ -235,7 +235,8 @@ def constant(graph: Any, name: str, sizes: Sequence[int]) -> Any:
 
     while name in graph.initializers:
         name += "_"
-    value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(list(sizes), dtype=onnx_ir.DataType.INT64))
-    value.shape, value.dtype = onnx_ir.Shape([len(sizes)]), onnx_ir.DataType.INT64
+    value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(sizes, dtype=onnx_ir.DataType.INT64))
+    value.shape = onnx_ir.Shape([] if isinstance(sizes, int) else [len(sizes)])
+    value.dtype = onnx_ir.DataType.INT64
     graph.initializers[name] = value
     return value
