@@ -37,7 +37,6 @@ def refused(code: int, *words: Any) -> str:
     return result.stderr.rpartition("Error: ")[2].strip()
 
 
-@pytest.mark.extended
 def test_shapes_go_in_and_out_of_every_node() -> None:
     found = document("-m", "mlp")
     assert [(s["op"], s["takes"], s["out"]) for s in found["steps"]] == [

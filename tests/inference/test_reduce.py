@@ -174,7 +174,7 @@ NAMES = (
 )
 
 
-@pytest.mark.extended
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("large", [0, 2**40])
 def test_loop_plans_are_reduced_while_they_run(
     large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -198,7 +198,6 @@ def test_transforms_run_other_ops() -> None:
     torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.extended
 def test_autocast_runs_other_ops() -> None:
     models = [network(256) for _ in range(2)]
     x = torch.randn(256, 96)
