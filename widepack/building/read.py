@@ -56,7 +56,7 @@ def read_members(request: BuildRequest) -> ReadMembers:
     """
     if adapters_in(request.paths):
         return _read_adapters(request)
-    opened, left_out = open_good(request.places, None, request.trust_pickle)
+    opened, left_out = open_good(request.places, request.trust_pickle)
     members = OpenedMembers(request.paths, opened, left_out)
     members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
     if request.dtype is not None:
