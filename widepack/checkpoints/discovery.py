@@ -17,8 +17,7 @@ from widepack_artifacts.errors import plain
 
 from ..errors import CheckpointError, UsageError
 from ..spec.names import checkpoint_of
-from .checkpoint import Checkpoint as Checkpoint
-from .checkpoint import Content
+from .checkpoint import Checkpoint, Content
 from .member_keys import is_pattern, keys_in
 from .shards import read_content
 from .state_dict import RefusedFile
