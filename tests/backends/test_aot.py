@@ -397,6 +397,28 @@ def test_outputs_that_are_weights_and_booleans_can_be_written(tmp_path: Path) ->
         torch.testing.assert_close(tuple(y[i] for y in found), module(x, keep))
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        heads = x[:, None]
+        return nn.functional.scaled_dot_product_attention(
+            self.layer(heads), heads, heads, keep[:, None, None]
+        )
+
+
+def test_queries_without_keys_in_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    modules = [Attends() for _ in range(2)]
+    path = built(tmp_path, Attends, modules, "x=float32[B,5,4]", "keep=bool[B,5]")
+    ens = widepack.load(path, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    x, keep = torch.randn(3, 5, 4), torch.rand(3, 5) < 0.5
+    keep[1] = False
+    torch.testing.assert_close(ens(x, keep), torch.stack([module(x, keep) for module in modules]))
+
+
 def test_a_dynamic_batch_adds_no_size_arithmetic_to_an_onnx_file(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnx_ir = pytest.importorskip("onnx_ir")

@@ -225,7 +225,6 @@ def test_command_of_a_profile(artifacts: Artifacts, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "p.json").read_text())["profiles"][0]["batch"] == 2
 
 
-@pytest.mark.extended
 def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
     words = ("--batch", "2", "--baseline", "loop", "--budget", "0.3", "--threads", "1", "--backend", "eager")
     done = command(artifacts("mlp"), *words, "--html", tmp_path / "r.html")

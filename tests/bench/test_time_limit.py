@@ -35,7 +35,6 @@ def test_a_race_ends_with_its_time() -> None:
     assert 0 < len(found.rounds) < noise.MIN_ROUNDS and seen and seen[-1][1] == 100
 
 
-@pytest.mark.extended
 def test_a_race_without_time_is_reported_too() -> None:
     seen: list[tuple[int, int]] = []
     found = noise.race(

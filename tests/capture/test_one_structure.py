@@ -41,6 +41,7 @@ AXES = {"x": {0: "N"}, "of": {0: "N"}, "cell": {0: "B"}}
 OF_SAMPLE: dict[str, Any] = {"sample": SAMPLE, "dynamic": AXES, "race": False}
 
 
+@pytest.mark.extended
 def test_one_structure_is_accepted(tmp_path: Path) -> None:
     ens = loaded(Pooled, tmp_path, **OF_SAMPLE)
     for call in (SAMPLE, ONE):

@@ -251,6 +251,7 @@ def check_members(ens: Any, model: Callable[[], nn.Module], paths: list[str]) ->
             torch.testing.assert_close(y, member(X))
 
 
+@pytest.mark.extended
 def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None:
     def model() -> nn.Module:
         return BranchOn(lambda m: all(bool(one(m)) for one in CONDITIONS.values()))

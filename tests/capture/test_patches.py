@@ -254,6 +254,7 @@ class Grows(nn.Module):
         return Scores(y, self.total * 2)
 
 
+@pytest.mark.extended
 def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
     ens, x = small_builds.loaded(Grows, tmp_path, ROWS, state=["total"]), torch.randn(3, 6)
     state = ens.state()

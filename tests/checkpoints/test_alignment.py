@@ -19,7 +19,7 @@ import cases
 from widepack.checkpoints.alignment import align
 from widepack.checkpoints.checkpoint import Checkpoint
 from widepack.checkpoints.differences import bit_equal
-from widepack.checkpoints.discovery import open_all
+from widepack.checkpoints.discovery import open_all, places_of
 from widepack.checkpoints.factory import load_factory
 from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import MemberMismatch, UsageError
@@ -208,7 +208,7 @@ def saved(folder: Path, states: list[dict[str, Tensor]]) -> list[Checkpoint]:
     paths = [folder / f"{i}.pt" for i in range(len(states))]
     for path, state in zip(paths, states, strict=True):
         torch.save(state, path)
-    return open_all(paths)
+    return open_all(places_of([str(path) for path in paths]))
 
 
 def names(checkpoints: list[Checkpoint]) -> list[str]:
@@ -223,7 +223,7 @@ def filled(*shape: int, value: float = 0.0, dtype: torch.dtype = torch.float32) 
 @pytest.mark.parametrize("case", cases.NAMES)
 def test_the_cases_align(case: str, tmp_path: Path) -> None:
     module = cases.load(case)
-    checkpoints = open_all(cases.write_checkpoints(case, tmp_path))
+    checkpoints = open_all(places_of([str(p) for p in cases.write_checkpoints(case, tmp_path)]))
     members = [module.member(i) for i in range(module.N)]
     factory = load_factory(module.model)
     model_state = factory(checkpoints[0].state_dict()).state_dict()
@@ -452,7 +452,11 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
     save_file(
         {"head.weight": states[1]["head.weight"].clone()}, tmp_path / "one.safetensors"
     )  # safetensors keeps one name of a tied weight
-    found = align(open_all([tmp_path / "0.pt", tmp_path / "one.safetensors"]), ["a", "b"], model_state=model)
+    found = align(
+        open_all(places_of([str(tmp_path / "0.pt"), str(tmp_path / "one.safetensors")])),
+        ["a", "b"],
+        model_state=model,
+    )
     assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ["embed.weight"])]
     assert torch.equal(found.tensor(1, "embed.weight"), states[1]["embed.weight"])
     Tied().load_state_dict(found.state_dict(1))

@@ -40,7 +40,7 @@ from checkpoints.loading_models import (
     weight_norm,
 )
 from widepack import CheckpointError, MemberMismatch, UsageError
-from widepack.checkpoints.discovery import open_all
+from widepack.checkpoints.discovery import open_all, places_of
 from widepack.checkpoints.factory import Factory
 from widepack.checkpoints.loading import MemberLoader, copies, kept, state_of
 
@@ -332,7 +332,7 @@ def test_a_load_that_only_copies_reads_nothing(tmp_path: Path, monkeypatch: pyte
     paths = save(tmp_path, [seeded(norm, i).state_dict() for i in range(2)])
     monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_: pytest.fail("was loaded"))
     loader = MemberLoader(Factory("norm", norm, {}))
-    found = [loader.load(checkpoint) for checkpoint in open_all(paths)]
+    found = [loader.load(checkpoint) for checkpoint in open_all(places_of([str(path) for path in paths]))]
     assert loader.copies
     assert all(checkpoint.given is None for checkpoint in found)
 
@@ -347,7 +347,7 @@ def test_what_differs_from_the_file_is_kept(tmp_path: Path) -> None:
 
     state = seeded(Net, 0).state_dict()
     (path,) = save(tmp_path, [{"fc.weight": state["inner.weight"], "inner.bias": state["inner.bias"]}])
-    found = MemberLoader(Factory("net", Net, {})).load(open_all([path])[0])
+    found = MemberLoader(Factory("net", Net, {})).load(open_all(places_of([str(path)]))[0])
     assert all(torch.equal(found.get(name), value) for name, value in state.items())
     assert found.get("inner.weight").data_ptr() == found.get("inner.weight").data_ptr()
 

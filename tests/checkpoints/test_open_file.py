@@ -20,7 +20,7 @@ from torch import nn
 
 from checkpoints.refusals import refusal
 from widepack.checkpoints import torch_file
-from widepack.checkpoints.discovery import listed, member_names, open_all, open_checkpoint
+from widepack.checkpoints.discovery import listed, member_names, open_all, open_checkpoint, places_of
 from widepack.checkpoints.state_dict import TensorInfo
 from widepack.errors import CheckpointError, UsageError
 
@@ -304,7 +304,7 @@ def test_one_error_names_all_bad_checkpoints(tmp_path: Path) -> None:
     torch.save(STATE, good)
     text.write_text("hello")
     with pytest.raises(CheckpointError) as caught:
-        open_all([gone, good, str(text)])
+        open_all(places_of([str(gone), str(good), str(text)]))
     assert str(caught.value).split("\n") == [
         "2 of 3 checkpoints cannot be used:",
         f"- checkpoint 0 ({gone}): there is no such file",
@@ -312,15 +312,15 @@ def test_one_error_names_all_bad_checkpoints(tmp_path: Path) -> None:
         "torch.save or safetensors",
     ]
     with pytest.raises(CheckpointError, match=r"^checkpoint 1 \(.*gone.pt\): there is no such file$"):
-        open_all([good, gone])
-    assert [c.path for c in open_all([good, str(good)])] == [str(good)] * 2
+        open_all(places_of([str(good), str(gone)]))
+    assert [c.path for c in open_all(places_of([str(good)] * 2))] == [str(good)] * 2
 
 
 def test_no_checkpoints() -> None:
     with pytest.raises(UsageError, match="no checkpoints: name the files"):
-        open_all([])
+        listed([])
     with pytest.raises(UsageError, match="must be a list of paths, not the one path 'a.pt'"):
-        open_all("a.pt")
+        listed("a.pt")
 
 
 def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from checkpoints.refusals import refusal
-from widepack.checkpoints.discovery import Checkpoint, open_checkpoint
+from widepack.checkpoints.checkpoint import Checkpoint
+from widepack.checkpoints.discovery import open_checkpoint
 from widepack.checkpoints.state_dict import without_wrappers
 from widepack.errors import CheckpointError
 

@@ -107,6 +107,7 @@ def test_a_bilinear_layer_counts_every_weight_for_every_sample() -> None:
     assert torch_flops(Net, inputs, {"B": 3}) == 0
 
 
+@pytest.mark.extended
 def test_multi_head_attention_is_counted_though_its_fast_path_is_one_op() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

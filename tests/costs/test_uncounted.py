@@ -150,7 +150,6 @@ def test_fourier_transforms_are_counted() -> None:
     assert costs.totals["ops"] == (f"{15 * real + 15 * complex_numbers + 15 * real}*B", "0")
 
 
-@pytest.mark.extended
 def test_spectrograms_and_back_are_counted() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

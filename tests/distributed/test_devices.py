@@ -284,7 +284,6 @@ def scale(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.extended
 def test_no_answer_mixes_members_before_and_after_swaps(scale: Path) -> None:
     """Member 0 becomes v, then member 3: at no time has member 3 a later value than member 0."""
     ens = widepack.load(scale / "e.wide", device=TWO)

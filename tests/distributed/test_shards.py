@@ -112,7 +112,10 @@ def test_a_revision_keeps_the_number_of_parts(tmp_path: Path, no_lowering: None)
     assert parts_of(path) == set() and Reader(path).manifest.version < (1, 3)
 
 
-def test_members_of_different_shapes_have_programs_of_their_parts(tmp_path: Path, no_lowering: None) -> None:
+@pytest.mark.parametrize("sizes", [(3, 4, 4, 2), (3, 3, 4, 4)])
+def test_members_of_different_shapes_have_programs_of_their_parts(
+    tmp_path: Path, no_lowering: None, sizes: tuple[int, ...]
+) -> None:
     class Head(nn.Module):
         def __init__(self, state_dict: dict[str, torch.Tensor] | None = None) -> None:
             super().__init__()
@@ -120,10 +123,10 @@ def test_members_of_different_shapes_have_programs_of_their_parts(tmp_path: Path
             self.b = nn.Linear(8, 3 if state_dict is None else len(state_dict["b.bias"]))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.b(torch.relu(self.a(x)))
+            y: torch.Tensor = self.b(torch.relu(self.a(x))) / self.b.out_features
             return y
 
-    for i, classes in enumerate((3, 4, 4, 2)):
+    for i, classes in enumerate(sizes):
         torch.manual_seed(i)
         torch.save(Head({"b.bias": torch.empty(classes)}).state_dict(), tmp_path / f"m{i}.pt")
     widepack.build(

@@ -103,7 +103,6 @@ def test_answers_are_within_the_declared_part(
     assert ens.manifest.factored.corrections == ""
 
 
-@pytest.mark.extended
 def test_the_record_has_each_member_and_output(near: tuple[Path, list[dict[str, Tensor]]]) -> None:
     manifest = widepack.load(near[0], warmup=False).manifest
     record = manifest.verification["approximation"]

@@ -137,6 +137,7 @@ def test_a_reset_that_fails_is_reported() -> None:
         fresh_copies(Asking(nn.Linear(3, 3)), 2)
 
 
+@pytest.mark.extended
 def test_n_members_of_a_factory() -> None:
     fused = widepack.fuse(lambda: Mlp().eval(), draw(5, 4), n=3, validate=False)
     with torch.no_grad():

@@ -58,7 +58,6 @@ def test_a_transformer(name: str) -> None:
     check(members(Transformer, dtype=CASES[name][1]), inputs, 11, name, True)
 
 
-@pytest.mark.extended
 def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
     modules = members(
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64

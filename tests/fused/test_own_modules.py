@@ -294,7 +294,6 @@ def test_the_reason_of_a_refusal(make: Any, error: type[Exception], words: str) 
     assert words in str(e.value)
 
 
-@pytest.mark.extended
 def test_graphs_and_classes_of_functions_are_compared_by_what_they_do() -> None:
     first = fx.symbolic_trace(Net())
     widepack.fuse([first, copy.deepcopy(first)], draw(6, 4))

@@ -145,6 +145,7 @@ class Image(nn.Module):
         return y
 
 
+@pytest.mark.extended
 def test_a_norm_under_two_names_and_a_memory_format_train() -> None:
     members = [Image() for _ in range(2)]
     alone, batches = copies(members), [torch.randn(4, 3, 6, 6)] * 3

@@ -115,7 +115,7 @@ def test_an_op_that_reads_a_number_is_found_by_the_capture(
         assert values[0].abs().sum().item() > 0
         return call(*values)
 
-    run.use(reading)
+    run.call = reading
     with pytest.warns(UserWarning, match="not permitted when stream is capturing: item"):
         check_answers(ens)
     check_answers(ens)

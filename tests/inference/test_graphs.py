@@ -218,7 +218,6 @@ def test_larger_batches_and_other_sizes_run_without_a_graph(
     assert made[0].captures == 1
 
 
-@pytest.mark.extended
 def test_rows_that_are_mixed_are_not_padded(folder: Path, made: list[StandInRecorder]) -> None:
     ens = graphed(folder, "centered")
     for rows in (2, 3, 4, 5, 8):

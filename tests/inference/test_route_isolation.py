@@ -156,7 +156,7 @@ def test_nan_stays_with_its_member(
     assert set(ran) == {form.method}
 
 
-@pytest.mark.extended
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["groups", "groups after a trunk", "groups of rows in the second dim"])
 def test_nan_in_a_row_stays_there_in_a_call_of_one_member(name: str, ran: list[str], tmp_path: Path) -> None:
     form = FORMS[name]

@@ -78,7 +78,7 @@ class Net(nn.Module):
         return answer
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("strategies", ["auto", "wide", "loop"])
 @pytest.mark.parametrize("own", [False, True], ids=["one input", "own inputs"])
 def test_steps_are_those_of_the_members(strategies: str, own: bool) -> None:

@@ -157,7 +157,7 @@ def test_a_wrong_record_is_refused(files: tuple[Path, Path], change: Any) -> Non
         widepack.load(out).cascade(torch.randn(2, 5))
 
 
-@pytest.mark.extended(keep=3)
+@pytest.mark.extended(keep=2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

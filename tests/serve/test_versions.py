@@ -123,7 +123,7 @@ def test_a_call_that_starts_again_keeps_no_part() -> None:
     found: list[Any] = []
     model = SimpleNamespace(artifact=SimpleNamespace(name="ens"))
     call: Any = SimpleNamespace(numbers=None, model=model, tensors=[], rows=100)
-    job = Job(call, None, lambda _, outputs, error: found.append((outputs, error)))
+    job = Job(call, None, lambda outputs, error: found.append((outputs, error)))
     for version, start, stop in ((1, 0, 32), (2, 32, 64), (2, 64, 96)):
         job.add_part(start, [torch.arange(start, stop)], [0], version)
     assert job.again and not found

@@ -187,6 +187,7 @@ def test_one_token_needs_one_query(mask: str | None) -> None:
     equal(net, moved)
 
 
+@pytest.mark.extended
 def test_causal_attention_does_not_change() -> None:
     moved = narrow(layer(causal=True), Shapes(small.SIZES))
     assert SELECT in [n.op for n in moved.nodes if n.args[0] == Ref("a")]

@@ -244,7 +244,7 @@ def test_a_candidate_near_the_winner_runs_again(artifact: Path, monkeypatch: pyt
     assert row.chosen == better
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 @pytest.mark.parametrize("write", [False, True])
 def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flat graph under the name of a compiler replaces it. The choice, the report and the load are

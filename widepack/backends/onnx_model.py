@@ -231,6 +231,7 @@ def _exported(
     if loops:
         program = cut(program, loops)
     graph = exported_graph(program, values, fakes, device, [f"x{i}" for i in range(len(program.inputs))])
+    _answer_zero_without_keys(graph.module.graph)
     outputs: Any = graph.output.args[0]
     state = {f"w{i}": w for i, w in enumerate(flat.weights)}
     arguments: Any = (tuple(range(len(graph.inputs))), {})
@@ -268,6 +269,26 @@ def _repeated(
         [(made[name], member) for name, member in one.outputs],
     )
     return repeat(model, given)
+
+
+def _answer_zero_without_keys(graph: Any) -> None:
+    """Makes attention answer 0 for a query that may see no key, as torch does.
+
+    torch's exporter forbids keys by the lowest number, not by -inf, and the answer is the mean of all values.
+    """
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if mask is None or mask.meta["val"].dtype != torch.bool:
+            continue
+        users = list(node.users)
+        with graph.inserting_after(node):
+            sees = graph.call_function(aten.any.dim, (mask, -1, True))
+        with graph.inserting_after(sees):
+            answer = graph.call_function(aten.where.ScalarOther, (sees, node, 0.0))
+        sees.meta["val"], answer.meta["val"] = mask.meta["val"].any(-1, keepdim=True), node.meta["val"]
+        for user in users:
+            user.replace_input_with(node, answer)
 
 
 def external_tensor(weight: Initializer, file: str, offset: int, size: int) -> Any:

@@ -11,8 +11,9 @@ import torch
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.differences import tied_names, under_model_names
-from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoint, open_good
+from ..checkpoints.discovery import LeftOut, bad_ones, open_checkpoint, open_good
 from ..checkpoints.factory import Factory, PickledModules
 from ..checkpoints.loading import MemberLoader
 from ..checkpoints.named_factory import find_factory
@@ -56,7 +57,7 @@ def read_members(request: BuildRequest) -> ReadMembers:
     """
     if adapters_in(request.paths):
         return _read_adapters(request)
-    opened, left_out = open_good(request.places, None, request.trust_pickle)
+    opened, left_out = open_good(request.places, request.trust_pickle)
     members = OpenedMembers(request.paths, opened, left_out)
     members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
     if request.dtype is not None:

@@ -34,7 +34,6 @@ from ..spec.state import CarriedState, StateRequest, without
 from .call import MemberCall, leaf_type
 from .effects import (
     changed_constants,
-    changes_constants,
     drop_first_changes,
     refuse_changes,
     refuse_shared_memory,
@@ -160,7 +159,7 @@ def capture(
     if attempt.error is not None and is_specialized(attempt.error):
         attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
     if attempt.exported is None:
-        changed = changed_constants(make, call, entry) if changes_constants(attempt.error) else ""
+        changed = changed_constants(attempt.error, make, call, entry)
         why = refusal or changed or _why_no_export(attempt, call)
         state = f". {_state_in(attempt.module, filled, entry)}" if filled and not refusal else ""
         raise CaptureError(f"{why}{state}") from attempt.error

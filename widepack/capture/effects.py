@@ -61,16 +61,15 @@ def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
             )
 
 
-def changes_constants(error: Exception | None) -> bool:
-    """Whether an export failed because forward writes into a tensor that is no parameter and no buffer."""
-    return "is mutated in the forward method" in str(error)
-
-
-def changed_constants(make: Callable[[], nn.Module], call: MemberCall, entry: str) -> str:
+def changed_constants(
+    error: Exception | None, make: Callable[[], nn.Module], call: MemberCall, entry: str
+) -> str:
     """Returns the message for a member that writes into plain tensors, with their names; "" if none is found.
 
-    make: makes a fresh member. entry: the exported method.
+    error: of the export. make: makes a fresh member. entry: the exported method.
     """
+    if "is mutated in the forward method" not in str(error):
+        return ""
     member = make()
     before = [(name, value, value.detach().clone()) for name, value in tensors_of(member)]
     if run_once(member, call, entry)[1] is not None:
@@ -244,17 +243,16 @@ def refuse_changes(member: ExportedMember, assigned: Collection[str]) -> None:
     signature = member.program.graph_signature
     known = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     other = next((s for s in signature.output_specs if s.kind not in known), None)
+    when = f"when {member.entry} runs in {member.mode} mode"
     if other is not None:
-        what = f"changes {member.own(other.target)}" if other.target else "has a side effect"
         raise CaptureError(
-            f"{member.name} {what} when {member.entry} runs in eval mode "
+            f"{member.name} has a side effect {when} "
             f"({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
         )
     names = {n.name: leaf.name for n, leaf in zip(tensor_inputs(member.program), member.call.leaves)}
     buffers = {member.own(n) for n in signature.buffers_to_mutate.values()} | set(assigned)
     inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
     changed = sorted(buffers | inputs)
-    when = f"when {member.entry} runs in {member.mode} mode"
     if observing := _observing(member.module, changed):
         raise CaptureError(
             f"{member.name} changes {', '.join(changed[:5])} {when}, since {observing} observes: switch the "

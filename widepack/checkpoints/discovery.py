@@ -17,8 +17,7 @@ from widepack_artifacts.errors import plain
 
 from ..errors import CheckpointError, UsageError
 from ..spec.names import checkpoint_of
-from .checkpoint import Checkpoint as Checkpoint
-from .checkpoint import Content
+from .checkpoint import Checkpoint, Content
 from .member_keys import is_pattern, keys_in
 from .shards import read_content
 from .state_dict import RefusedFile
@@ -91,33 +90,22 @@ def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool =
     return places
 
 
-def open_all(
-    places: Sequence[MemberPlace | str | Path], key: str | None = None, trust_pickle: bool = False
-) -> list[Checkpoint]:
-    """Opens all checkpoints, in order.
-
-    Raises: UsageError if there are none; one CheckpointError that lists all unreadable ones.
-    """
-    opened, bad = open_good(places, key, trust_pickle)
+def open_all(places: Sequence[MemberPlace], trust_pickle: bool = False) -> list[Checkpoint]:
+    """Opens all checkpoints, in order. Raises: one CheckpointError that lists all unreadable ones."""
+    opened, bad = open_good(places, trust_pickle)
     if bad:
         raise bad_ones(bad, len(places))
     return opened
 
 
 def open_good(
-    places: Sequence[MemberPlace | str | Path], key: str | None = None, trust_pickle: bool = False
+    places: Sequence[MemberPlace], trust_pickle: bool = False
 ) -> tuple[list[Checkpoint], list[LeftOut]]:
-    """Opens the readable checkpoints, in order, and returns why the others are left out.
-
-    places: with their keys, or paths. key: of all paths. Raises: UsageError if there are none.
-    """
+    """Opens the readable checkpoints, in order, and returns why the others are left out."""
     opened: list[Checkpoint] = []
     bad: list[LeftOut] = []
     contents: dict[str, Content] = {}  # of files with several members, which are read once
-    one_path = isinstance(places, (str, Path))
-    listed(str(places) if one_path else [p.path if isinstance(p, MemberPlace) else p for p in places])
-    for i, given in enumerate(places):
-        place = given if isinstance(given, MemberPlace) else MemberPlace(str(given), key)
+    for i, place in enumerate(places):
         try:
             content = contents.get(place.path) or read_content(place.path, trust_pickle)
             if place.part:

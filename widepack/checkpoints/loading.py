@@ -185,9 +185,9 @@ class MemberLoader:
         if not self.factory.takes_state_dict:
             module = self._fresh.get(()) or self.factory.of(checkpoint, {})
             self._fresh = {(): module}
-            return module, self._named(checkpoint, module_state(module))
+            return module, without_ignored(checkpoint, module_state(module), self.ignore)
         module = self._sized(checkpoint)
-        given = self._named(checkpoint, module_state(module))
+        given = without_ignored(checkpoint, module_state(module), self.ignore)
         if given.names != checkpoint.names:  # the factory reads sizes by the model's names
             module = self._made(given)
         return module, given
@@ -221,10 +221,6 @@ class MemberLoader:
                 if all(name in inner.names for name in module_state(module)):
                     return module
             raise
-
-    def _named(self, checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
-        """Returns a checkpoint under the model's names, without what is ignored. Raises: UsageError."""
-        return without_ignored(checkpoint, model, self.ignore)
 
 
 def without_ignored(checkpoint: Checkpoint, model: Mapping[str, object], ignore: Sequence[str]) -> Checkpoint:

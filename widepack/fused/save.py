@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..building.build import build
 from ..building.report import BuildReport
 from ..building.write import refuse_code
-from ..checkpoints.discovery import Checkpoint
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.factory import Factory
 from ..checkpoints.loading import module_state
 from ..checkpoints.state_dict import is_extra_state

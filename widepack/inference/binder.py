@@ -54,6 +54,7 @@ class Binder:
         states: The input, the output and the name of each state.
         carried: The numbers of the inputs that are states.
         leaves: What each tensor of a call must be.
+        check: Checks a call's tensors, as `CallCheck.check` does.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Binder:
         self._positions = [p.name for p in self._parameters if p.kind == "positional"]
         self._required = ", ".join(p.name for p in self._parameters if not p.default)
         self._check = CallCheck(entry, self.leaves, members, device)
+        self.check = self._check.check
         self.none = (False,) * len(self.leaves)
         self.all = (True,) * len(self.leaves)
         self._plain = self._count_plain()
@@ -282,10 +284,6 @@ class Binder:
                     f"torch.no_grad(), or with .detach(); {_DERIVATIVES}"
                 )
         return any(value.requires_grad for value in values)
-
-    def check(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> dict[str, int]:
-        """Checks a call's tensors. Returns: the size of each named dim. Raises: InputError."""
-        return self._check.check(values, per_member)
 
     # ---------------------------------------------------------------- states
 

@@ -89,12 +89,12 @@ class GraphPool:
     def __init__(self, recorder: GraphRecorder, measured: bool) -> None:
         self.recorder, self.measured = recorder, measured
         self.lock = threading.RLock()
-        self._memory: Any = None
+        self._memory = recorder.new_memory()
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
         """Runs a block after all earlier such blocks, on the host and on the device."""
-        with self.lock, self.recorder.in_order(self._of_model()):
+        with self.lock, self.recorder.in_order(self._memory):
             yield
 
     def warm_up(self, run: Run) -> Any:
@@ -104,7 +104,7 @@ class GraphPool:
     def capture(self, run: Run) -> CapturedRun:
         """Captures a run. Raises: what the run raises, and RuntimeError."""
         with ONE_CAPTURE:
-            return self.recorder.capture(run, self._of_model())
+            return self.recorder.capture(run, self._memory)
 
     def seconds(self, run: Run) -> float:
         """Returns the seconds of one run."""
@@ -112,13 +112,7 @@ class GraphPool:
 
     def wait(self) -> None:
         """Waits until no graph of the model runs. The lock is held."""
-        if self._memory is not None:
-            self.recorder.wait(self._memory)
-
-    def _of_model(self) -> Any:
-        if self._memory is None:
-            self._memory = self.recorder.new_memory()
-        return self._memory
+        self.recorder.wait(self._memory)
 
 
 def graph_pool(graph: bool | str, device: torch.device) -> GraphPool | None:

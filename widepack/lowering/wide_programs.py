@@ -43,10 +43,9 @@ def make_wide_programs(
     made = _programs_of(every, request, targets)
     by_signatures: dict[tuple[int, ...], list[LoweredProgram]] = {}
     for part in parts:
-        some = [programs.of_members(part) for programs in every]
-        key = tuple(some[0].signatures)
+        key = tuple(every[0].signatures[i] for i in part)
         if key not in by_signatures:
-            by_signatures[key] = _programs_of(some, request, targets)
+            by_signatures[key] = _programs_of([p.of_members(part) for p in every], request, targets)
         for wide in by_signatures[key]:
             wide.members.append(part)
     made += [wide for wides in by_signatures.values() for wide in wides]
@@ -136,12 +135,12 @@ def wide_only(entry: LoweringEntry, wides: Sequence[LoweredProgram], pattern: st
         if (
             wide.pattern == pattern
             and not wide.members
-            and any(p.looped() == plan.looped() and not has_requests(p) for p in wide.uses)
+            and any(p.looped() == plan.looped() and not _has_requests(p) for p in wide.uses)
         ):
             return wide.lowered.program
     return programs.lower(plan).program
 
 
-def has_requests(plan: Plan) -> bool:
+def _has_requests(plan: Plan) -> bool:
     """Returns whether the user named strategies of ops in a plan."""
     return any(c.requested for c in plan.choices.values())

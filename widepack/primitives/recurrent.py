@@ -83,10 +83,9 @@ def _packable(
     """Whether oneDNN can run it: CPU, float32, all matrices Stacked, no projections, static sizes."""
     if w.device != "cpu" or not _some_stacked(w, x, hx, params, biases, *rest):
         return False
-    matrices = [p for group in _groups(params, biases, *rest) for p in group[:2]]
-    if len(_groups(params, biases, *rest)[0]) != (4 if biases else 2) or not all(
-        isinstance(p, Stacked) for p in matrices
-    ):
+    groups = _groups(params, biases, *rest)
+    matrices = [p for group in groups for p in group[:2]]
+    if len(groups[0]) != (4 if biases else 2) or not all(isinstance(p, Stacked) for p in matrices):
         return False
     return all(p.value.dtype == torch.float32 and all(p.value.sizes) for p in matrices)  # type: ignore[union-attr]
 
@@ -154,9 +153,7 @@ def packed(w: Writer, x: WideValue, hx: Any, params: Sequence[WideValue], *rest:
         value: Value, states: list[Value], group: list[WideValue], reverse: bool
     ) -> tuple[Value, list[Value]]:
         w_x, w_h, *biases = group
-        sizes = [
-            max(1, hint(s)) for s in value.fake.shape[1:]
-        ]  # only a hint for oneDNN, which does not take 0
+        sizes = [hint(s) for s in value.fake.shape[1:]]  # only a hint for oneDNN
         weights = w.call("widepack.pack_lstm.default", _turned(w, w_x), _turned(w, w_h), reverse, sizes)
         out = w.call("widepack.packed_lstm.default", value, *states, weights, *_biases(w, biases), reverse)
         y, c = (w.call("operator.getitem", out, i) for i in range(2))

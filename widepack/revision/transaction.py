@@ -48,7 +48,8 @@ from ..building.write import (
     write_tensors,
 )
 from ..capture.pt2.factory import ExportedProgramFactory
-from ..checkpoints.discovery import Checkpoint, MemberPlace
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.discovery import MemberPlace
 from ..checkpoints.extra_state import differing_names, extra_file, extra_of_member
 from ..checkpoints.loading import filled
 from ..checkpoints.new_member import NewMember, with_extra

@@ -33,6 +33,7 @@ class Executable:
     Attributes:
         main, given: The program after the prologue, and the values of its weights. Backends compile these.
         prologue, names: The program that computed `given`, or None, and the names of its results.
+        call: The function that runs, from inputs to outputs; at first `eager`. A backend replaces it.
         exchanges: How often values of `given` were replaced. Memory that is written in place does not count.
     """
 
@@ -90,10 +91,6 @@ class Executable:
     def eager(self) -> Function:
         """The flat graph over its weights: a function from inputs to outputs."""
         return partial(self.forward, *self.weights)
-
-    def use(self, call: Function) -> None:
-        """Replaces the function that runs. call: a function from inputs to outputs."""
-        self.call = call
 
     def exchange(self, values: Mapping[int, Any]) -> None:
         """Other values in the place of some of `given`, for the flat graph from the next call on."""

@@ -125,7 +125,7 @@ class InMemory:
         lowered = self.lowered(WIDE)
         run = Executable(lowered.program, self.weights, self.device)
         call = torch.compile(run.forward, dynamic=False)
-        run.use(lambda *args: call(*run.weights, *args))
+        run.call = lambda *args: call(*run.weights, *args)
         single = len(lowered.program.outputs) == 1
         return WideContestant(
             COMPILED,

@@ -56,7 +56,7 @@ def given_members(
         VerificationError: There are more or fewer checkpoints than members.
         CheckpointError: A checkpoint or an adapter cannot be read.
     """
-    from widepack.checkpoints.discovery import open_all, places_of
+    from widepack.checkpoints.discovery import listed, open_all, places_of
     from widepack.errors import UsageError, VerificationError
     from widepack.fleet.adapter import is_adapter
     from widepack_artifacts.reader import Reader
@@ -68,7 +68,8 @@ def given_members(
     adapters = [path for path in found if is_adapter(path)]
     if base is not None and not adapters:
         raise UsageError(f"--base {base} is given, but no adapter among CKPT; leave --base out")
-    places = places_of([path for path in found if path not in adapters], key, trust)
+    checkpoints = [path for path in found if path not in adapters]
+    places = places_of(listed(checkpoints), key, trust) if checkpoints else []
     if len(places) + len(adapters) != len(ens):
         raise VerificationError(
             f"checkpoints: {len(places) + len(adapters)} were given, the artifact has {len(ens)} members: "
@@ -76,7 +77,7 @@ def given_members(
         )
     reader = Reader(artifact, expect=ens.manifest.digest)
     files = Weights(reader.weights_files())
-    whole = _loaded(ens, open_all(places, None, trust), factory) if places else []
+    whole = _loaded(ens, open_all(places, trust), factory) if places else []
     if adapters:
         opened = {place.path: checkpoint for place, checkpoint in zip(places, whole)}
         opened |= _adapters(ens, reader, files, adapters, base, key, trust)

@@ -23,7 +23,7 @@ from .execution import run_batch
 from .fair_queue import FairQueue
 from .job import Job, Outputs, Part
 from .options import BatchOptions, Observer
-from .results import Result, set_all, set_result, translated
+from .results import Result, set_result, translated
 from .timing import Timings
 
 log = logging.getLogger("widepack.serve")
@@ -89,7 +89,7 @@ class Batcher:
             loop = self._attach()
         future: asyncio.Future[Outputs] = loop.create_future()
 
-        def done(_: Job, outputs: Outputs | None, error: Exception | None) -> None:
+        def done(outputs: Outputs | None, error: Exception | None) -> None:
             if threading.get_ident() == self._loop_thread:
                 set_result(future, outputs, error)
             else:
@@ -260,7 +260,7 @@ class Batcher:
                     parts = [] if self._options.max_delay else self._queue.take(self._dropped)
                     self._running = parts
                     short = bool(parts) and self._short(parts)
-                    results = self._taken_results()
+                    results, self._results = self._results, []
                     if not parts:
                         self._busy = False
                         self._lock.notify_all()
@@ -268,10 +268,6 @@ class Batcher:
                 if short:
                     break
             parts = []  # no artifact is kept by its last batch
-
-    def _taken_results(self) -> list[Result]:
-        found, self._results = self._results, []
-        return found
 
     def _deliver(
         self,
@@ -294,7 +290,8 @@ class Batcher:
         parts: list[Part] | None,
     ) -> None:
         """Sets outputs on the thread of the loop, and runs a short batch."""
-        set_all(results)
+        for result in results:
+            set_result(*result)
         if parts is None:
             with self._lock:
                 if not self._busy and self._queue.rows and not self._flush_planned and self._loop is not None:

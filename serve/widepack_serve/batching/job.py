@@ -24,7 +24,7 @@ class Job:
     Args:
         call: The call.
         deadline: The time of `time.monotonic` after which no rows of it must start; None for none.
-        done: Is called once, on any thread, with (job, outputs, error): one of the last two is None.
+        done: Is called once, on any thread, with (outputs, error): one of the two is None.
         delayed: Is called on the event loop if the job waits for long; None for nothing.
         client: Who sent it.
         max_answer: The most bytes of its outputs.
@@ -68,7 +68,7 @@ class Job:
         self,
         call: Call,
         deadline: float | None,
-        done: Callable[[Job, Outputs | None, Exception | None], None],
+        done: Callable[[Outputs | None, Exception | None], None],
         delayed: Callable[[Job], None] | None = None,
         client: Hashable = "",
         max_answer: int | None = None,
@@ -111,14 +111,14 @@ class Job:
         if not self._fits(sum(t.nbytes for t in outputs)):
             return
         self._finished = True
-        self._done(self, outputs, None)
+        self._done(outputs, None)
 
     def fail(self, error: Exception) -> None:
         """Ends the job with an error. Other parts of it are dropped."""
         if not self._finished:
             self._finished = True
             self._parts.clear()
-            self._done(self, None, error)
+            self._done(None, error)
 
     def add_part(self, start: int, outputs: Outputs, dims: list[int], version: int | None) -> None:
         """Keeps the outputs of some rows, and ends the job if no rows are missing.

@@ -28,12 +28,6 @@ def set_result(future: asyncio.Future[Outputs], outputs: Outputs | None, error: 
         future.set_result(outputs)
 
 
-def set_all(results: list[Result]) -> None:
-    """Ends several futures, on the thread of their event loop."""
-    for future, outputs, error in results:
-        set_result(future, outputs, error)
-
-
 def translated(error: Exception) -> Exception:
     """Returns an error of a model as one for the client."""
     if isinstance(error, RequestError):

@@ -16,7 +16,7 @@ from widepack.inference.routing.member_numbers import member_numbers
 from ..errors import RequestError, TooLarge
 from ..protocol.datatypes import BYTES
 from ..protocol.request import InferRequest, InputHead, Value
-from ..protocol.tensors import datatype_of
+from ..protocol.tensors import datatype_of, wire_name
 from .outputs import Defaults, Wanted, wanted_output
 from .served import EACH, ONE, ServedModel
 
@@ -187,7 +187,8 @@ class CallChecker:
                 )
             if value.dtype != described.datatype.dtype:
                 raise RequestError(
-                    f"input {described.name} is {_wire(value)}; the model takes {described.datatype.name}"
+                    f"input {described.name} is {wire_name(value.dtype)}; "
+                    f"the model takes {described.datatype.name}"
                 )
             tensors.append(value if value.device == device else value.to(device))
         return tensors, member
@@ -268,12 +269,6 @@ def _why_no_member(model: ServedModel, unknown: Sequence[str]) -> str:
     if model.layout.reason:
         return f". It takes no input member: {model.layout.reason[:200]}"
     return ". The input member is of the model of all members"
-
-
-def _wire(value: torch.Tensor) -> str:
-    from ..protocol.tensors import wire_name
-
-    return wire_name(value.dtype)
 
 
 def described_inputs(model: ServedModel) -> list[Mapping[str, Any]]:

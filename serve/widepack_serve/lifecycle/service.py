@@ -16,7 +16,7 @@ from widepack.inference.model import WideModel
 from widepack.system.memory import give_back
 
 from ..batching.batcher import Batcher
-from ..batching.job import Job, Outputs
+from ..batching.job import Job
 from ..batching.options import BatchOptions
 from ..catalog.call import CallChecker, RequestLimits
 from ..catalog.catalog import Catalog
@@ -25,6 +25,7 @@ from ..catalog.served import ONE, ServedArtifact, ServedModel
 from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
+from ..protocol.response import AnsweredOutput
 from ..settings import Settings, token_of
 from .collector import settle_again
 from .desk import Desk
@@ -120,7 +121,7 @@ class Service:
         request: InferRequest,
         delayed: Callable[[Job], None] | None = None,
         client: Hashable = "",
-    ) -> tuple[list[str], Outputs]:
+    ) -> list[AnsweredOutput]:
         """Runs a request.
 
         Args:
@@ -130,7 +131,7 @@ class Service:
             client: Who sent it.
 
         Returns:
-            The names of the outputs, and the outputs.
+            The outputs.
 
         Raises:
             RequestError: It is refused.
@@ -146,7 +147,11 @@ class Service:
             )
             outputs = await self.batcher.outputs(call, timeout, delayed, client)
             code = 200
-            return [w.name for w in call.wanted], outputs
+            binary = {o.name: o.binary for o in request.outputs}
+            return [
+                AnsweredOutput(w.name, value, binary.get(w.name, request.binary))
+                for w, value in zip(call.wanted, outputs)
+            ]
         except RequestError as e:
             code = e.status
             raise

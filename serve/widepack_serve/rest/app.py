@@ -17,7 +17,7 @@ from ..lifecycle.documents import all_statistics, repository_index
 from ..lifecycle.service import Service
 from ..protocol.shown import shown
 from .access import check_token
-from .models import Models, WrongMethod, path_parts
+from .models import WrongMethod, answer_of_model, path_parts
 from .receive import Disconnected, client_of_scope, read_body
 from .send import CLOSE, TEXT, send_body, send_document, send_error
 
@@ -31,7 +31,6 @@ class Rest:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._models = Models(service)
         self._fixed: dict[tuple[str, ...], tuple[str, Callable[[Send], Awaitable[None]]]] = {
             ("v2",): ("GET", self._metadata),
             ("v2", "health", "live"): ("GET", self._live),
@@ -76,7 +75,7 @@ class Rest:
         if parts == ["v2", "repository", "index"]:
             await self._index(scope, receive, send)
         elif parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
-            await self._models(parts[2:], scope, receive, send)
+            await answer_of_model(self._service, parts[2:], scope, receive, send)
         else:
             await self._answer_fixed(parts, scope, send)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from ..batching.job import Job, Outputs
+from ..batching.job import Job
 from ..catalog.served import ServedModel
 from ..errors import RequestError
 from ..lifecycle.receiving import Sizes
@@ -19,7 +19,7 @@ from ..protocol.request import InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
 from ..protocol.work import Abandoned, NoSteps, Work
 from .receive import Disconnected, client_of_scope, header, read_body
-from .send import BINARY, JSON, Headers, Large, closer, send_body
+from .send import BINARY, JSON, Headers, closer, send_body
 
 _COMPRESSED = 1 << 10
 """The fewest bytes of an answer that are compressed."""
@@ -51,13 +51,14 @@ async def answer_inference(
             service.metrics.answered(model, e.status, time.monotonic() - start)
             raise
         model = service.catalog.find(name, version)  # as it is now: another artifact may have come meanwhile
-        names, outputs = await service.infer(model, request, watch.begin_job, client)
-        body, kind, headers = await _written(service, model, name, request, names, outputs, scope, watch)
+        answered = await service.infer(model, request, watch.begin_job, client)
+        body, kind, headers = await _written(service, model, name, request, answered, scope, watch)
     except Abandoned:
         raise Disconnected from None
     finally:
         watch.end()
-    await send_body(send, body, kind, 200, headers, Large(service.sending, client, closer(scope)))
+    large = partial(service.sending.answer, client, close=closer(scope))
+    await send_body(send, body, kind, 200, headers, large)
 
 
 async def _received(
@@ -93,8 +94,7 @@ async def _written(
     model: ServedModel,
     name: str,
     request: InferRequest,
-    names: list[str],
-    outputs: Outputs,
+    answered: list[AnsweredOutput],
     scope: Scope,
     watch: _Watch,
 ) -> tuple[Body, bytes, Headers]:
@@ -102,8 +102,6 @@ async def _written(
 
     Raises: RequestError; Abandoned.
     """
-    binary = {o.name: o.binary for o in request.outputs}
-    answered = [AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)]
     accepted = header(scope, b"accept-encoding")
 
     def write(work: Work) -> tuple[Body, bytes, Headers]:

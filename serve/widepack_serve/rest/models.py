@@ -53,29 +53,20 @@ def named(parts: list[str]) -> tuple[str, str, str]:
     return name, version, rest[0] if rest else ""
 
 
-class Models:
-    """The part of the app below `/v2/models`."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request. parts: of the path, after `/v2/models`. Raises: RequestError; Disconnected."""
-        service = self._service
-        name, version, action = named(parts)
-        if scope["method"] != _ACTIONS[action] and not (
-            _ACTIONS[action] == "GET" and scope["method"] == "HEAD"
-        ):
-            raise WrongMethod(
-                f"{scope['method']} is not the method of this path; it takes {_ACTIONS[action]}"
-            )
-        if action == "infer":
-            await answer_inference(service, name, version, scope, receive, send)
-            return
-        model = service.catalog.find(name, version)
-        if action == "ready":
-            await send_document(send, {"name": name, "ready": service.ready}, 200 if service.ready else 503)
-        elif action == "stats":
-            await send_document(send, {"model_stats": [model_statistics(service, model)]})
-        else:
-            await send_document(send, model_metadata(model))
+async def answer_of_model(
+    service: Service, parts: list[str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers a request. parts: of the path, after `/v2/models`. Raises: RequestError; Disconnected."""
+    name, version, action = named(parts)
+    if scope["method"] != _ACTIONS[action] and not (_ACTIONS[action] == "GET" and scope["method"] == "HEAD"):
+        raise WrongMethod(f"{scope['method']} is not the method of this path; it takes {_ACTIONS[action]}")
+    if action == "infer":
+        await answer_inference(service, name, version, scope, receive, send)
+        return
+    model = service.catalog.find(name, version)
+    if action == "ready":
+        await send_document(send, {"name": name, "ready": service.ready}, 200 if service.ready else 503)
+    elif action == "stats":
+        await send_document(send, {"model_stats": [model_statistics(service, model)]})
+    else:
+        await send_document(send, model_metadata(model))

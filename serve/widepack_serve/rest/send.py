@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Scope, Send
 
 from ..errors import RequestError
-from ..lifecycle.sending import Sending
+from ..lifecycle.sending import SentAnswer
 from ..protocol.growing import Body
 from ..protocol.response import document_body
 from .receive import Disconnected
@@ -27,21 +26,6 @@ ABORT = "widepack.abort"
 CLOSE = (b"connection", b"close")
 
 Headers = tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Large:
-    """What sends a large answer.
-
-    Attributes:
-        sending: Counts it.
-        client: Who gets it.
-        close: Closes the connection at once.
-    """
-
-    sending: Sending
-    client: str
-    close: Callable[[], None]
 
 
 def closer(scope: Scope) -> Callable[[], None]:
@@ -65,7 +49,7 @@ async def send_body(
     kind: bytes = JSON,
     status: int = 200,
     headers: Headers = (),
-    large: Large | None = None,
+    large: Callable[[int], SentAnswer] | None = None,
 ) -> None:
     """Sends an answer. A large one is sent in pieces, each when the client has read enough of those before.
 
@@ -75,7 +59,7 @@ async def send_body(
         kind: Its media type.
         status: The HTTP status.
         headers: More headers.
-        large: What sends a large answer; None for an answer that is small in any case.
+        large: Counts a large answer of so many bytes; None for an answer that is small in any case.
 
     Raises:
         Disconnected: The connection is closed.
@@ -95,9 +79,9 @@ async def send_body(
         raise Disconnected from e
 
 
-async def _send_pieces(send: Send, body: Body, large: Large) -> None:
+async def _send_pieces(send: Send, body: Body, large: Callable[[int], SentAnswer]) -> None:
     """Sends a large body. Raises: Disconnected if it is dropped."""
-    with large.sending.answer(large.client, len(body), large.close) as answer:
+    with large(len(body)) as answer:
         for at in range(0, len(body), PIECE):
             if answer.dropped:
                 await asyncio.sleep(0)  # the connection is closed in this turn of the event loop

@@ -24,7 +24,6 @@ from ..lifecycle.tokens import check_bearer
 from ..protocol.body import unpacked
 from ..protocol.growing import SMALL, Body
 from ..protocol.request import InferRequest
-from ..protocol.response import AnsweredOutput
 from ..protocol.work import NoSteps, Work
 from .answer import answer_message
 from .arrival import Arrival, Turns
@@ -292,11 +291,7 @@ class Methods:
         self, model: ServedModel, name: str, request: InferRequest, work: Work, client: str
     ) -> bytes:
         """Runs a request. Returns: the bytes of its answer. Raises: RequestError."""
-        names, outputs = await self._service.infer(model, request, None, client)
-        binary = {o.name: o.binary for o in request.outputs}
-        answered = [
-            AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)
-        ]
+        answered = await self._service.infer(model, request, None, client)
 
         def write(steps: Work) -> bytes:
             found = answer_message(name, model.artifact.version, request.id, answered, steps)

@@ -20,7 +20,7 @@ from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.program import Output, Program, Slot
 from widepack_artifacts.tree import paths
 
-from ...checkpoints.discovery import Checkpoint
+from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.factory import Factory
 from ...checkpoints.pt2_archive import Pt2File
 from ...checkpoints.state_dict import RefusedFile

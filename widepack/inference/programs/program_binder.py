@@ -158,7 +158,7 @@ class ProgramBinder:
                         stacklevel=8,
                     )
                 return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
-            run.use(checks.before(function, run.eager) if checks.needed else function)
+            run.call = checks.before(function, run.eager) if checks.needed else function
             runnable = Runnable(run, function)
         else:
             self.admission.check(pattern, program, weights, stored.content)
