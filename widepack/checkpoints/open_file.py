@@ -65,12 +65,12 @@ def open_file(path: str, key: str | None = None, trust: bool = False) -> Checkpo
     return read_file(path, trust).checkpoint(path, key)
 
 
-def read_file(path: str, trust: bool = False) -> Content:
+def read_file(path: str, trust: bool = False, seen: tuple[os.stat_result, bytes] | None = None) -> Content:
     """Returns what one file has. The format is recognized by the content.
 
-    trust: whether to unpickle any object. Raises: RefusedFile.
+    trust: whether to unpickle any object. seen: what `look` returned, if it was called. Raises: RefusedFile.
     """
-    status, start = look(path)
+    status, start = seen or look(path)
     if stat.S_ISDIR(status.st_mode):
         raise RefusedFile("is a folder")
     if start.startswith(ZIP):

@@ -75,7 +75,7 @@ def read_content(path: str, trust: bool = False) -> Content:
     _check_is_whole(path)
     if stat.S_ISDIR(status.st_mode):
         return _read_folder(path, trust)
-    return _read_index(path, trust) if _is_index(path, start) else read_file(path, trust)
+    return _read_index(path, trust) if _is_index(path, start) else read_file(path, trust, (status, start))
 
 
 def _read_folder(path: str, trust: bool) -> Content:
