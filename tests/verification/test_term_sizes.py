@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.verification import answers, rounding
-from widepack.verification.subject import AnsweredCalls
+from widepack.verification.subject import AnsweredCalls, Subject
 from widepack.verification.tolerance import ErrorStats
 
 EPS = torch.finfo(torch.float32).eps
@@ -165,3 +165,23 @@ def test_a_member_that_draws_is_no_sum_of_zero(tmp_path: Path) -> None:
             sample=(torch.randn(4, 5),),
             **QUICK,
         )
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_too_little_memory_for_float64_is_no_missing_kernel(
+    few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound from the members' own answers is wider."""
+
+    why = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes" if few else "no kernel"
+
+    def fails(inputs: Any) -> Any:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(Subject, "float64_function", lambda *_: fails)
+    members = [nn.Linear(3, 2) for _ in range(2)]
+    if few:
+        with pytest.raises(RuntimeError, match="tried to allocate"):
+            widepack.fuse(members, torch.randn(4, 3))
+    else:
+        widepack.fuse(members, torch.randn(4, 3))

@@ -83,6 +83,11 @@ def returned_at_once() -> Iterator[None]:
         give_back()
 
 
+def is_too_little(error: RuntimeError) -> bool:
+    """Whether torch raised an error because memory ran out, on any device."""
+    return "ried to allocate" in str(error)
+
+
 def available_bytes() -> int | None:
     """Returns the bytes of memory that a process can use without swapping; None if they are unknown."""
     try:
