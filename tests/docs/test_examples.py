@@ -132,7 +132,7 @@ NEEDS_STATE = "needs members with states; docs/how-to/entries-and-state.md runs 
 DOC_NOT_RUN = {
     "to_json": "prints the report of the class; every command's --json runs it",
     "DeviceModel": "needs two GPUs; tests/distributed/test_devices.py joins two CPU devices",
-    "distributed/rank_load.py:load": NEEDS_PROCESSES,
+    "distributed/rank_model.py:load": NEEDS_PROCESSES,
     "RankModel": NEEDS_PROCESSES,
     "state": NEEDS_STATE,
     "input_values.py:each": "needs members with two inputs; tests/inference runs it",

@@ -156,7 +156,7 @@ def test_requests_of_a_batch_are_answered_by_their_members(model: Any, artifact:
     asked = [(torch.randn(len(m), 64, generator=generator), m) for m in ([3], [0, 2, 0], [1, 3])]
     responses = model.execute([request(x, members) for x, members in asked])
     single = [
-        {k: v.double() for k, v in torch.load(artifact.parent / f"fold{i}.pt").items()} for i in range(4)
+        {k: v.double() for k, v in torch.load(artifact.parent / f"m{i}.pt").items()} for i in range(4)
     ]
     assert len(responses) == 3
     for (x, members), response in zip(asked, responses):
