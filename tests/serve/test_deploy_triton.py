@@ -155,9 +155,7 @@ def test_requests_of_a_batch_are_answered_by_their_members(model: Any, artifact:
     generator = torch.Generator().manual_seed(0)
     asked = [(torch.randn(len(m), 64, generator=generator), m) for m in ([3], [0, 2, 0], [1, 3])]
     responses = model.execute([request(x, members) for x, members in asked])
-    single = [
-        {k: v.double() for k, v in torch.load(artifact.parent / f"m{i}.pt").items()} for i in range(4)
-    ]
+    single = [{k: v.double() for k, v in torch.load(artifact.parent / f"m{i}.pt").items()} for i in range(4)]
     assert len(responses) == 3
     for (x, members), response in zip(asked, responses):
         assert response.error is None
