@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import traceback
 import warnings
 from difflib import get_close_matches
@@ -117,9 +116,11 @@ def _failure(error: Exception) -> Failure:
             if isinstance(n, (str, bytes, os.PathLike))
         ]
         return Failure(": ".join([*names, error.strerror or str(error) or type(error).__name__]))
-    bytes_needed = re.search(r"ried to allocate ([\w.]+ \w+)", str(error))  # as torch says it
-    if isinstance(error, MemoryError) or bytes_needed:
-        return Failure(f"there is not enough memory{f' for {bytes_needed[1]}' if bytes_needed else ''}")
+    from widepack.system.memory import bytes_lacking
+
+    lacking = bytes_lacking(error)
+    if isinstance(error, MemoryError) or lacking:
+        return Failure(f"there is not enough memory{f' for {lacking}' if lacking else ''}")
     first = (str(error).strip().splitlines() or [""])[0]
     return Failure(
         f"{type(error).__name__}: {first}. This is an error in widepack: "

@@ -39,6 +39,21 @@ def test_the_large_batch_has_64_numbers_of_every_output(tmp_path: Path) -> None:
     assert calls_of(tmp_path) == wanted
 
 
+def test_a_call_for_which_memory_is_lacking_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Subject.answers
+
+    def fails(self: Subject, i: int, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if len(inputs[0]) == 64:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+        return answers(self, i, inputs)
+
+    monkeypatch.setattr(Subject, "answers", fails)
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        calls_of(tmp_path)
+
+
 @pytest.mark.extended(keep=1)
 @pytest.mark.parametrize(("rows", "large"), [(1, 6), (18, 10), (40, 32), (10_000, 64)])
 def test_networks_with_much_work_have_a_smaller_large_batch(

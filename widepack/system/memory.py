@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -83,9 +84,10 @@ def returned_at_once() -> Iterator[None]:
         give_back()
 
 
-def is_too_little(error: RuntimeError) -> bool:
-    """Whether torch raised an error because memory ran out, on any device."""
-    return "ried to allocate" in str(error)
+def bytes_lacking(error: Exception) -> str:
+    """Returns what torch tried to allocate, such as `8 bytes`; "" for an error of another cause."""
+    found = re.search(r"ried to allocate ([\w.]+ \w+)", str(error))
+    return found[1] if found else ""
 
 
 def available_bytes() -> int | None:

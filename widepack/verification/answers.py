@@ -18,7 +18,7 @@ import torch
 
 from ..errors import VerificationError
 from ..kernels.exact_norms import as_torch_computes
-from ..system.memory import give_back, is_too_little
+from ..system.memory import bytes_lacking, give_back
 from .own_module import OwnModules, why_unsteady
 from .rounding import add_rounding, coarsest, scale_by_terms
 from .subject import AnsweredCalls, Subject, VerifiedCall
@@ -121,7 +121,7 @@ def run_program(answered: AnsweredCalls, i: int) -> None:
             try:
                 truth = exact_answer(exact)
             except RuntimeError as e:  # an op without a float64 kernel: the own answer is the reference
-                if is_too_little(e):
+                if bytes_lacking(e):
                     raise
                 truth = [o.to(torch.float64) if o.is_floating_point() else o for o in own]
                 answered.float64 = False

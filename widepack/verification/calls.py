@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..spec.draws import NOISES, InputSource, draw_all, rows, spread_of
+from ..system.memory import bytes_lacking
 from .subject import CallCase, Subject, VerifiedCall
 from .tolerance import floating
 
@@ -182,7 +183,9 @@ def _answers_to(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
     subject.before_call(inputs)
     try:
         subject.answers(0, inputs)
-    except (RuntimeError, ValueError, IndexError):
+    except (RuntimeError, ValueError, IndexError) as e:
+        if bytes_lacking(e):
+            raise
         return False
     return True
 

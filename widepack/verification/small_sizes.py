@@ -17,7 +17,7 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 
-from ..system.memory import is_too_little
+from ..system.memory import bytes_lacking
 from .entries import VerifiedEntry
 from .module_run import run_module
 from .subject import Subject, fitting
@@ -245,7 +245,7 @@ def _difference_of(
     try:
         truths = subject.float64_function(0)(inputs)
     except RuntimeError as e:  # an op has no float64 kernel
-        if is_too_little(e):
+        if bytes_lacking(e):
             raise
         truths = [None] * len(answers)
     for o, t, truth in zip(answers, theirs, truths):
