@@ -148,8 +148,26 @@ def a_list_of_values() -> tuple[Program, Any]:
     return program((INPUT,), nodes, Y), torch.randn(N, 4, 4)
 
 
+def random_numbers() -> tuple[Program, Any]:
+    drawn = body(
+        op("r", "aten.rand_like.default", X),
+        op("y", "aten.mm.default", Ref("r"), W),
+        reads={"x": "shared", "w": "stacked"},
+        gives={"y": "stacked"},
+    )  # each member draws its own
+    return program((INPUT,), (loop("l", drawn, X, W), part("y", "l")), Y), torch.randn(N, 4, 4)
+
+
 @pytest.mark.parametrize(
-    "make", [differing_numbers, differing_shapes, a_list_read_outside, all_results_returned, a_list_of_values]
+    "make",
+    [
+        differing_numbers,
+        differing_shapes,
+        a_list_read_outside,
+        random_numbers,
+        all_results_returned,
+        a_list_of_values,
+    ],
 )
 def test_bodies_that_differ_between_members_are_written_out(make: Any) -> None:
     wide, weight = make()

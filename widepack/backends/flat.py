@@ -75,8 +75,8 @@ def flatten_loops(program: Program, values: Sequence[Any], backend: str, name: s
     if made is None:
         return flatten(program, values, backend, name)
     flat, loops, shape = made
-    _limit(len(flat.nodes), MOST_NODES, loops.members, backend, name)
-    _limit(nodes_unrolled(program), MOST_REPEATED, loops.members, backend, name)
+    _limit(len(flat.nodes), MOST_NODES, "for one member", backend, name)
+    _limit(nodes_unrolled(program), MOST_REPEATED, f"for {loops.members} members", backend, name)
     numbers = {s.name: i for i, s in enumerate(program.weights)}
     weights, parts = [], []
     for slot in flat.weights:
@@ -92,7 +92,8 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
 
     Raises: UsageError for a program that has too many nodes with its loops written out.
     """
-    _limit(nodes_unrolled(program), MOST_NODES, program.members, backend, name)
+    written = f"with its loops written out for {program.members} members"
+    _limit(nodes_unrolled(program), MOST_NODES, written, backend, name)
     over_tensors, values_of, parts = _over_tensors(program, values)
     whole = sweep(unroll(over_tensors))
     leaves: dict[str, int] = {}
@@ -108,11 +109,12 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
     )
 
 
-def _limit(nodes: int, most: int, members: int, backend: str, name: str) -> None:
+def _limit(nodes: int, most: int, counted: str, backend: str, name: str) -> None:
+    """Refuses a program of too many nodes. counted: which nodes these are. Raises: UsageError."""
     if nodes > most:
         raise UsageError(
-            f"{name}: the program has {nodes:,} nodes with its loops written out for {members} members, and "
-            f"backend {backend!r} takes at most {most:,}: compilation would take hours.\n"
+            f"{name}: the program has {nodes:,} nodes {counted}, and backend {backend!r} takes at most "
+            f"{most:,}: compilation would take too long.\n"
             "Load with backend='eager', or with strategies='wide' so that less runs in loops."
         )
 

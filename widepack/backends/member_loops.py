@@ -4,7 +4,8 @@
 results, of which each is the first member's. So the program has the shapes of the whole one. Whoever runs it
 repeats what depends on one member's part, once for each member (`onnx_members.py`).
 
-requires: a program with loops whose members' weights have equal shapes, and no loop inside a loop.
+requires: a program with loops whose members' weights have equal shapes, without a loop inside a loop, and
+without ops in loops that write or draw random numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, refs, substitute
 
+from ..ir import ops
 from ..ir.edit import free_name, sweep
 
 
@@ -26,8 +28,8 @@ class MemberLoops:
 
     members: the number of members. selects, joins: the names of the nodes that read a member's part, and of
     those that join members' results. weights: each member's part of a weight, by the part's name. origins:
-    the weight that each is a part of. outputs: for each
-    output the member whose value it is; -1 for a value of all members.
+    the weight that each is a part of. outputs: for each output the member whose value it is; -1 for a value
+    of all members.
     """
 
     members: int
@@ -120,7 +122,7 @@ class _OneMember:
     def _loop(self, node: Node, body: Program) -> None:
         at = {s.name: self._argument(a, s.kind) for s, a in zip(body.inputs, node.args)}
         for inner in body.nodes:
-            if inner.body is not None:
+            if inner.body is not None or not ops.pure(inner.op, inner.args, inner.kwargs):
                 raise _Unfit
             name = free_name(f"{node.name}__{inner.name}", self._names)
             args, kwargs = (substitute(a, at.__getitem__) for a in (inner.args, inner.kwargs))
@@ -216,11 +218,11 @@ def border_source(node: Node) -> str:
 
 def of_members(program: Program, loops: MemberLoops) -> set[str]:
     """The values of a program of one member that each member has on its own."""
-    found = loops.selects | set(loops.weights)
+    found = {*loops.selects, *loops.weights}
     for node in program.nodes:
-        if node.name not in loops.joins and any(r in found for r in refs((node.args, node.kwargs))):
-            found = found | {node.name}
-    return set(found)
+        if node.name not in loops.joins and not found.isdisjoint(refs((node.args, node.kwargs))):
+            found.add(node.name)
+    return found
 
 
 def is_divisible(program: Program, loops: MemberLoops) -> bool:
