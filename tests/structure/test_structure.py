@@ -124,6 +124,21 @@ def test_a_folder_is_described_whole(package: str) -> None:
         assert len(files) < MOST_FILES or page.parent.name == "primitives", page
 
 
+def test_files_that_pages_for_developers_name_exist() -> None:
+    """How-to pages also name files of users."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = {Path(name).name for name in tracked.stdout.split()} or {p.name for p in ROOT.rglob("*.py")}
+    pages = [*(ROOT / "docs" / "explanation").glob("*.md"), *(ROOT / "docs" / "contributing").glob("*.md")]
+    pages += [*(ROOT / "artifacts").glob("*.md"), *ROOT.glob("*/README.md"), ROOT / "CONTRIBUTING.md"]
+    gone = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+        if Path(name).name not in names
+    ]
+    assert gone == [] and len(pages) > 10
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_and_package_has_a_description(package: str) -> None:
     silent = [
