@@ -141,7 +141,7 @@ def mlp(
 ) -> nn.Module:
     """Returns linear layers of these sizes with activations, and norms, between them."""
     parts: list[nn.Module] = []
-    for i, o in itertools.pairwise(sizes):
+    for i, o in itertools.pairwise(sizes[:-1]):
         parts += [nn.Linear(i, o), *([norm(o)] if norm else []), act()]
     return seq(*parts, nn.Linear(sizes[-2], sizes[-1]))
 

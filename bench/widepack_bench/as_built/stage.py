@@ -118,7 +118,8 @@ class Stage:
             timeout=READY_S,
         )
         if done.returncode:
-            raise BenchError(f"the build failed: {done.stderr.strip()[-500:]}")
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            raise BenchError(f"the build failed: {''.join(lines[-1:])[:500]}")
 
     def _cache(self, name: str) -> Path:
         own = name not in (OURS, AGAIN)
