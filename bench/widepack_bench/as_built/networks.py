@@ -27,7 +27,7 @@ class ServedNetwork:
     inputs: tuple[str, ...]
 
 
-class Residual(nn.Module):
+class SkipSum(nn.Module):
     """Adds what a body makes of its input: to the input, or to what another module makes of it."""
 
     def __init__(self, body: nn.Module, other: nn.Module | None = None) -> None:
@@ -162,7 +162,7 @@ def head(width: int, classes: int) -> nn.Module:
 def residual(i: int, o: int, stride: int = 1) -> nn.Module:
     """Returns a block of ResNet-18."""
     other = conv(i, o, 1, stride, act=None) if stride > 1 or i != o else None
-    return seq(Residual(seq(conv(i, o, 3, stride), conv(o, o, act=None)), other), nn.ReLU())
+    return seq(SkipSum(seq(conv(i, o, 3, stride), conv(o, o, act=None)), other), nn.ReLU())
 
 
 def resnet18() -> nn.Module:
@@ -176,7 +176,7 @@ def inverted(i: int, o: int, stride: int, act: Make, scale: bool = False) -> nn.
     m = 4 * i
     parts = [conv(i, m, 1, act=act), conv(m, m, 3, stride, m, act), *([ChannelScale(m)] if scale else [])]
     body = seq(*parts, conv(m, o, 1, act=None))
-    return Residual(body) if stride == 1 and i == o else body
+    return SkipSum(body) if stride == 1 and i == o else body
 
 
 def mobilenet(widths: Sequence[int], act: Make, scale: bool = False) -> nn.Module:
@@ -216,7 +216,7 @@ class TokensLast(nn.Module):
 def convnext() -> nn.Module:
     def block(c: int) -> nn.Module:
         last = seq(nn.LayerNorm(c), nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c))
-        return Residual(seq(nn.Conv2d(c, c, 7, padding=3, groups=c), Turned(Turned(last, 1, 2), 1, 3)))
+        return SkipSum(seq(nn.Conv2d(c, c, 7, padding=3, groups=c), Turned(Turned(last, 1, 2), 1, 3)))
 
     widths, parts = (48, 96, 192), []
     for i, o in itertools.pairwise(widths):
@@ -229,7 +229,7 @@ def tcn(inputs: int, width: int, layers: int, gated: bool) -> nn.Module:
     for i in range(layers):
         layer = nn.Conv1d(width, width * (1 + gated), 3, padding=2**i, dilation=2**i)
         parts.append(
-            Residual(seq(layer, GatedHalves()) if gated else seq(layer, nn.BatchNorm1d(width), nn.ReLU()))
+            SkipSum(seq(layer, GatedHalves()) if gated else seq(layer, nn.BatchNorm1d(width), nn.ReLU()))
         )
     return seq(*parts, MeanOver(2), nn.Linear(width, 6))
 
@@ -239,8 +239,8 @@ def mixer(tokens: int, width: int, layers: int, first: nn.Module, last: nn.Modul
     parts = []
     for _ in range(layers):
         over_tokens = Turned(mlp((tokens, 2 * tokens, tokens), nn.GELU), 1, 2)
-        parts.append(Residual(seq(nn.LayerNorm(width), over_tokens)))
-        parts.append(Residual(seq(nn.LayerNorm(width), mlp((width, 4 * width, width), nn.GELU))))
+        parts.append(SkipSum(seq(nn.LayerNorm(width), over_tokens)))
+        parts.append(SkipSum(seq(nn.LayerNorm(width), mlp((width, 4 * width, width), nn.GELU))))
     return seq(first, *parts, nn.LayerNorm(width), last)
 
 
@@ -325,7 +325,7 @@ def vgg() -> nn.Module:
 def group_norms() -> nn.Module:
     def block(c: int) -> nn.Module:
         parts = [seq(nn.GroupNorm(8, c), nn.ReLU(), nn.Conv2d(c, c, 3, padding=1)) for _ in range(2)]
-        return Residual(seq(*parts))
+        return SkipSum(seq(*parts))
 
     down = nn.Conv2d(64, 128, 2, 2)
     return seq(
@@ -336,7 +336,7 @@ def group_norms() -> nn.Module:
 def separable_signal() -> nn.Module:
     def layer(c: int, k: int) -> nn.Module:
         each = nn.Conv1d(c, c, k, padding=k // 2, groups=c, bias=False)
-        return Residual(seq(each, nn.Conv1d(c, c, 1, bias=False), nn.BatchNorm1d(c), nn.ReLU()))
+        return SkipSum(seq(each, nn.Conv1d(c, c, 1, bias=False), nn.BatchNorm1d(c), nn.ReLU()))
 
     first = seq(nn.Conv1d(40, 96, 11, 2, 5), nn.BatchNorm1d(96), nn.ReLU())
     return seq(first, *(layer(96, k) for k in (11, 13, 15, 17)), MeanOver(2), nn.Linear(96, 30))
@@ -370,7 +370,7 @@ def signal() -> nn.Module:
 
 
 def residual_mlp() -> nn.Module:
-    blocks = (Residual(seq(nn.LayerNorm(192), mlp((192, 384, 192), nn.GELU))) for _ in range(4))
+    blocks = (SkipSum(seq(nn.LayerNorm(192), mlp((192, 384, 192), nn.GELU))) for _ in range(4))
     return seq(nn.Linear(40, 192), *blocks, nn.LayerNorm(192), nn.Linear(192, 1))
 
 
