@@ -95,12 +95,17 @@ def _measured(measured: Mapping[str, Any] | None) -> list[str]:
         return [f"plans        were not measured, and the predicted ones stay: {measured['failed']}"]
     entries = {row["entry"] for row in measured["rows"]}
     note = [f"plans        {measured['note']}"] if measured["note"] else []
-    return note + [
-        f"plan         {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
-        for row in measured["rows"]
-    ] + [
-        f"plan         {batch}: predicted, not measured: {why}" for batch, why in measured["refused"].items()
-    ]
+    return (
+        note
+        + [
+            f"plan         {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
+            for row in measured["rows"]
+        ]
+        + [
+            f"plan         {batch}: predicted, not measured: {why}"
+            for batch, why in measured["refused"].items()
+        ]
+    )
 
 
 def _plan_line(row: Mapping[str, Any]) -> str:
