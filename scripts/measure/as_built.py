@@ -58,7 +58,7 @@ def measures(
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yields the rows with what measures them. A stage lives as long as its rows are measured."""
     stage: Stage | None = None
-    forms = [form for form in given.forms.split(",") if form]
+    forms, without = ([name for name in text.split(",") if name] for text in (given.forms, given.without))
     with ExitStack() as folders:
         folder = Path()
         for case in rows:
@@ -68,7 +68,7 @@ def measures(
             if stage is None or (stage.network, stage.threads) != (case.network, case.threads):
                 if stage is not None:
                     stage.close()
-                stage = Stage(case.network, case.threads, forms, folder)
+                stage = Stage(case.network, case.threads, forms, folder, without)
                 folders.callback(stage.close)
             yield case.key, partial(measured, case, stage, given.clock, given.seconds)
 
@@ -91,6 +91,7 @@ def main() -> int:
     options.add_argument("--threads", default="1,2")
     options.add_argument("--calls", default=",".join(CALLS))
     options.add_argument("--forms", default=",".join(FORMS), help="other loads that are measured, or nothing")
+    options.add_argument("--without", default="", help="alternatives to leave out, such as compiled-loop")
     options.add_argument("--clock", choices=CLOCKS, default="wall")
     options.add_argument("--list", action="store_true", help="print the rows, and measure nothing")
     given = options.parse_args()

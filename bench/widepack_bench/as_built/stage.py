@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,16 @@ class Stage:
 
     The build and the loads with its defaults share a user's cache, which begins empty. Each other form of a
     load has a cache of its own, so that a load as built does not find what that form has compiled.
+
+    without: alternatives that take no part.
     """
 
-    def __init__(self, network: str, threads: int, forms: Sequence[str], folder: Path) -> None:
-        self.network, self.threads, self.folder = network, threads, folder
+    def __init__(
+        self, network: str, threads: int, forms: Sequence[str], folder: Path, without: Collection[str] = ()
+    ) -> None:
+        self.network, self.threads, self.folder, self.without = network, threads, folder, without
         compiled = NETWORKS[network].members <= MOST_COMPILED
-        left_out = {*(() if threads > 1 else (DIVIDED,)), *(() if compiled else (COMPILED_LOOP,))}
+        left_out = {*without, *(() if threads > 1 else (DIVIDED,)), *(() if compiled else (COMPILED_LOOP,))}
         alternatives = (name for name in ALTERNATIVES if name not in left_out)
         self.names = [OURS, AGAIN, *(f"load {form}" for form in forms), *alternatives]
         self._processes: dict[str, Process] = {}
@@ -133,7 +137,7 @@ class Stage:
         allowed = sorted(os.sched_getaffinity(0))[-self.threads :]
         spec = {"network": self.network, "folder": str(self.folder), "threads": self.threads, "cpus": allowed}
         found: dict[str, Process] = {}
-        left: dict[str, str] = {}
+        left = dict.fromkeys(self.without, "left out by an option")
         line = {"call": case.call, "inputs": str(self.folder / "inputs.pt")}
         for name in self.names:
             if name not in self._processes or not self._processes[name].alive:
