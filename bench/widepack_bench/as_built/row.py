@@ -14,6 +14,7 @@ from .networks import NETWORKS
 from .stage import Case, Process, Stage
 
 SLOW = 2.0  # alternatives and forms that take this many times as long as the fastest leave after two rounds
+LEAST_ROUNDS = 12  # also where the time is over
 CLOCKS = {"wall": 0, "cpu": 1}
 Ask = Callable[[], tuple[float, float]]
 Samples = Mapping[str, Sequence[tuple[float, float]]]
@@ -35,7 +36,7 @@ def timed(
     slow = {n: s[which] / fastest for n, s in first.items() if n not in kept}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in kept}
     count = 0
-    while time.monotonic() - begin < 3 * seconds:
+    while count < LEAST_ROUNDS or time.monotonic() - begin < 3 * seconds:
         for place in order(count, len(kept)):
             samples[kept[place]].append(ask[kept[place]]())
         count += 1
