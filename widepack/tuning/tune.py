@@ -32,11 +32,11 @@ from ..planning.plan import for_size
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
+from ..system.cores import free_threads
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.memory import available_bytes
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from ..system.timing import core_share
 from .candidate_pool import LOOP, PREDICTED
 from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
@@ -47,7 +47,6 @@ BATCHES = (1, 8, 32)
 BUILD_S = 20.0  # the seconds in which a build measures, unless it is given others
 COPIES = 4  # copies of the weights that must fit into memory for plans that pack weights
 SMALL_BYTES = 32 << 20  # weights of at most this size may be in memory in several forms
-FREE = 0.9  # the least part of the time in which the cores must run this process, to time several threads
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
 _BUDGET = "WIDEPACK_BUDGET"
@@ -206,7 +205,7 @@ def measure_new(
     """
     limit = TimeLimit.of(seconds)
     threads = torch.get_num_threads()
-    busy = threads > 1 and core_share(threads) < FREE
+    busy = threads > 1 and free_threads(threads) == 1
     ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA), threads=1 if busy else None)
     digest, device = ens.manifest.digest, str(ens.device)
     backends = tuple(b for b in backends_here(device) if b == ONNX)
