@@ -82,7 +82,7 @@ def bind(task: Task) -> Checked:
             "remove the folder and compile again: `widepack compile`"
         ) from e
     flagged = is_flagged(flat.program)
-    return Checked(task.device, flat, variants, task.eager, place, flagged=flagged)
+    return Checked(task, flat.shape, variants, place, flagged=flagged, flat=flat)
 
 
 def _shapes(weights: Sequence[torch.Tensor]) -> list[list[Any]]:

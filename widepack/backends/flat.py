@@ -37,7 +37,8 @@ class Flat:
     program: each of its outputs is one tensor. weights: one tensor for each of its weights. shape: where each
     output of the wide program is among these outputs. parts: for each weight the number of the wide program's
     weight, and which part of that it is, -1 for all of it. loops: how the program is repeated for each
-    member, if it is written for one; its weights are the first member's then.
+    member, if it is written for one; its weights are the first member's then. takes: for each input the
+    number of the wide program's input; empty if the inputs are the same.
     """
 
     program: Program
@@ -45,10 +46,11 @@ class Flat:
     shape: tuple[Any, ...]
     parts: tuple[tuple[int, int], ...]
     loops: MemberLoops | None = None
+    takes: tuple[int, ...] = ()
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The outputs of the wide program, from the outputs of this one."""
-        return [_filled(s, tensors) for s in self.shape]
+        return [filled(s, tensors) for s in self.shape]
 
     def weight(self, number: int, member: int = -1) -> torch.Tensor:
         """A weight of the program; a member's part of it, if the program is written for one member."""
@@ -57,11 +59,12 @@ class Flat:
         return self.loops.weights[self.program.weights[number].name][member]
 
 
-def _filled(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def filled(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """One output of the wide program. shape: where it is among the tensors."""
     # without a generic walk: this runs in every call
     if isinstance(shape, FlatOutput):
         return tensors[shape.number]
-    return [_filled(s, tensors) for s in shape] if isinstance(shape, (list, tuple)) else shape
+    return [filled(s, tensors) for s in shape] if isinstance(shape, (list, tuple)) else shape
 
 
 def flatten_loops(program: Program, values: Sequence[Any], backend: str, name: str) -> Flat:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 Sizes = Mapping[str, int]
+SIZES = (1, 2, 5, 17, 32)
 
 
 class Mapped(NamedTuple):
@@ -118,18 +119,18 @@ class Backend(Protocol):
     def bind(self, task: Task) -> BoundFunction: ...
 
 
-def sizes_to_try(task: Task) -> Iterator[dict[str, int]]:
-    """The sizes at which a compiled program is checked against the flat graph: the example, and each dim at a
-    few other sizes.
+def sizes_to_try(task: Task, others: Sequence[int] = SIZES) -> Iterator[dict[str, int]]:
+    """The sizes at which a compiled program is checked against the flat graph: the example, and each dim at
+    its least size and a few others.
     """
     seen: list[dict[str, int]] = []
-    others = [
+    changes = [
         {d: s}
         for d, (least, most, _) in task.dims.items()
-        for s in (least, 1, 2, 5, 17, 32)
+        for s in (least, *others)
         if s >= max(least, 1) and (most is None or s <= most)
     ]
-    for change in itertools.chain([{}], others):
+    for change in itertools.chain([{}], changes):
         sizes = {**task.example, **change}
         if sizes not in seen and all(holds(g, sizes) for g in task.guards):
             seen.append(sizes)
