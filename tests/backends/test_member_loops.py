@@ -199,7 +199,7 @@ def task(wide: Program, weight: torch.Tensor, example: torch.Tensor, cache: Path
 
     return Task(
         program=wide,
-        weights=[weight],
+        weights=lambda: [weight],
         device=CPU,
         content="a program",
         pattern="shared",

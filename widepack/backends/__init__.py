@@ -26,9 +26,11 @@ measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 | `member_inputs.py` | Gives a program of one member its own inputs, and names by their order |
 | `member_loops.py` | Writes a program with loops as a program of one member |
 | `onnx_backend.py` | The backend `onnxruntime`: ONNX Runtime sessions |
+| `onnx_binding.py` | Notes which ONNX Runtime sessions run a program, and runs them |
 | `onnx_graphs.py` | Finds the ONNX graph of one member, or writes it |
 | `onnx_members.py` | Divides an ONNX model into one member's part and the rest |
 | `onnx_model.py` | Translates a flat program into an ONNX model |
+| `onnx_packed.py` | Keeps sessions with their packed weights in the cache |
 | `onnx_recurrent.py` | Translates recurrent layers into ONNX's own ops |
 | `onnx_repeat.py` | Repeats the ONNX graph of one member, once for each member |
 | `onnx_rewrites.py` | Rewrites an ONNX model to few nodes |

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Program, Ref, Slot, substitute
+from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
 from ..errors import UsageError
 from ..ir.edit import sweep
@@ -187,3 +187,38 @@ def dense(weight: torch.Tensor) -> torch.Tensor:
             return weight.contiguous().resolve_conj().resolve_neg()
         expected *= size
     return weight.resolve_conj().resolve_neg()
+
+
+def in_order(flat: Flat) -> Flat:
+    """The program with each weight in the order of its memory, as DLPack needs it, and a permute after it.
+
+    A transposed view of a mapped weight so stays a view of the file.
+    """
+    slots: list[Slot] = []
+    nodes: list[Node] = []
+    weights: list[torch.Tensor] = []
+    parts = dict(flat.loops.weights) if flat.loops else {}
+    for slot, weight in zip(flat.program.weights, flat.weights):
+        if weight.is_contiguous():
+            slots.append(slot)
+            weights.append(weight)
+            continue
+        strides = list(weight.stride())
+        order = sorted(range(weight.dim()), key=lambda d: (-strides[d], -weight.shape[d], d))
+        slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
+        weights.append(weight.permute(order).contiguous())
+        if slot.name in parts:
+            parts[slots[-1].name] = [p.permute(order).contiguous() for p in parts.pop(slot.name)]
+        nodes.append(
+            Node(
+                slot.name,
+                "aten.permute.default",
+                (Ref(slots[-1].name), [order.index(d) for d in range(len(order))]),
+            )
+        )
+    return replace(
+        flat,
+        program=replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)),
+        weights=weights,
+        loops=replace(flat.loops, weights=parts) if flat.loops else None,
+    )

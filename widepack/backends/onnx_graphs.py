@@ -124,7 +124,20 @@ def _written(task: Task, flat: Flat, key: str, onnxruntime: Any) -> FoundGraph:
         one = flat.loops is not None and flat.program.members == 1
         count = flat.loops.members if flat.loops else 1
         members = range(1 if one else count)
-        run = in_memory(graph, members, flat, onnxruntime)
+        session_run = in_memory(graph, members, flat, onnxruntime)
+        loops, slots = flat.loops, flat.program.inputs
+        takes = flat.takes or range(len(slots))
+        rows = {i.name: loops is not None and loops.inputs.get(slots[i.number].name) for i in graph.inputs}
+
+        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return session_run(
+                [
+                    given[takes[i.number]][m] if rows[i.name] else given[takes[i.number]]
+                    for i in graph.inputs
+                    for m in (members if i.each else (-1,))
+                ]
+            )
+
     except WidepackError:
         raise
     except ImportError as e:
@@ -176,27 +189,8 @@ def _of_first(shape: Any, numbers: Sequence[int]) -> Any:
     return [s for s in shape if not isinstance(s, FlatOutput) or s.number in numbers]
 
 
-def run_of(run: Run, graph: MemberGraph, members: range, flat: Flat) -> Run:
-    """A session's run as a function of the inputs of a call of all members."""
-    loops, slots = flat.loops, flat.program.inputs
-    places = []
-    for _, number, member in graph.inputs_of(members):
-        row = loops is not None and loops.inputs.get(slots[number].name, False)
-        places.append((flat.takes[number] if flat.takes else number, member if row else -1))
-    split = {number for number, member in places if member >= 0}
-    if not split:
-        return lambda given: run([given[number] for number, _ in places])
-
-    def rows(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        parts = {number: given[number].unbind() for number in split}
-        return run([given[number] if i < 0 else parts[number][i] for number, i in places])
-
-    return rows
-
-
 def in_memory(graph: MemberGraph, members: range, flat: Flat, onnxruntime: Any, threads: int = 0) -> Run:
-    """A session of some members whose weights are in memory, as a function of the inputs of a call."""
+    """A session of some members whose weights are in memory."""
     weights = {name: flat.weight(number, member) for name, number, member in graph.weights_of(members)}
     booleans = [graph.booleans[k] for k in graph.outputs_of(members)]
-    run = session(repeated(graph, members), booleans, weights, onnxruntime, options(onnxruntime, threads))
-    return run_of(run, graph, members, flat)
+    return session(repeated(graph, members), booleans, weights, onnxruntime, options(onnxruntime, threads))

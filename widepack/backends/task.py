@@ -54,7 +54,8 @@ class Task:
     """One wide program to bind.
 
     Attributes:
-        program, weights: The main part, and a value for each of its weights: a tensor, or a list of N.
+        program, weights: The main part, and a function that returns a value for each of its weights: a
+            tensor, or a list of N.
         content: The hash of the wide program's file, or of the same JSON if it was lowered in this process.
         title: The name of the program in messages.
         eager: The flat graph. It defines the right answers, and runs where no compiled program is valid.
@@ -65,14 +66,14 @@ class Task:
         differ: Describes where outputs differ from the flat graph's by more than rounding; empty if nowhere.
         compile: Whether the backend may compile.
         cache: The folder of compiled programs; None for the default one.
-        located: Returns the tensors of the artifact's weights files.
+        weights_key: Identifies the values of the weights; "" for values that no file has.
         progress: Reports progress; may be None.
         most_nodes: The most nodes of a program that may be compiled; 0 for any number.
         workers: The number of members that a loop may run at once.
     """
 
     program: Program
-    weights: Sequence[Any]
+    weights: Callable[[], Sequence[Any]]
     device: torch.device
     content: str
     pattern: str
@@ -85,7 +86,7 @@ class Task:
     differ: Callable[[Sequence[Any], Sequence[Any]], str]
     compile: bool
     cache: Path | None
-    located: Callable[[], Sequence[Mapped]] = tuple
+    weights_key: str = ""
     progress: Report | None = None
     most_nodes: int = 0
     workers: int = 0

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from ..backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
-from ..backends.onnx_model import OnnxModel, external_tensor, in_order, onnx_model, where_mapped
+from ..backends.flat import MOST_NODES, Flat, flatten, in_order, nodes_unrolled
+from ..backends.onnx_model import OnnxModel, external_tensor, onnx_model, where_mapped
 from ..backends.onnx_rewrites import constant
 from ..backends.onnx_session import options, session
 from ..backends.task import first_cause, first_line
