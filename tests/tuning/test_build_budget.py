@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from widepack.inference.routing.padded_rows import RowPrices
 from widepack.lowering.pattern_programs import PatternPrograms
 from widepack.planning.plan import Plan
 from widepack.planning.request import StrategyRequest
-from widepack.tuning import tune
+from widepack.tuning import search, tune
 from widepack.tuning.candidate_pool import LOOP, PREDICTED
 from widepack.tuning.choice import chosen_plans, conflicts, on_eager, programs_by_class
 from widepack.tuning.search import MeasuredPlan, Search, SearchResult
@@ -222,6 +224,43 @@ def test_the_command_line_names_the_faster_plans(
     assert result.exit_code == 0, result.output
     assert "over the predicted plan" not in result.output
     assert CliRunner().invoke(cli, [*words, "--force", "--budget", "-1"]).exit_code == 2
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_onnxruntime_runs_the_plans_that_it_won(
+    checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """Without the package a load runs the fastest plan on eager, which the build stored, too."""
+    pytest.importorskip("onnxruntime")
+
+    def won(calls: dict[str, Any], budget_s: float, **_: Any) -> dict[str, list[float]]:
+        seconds = {"loop on onnxruntime": 1e-3, "bmm": 1.5e-3}
+        return {name: [seconds.get(name, 3e-3)] * 7 for name in calls}
+
+    monkeypatch.setattr(search, "race", won)
+    monkeypatch.setattr(search, "NEAR", float("inf"))
+    monkeypatch.setattr(search, "ONNX_CALL_S", 0.0)
+    monkeypatch.setattr(search, "WIN", float("inf"))
+    build(checkpoints[:3], tmp_path / "e.wide", budget=0)
+    report = measure_new(tmp_path / "e.wide", seconds=60, batches=[4])
+    assert {(r.chosen, r.backend) for r in report.rows} == {("loop on onnxruntime", "onnxruntime")}
+    if not installed:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with contextlib.nullcontext() if installed else pytest.warns(UserWarning, match="cannot be used here"):
+        ens = widepack.load(tmp_path / "e.wide")
+    assert ens.backend == ("onnxruntime" if installed else "eager")
+    assert not installed or ens.plan.looped()
+    x = torch.randn(5, 4)
+    for i, path in enumerate(checkpoints[:3]):
+        alone = Net()
+        alone.load_state_dict(torch.load(path))
+        torch.testing.assert_close(ens(x)[i], alone(x), rtol=1e-4, atol=1e-5)
+
+
+def test_strategies_of_a_load_that_run_nothing_are_named(checkpoints: list[str], tmp_path: Path) -> None:
+    build(checkpoints[:2], tmp_path / "e.wide")
+    with pytest.warns(UserWarning, match="strategies=grouped runs no node"):
+        widepack.load(tmp_path / "e.wide", strategies=["wide", "bmm", "grouped"])
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "inf", "nan"])

@@ -73,7 +73,7 @@ def on_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allows only eager, because compilation is slow. The tests of backends allow other backends."""
     monkeypatch.setattr(tune, "backends_here", lambda device: ("eager",))
     # other load on this machine must not decide which candidates run
-    monkeypatch.setattr(candidate_pool, "SLOW", float("inf"))
+    monkeypatch.setattr(search, "SLOW", float("inf"))
     monkeypatch.setattr(search, "NEAR", float("inf"))
 
 

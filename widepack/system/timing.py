@@ -10,7 +10,6 @@ which other processes change little.
 from __future__ import annotations
 
 import gc
-import hashlib
 import math
 import statistics
 import time
@@ -29,7 +28,6 @@ LONG_S = 2e-2  # a call this long does not depend on the former content of the c
 WARM_CALLS = 4  # calls before a sample: a program over megabytes of weights needs them to reach its speed
 ROUNDS = 7
 LEAST_ROUNDS = 3  # of a race whose time is over
-SHARE_S = 3e-2  # of a measurement of free cores
 REST_S = 2e-2  # before each turn if ops use several threads: the threads of the turn before spin at first
 
 
@@ -78,25 +76,6 @@ def clock_for(device: torch.device) -> Clock:
 
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time if alone else time.perf_counter
-
-
-def core_share(threads: int) -> float:
-    """Returns the part of the time in which the processor runs threads of this process that all have work.
-
-    It is 1 if as many cores are idle, and less if other processes use them. Takes about `SHARE_S`.
-    """
-    from .threads import spread
-
-    shares, data = [1.0] * threads, bytes(1 << 20)
-
-    def work(i: int) -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
-        while time.thread_time() - cpu < SHARE_S:
-            hashlib.sha256(data)  # releases the interpreter's lock
-        shares[i] = (time.thread_time() - cpu) / (time.perf_counter() - wall)
-
-    spread(work, threads, threads)
-    return min(shares)
 
 
 def once(call: Call, calls: int = 1, clock: Clock = time.perf_counter) -> float:

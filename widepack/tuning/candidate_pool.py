@@ -105,11 +105,17 @@ class CandidatePool:
         work: The workload.
         bind: Makes a wide program runnable on the backend that its plan names.
         right: Returns why the answers of a bound program are wrong, or "".
+        slow: A candidate is released if it takes this many times as long as the fastest so far.
     """
 
     def __init__(
-        self, work: Workload, bind: Callable[[Program, Plan], Any], right: Callable[[Any], str]
+        self,
+        work: Workload,
+        bind: Callable[[Program, Plan], Any],
+        right: Callable[[Any], str],
+        slow: float = SLOW,
     ) -> None:
+        self.slow = slow
         self.programs, self.sizes, self.inputs = work.programs, work.sizes, work.inputs
         self.device, self.plain = work.device, work.plain
         self._lowered, self._bound = work.lowered, work.bound
@@ -209,7 +215,7 @@ class CandidatePool:
         """Returns a candidate unless it is much slower than another one. Then its memory is released."""
         if c is None or c.bound is None:
             return None
-        if c.slower > SLOW and c.name not in KEPT:
+        if c.slower > self.slow and c.name not in KEPT:
             self.dropped[c.name] = f"{c.slower:.1f} times as slow as the fastest at that time"
             c.bound = None
             return None

@@ -47,6 +47,7 @@ from .candidate_pool import (
     KEPT,
     LOOP,
     PREDICTED,
+    SLOW,
     Candidate,
     CandidatePool,
     Workload,
@@ -185,7 +186,8 @@ class SearchOptions:
 
     budget_s: the most seconds of measuring for each batch of a pattern. backends: other backends than `eager`
     that may be chosen. thorough: whether single nodes are timed, plans refined, and programs compiled. packs:
-    whether plans that pack weights may run; each has a copy of the weights. compile_s: seconds after which a
+    whether plans that pack weights may run; each has a copy of the weights. sparing: whether weights are so
+    large that only programs near the fastest stay in memory. compile_s: seconds after which a
     search begins no compilation. progress: called with (stage, done, total).
     """
 
@@ -193,6 +195,7 @@ class SearchOptions:
     backends: Sequence[str] = ()
     thorough: bool = True
     packs: bool = True
+    sparing: bool = False
     compile_s: float = COMPILE_S
     progress: Report | None = None
 
@@ -214,7 +217,7 @@ class Search(CandidatePool):
         options: SearchOptions,
         label: str = "",
     ) -> None:
-        super().__init__(work, bind, right)
+        super().__init__(work, bind, right, NEAR if options.sparing else SLOW)
         self.options, self.label = options, label
         self.limit, self.budget_s = NO_LIMIT, options.budget_s
         self._loop: Candidate | None = None
@@ -252,7 +255,7 @@ class Search(CandidatePool):
             for name in self.options.backends:
                 self._try_backend(name, limit, limit.part(BACKENDS), best)
         result = self._raced(predicted, limit, changes)
-        if self.options.thorough:
+        if self.options.thorough or self.options.sparing:
             self.release_all_but(predicted)
         return result
 

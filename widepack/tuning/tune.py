@@ -32,11 +32,11 @@ from ..planning.plan import for_size
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
+from ..system.cores import free_threads
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.memory import available_bytes
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from ..system.timing import core_share
 from .candidate_pool import LOOP, PREDICTED
 from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
@@ -47,7 +47,7 @@ BATCHES = (1, 8, 32)
 BUILD_S = 20.0  # the seconds in which a build measures, unless it is given others
 COPIES = 4  # copies of the weights that must fit into memory for plans that pack weights
 SMALL_BYTES = 32 << 20  # weights of at most this size may be in memory in several forms
-FREE = 0.9  # the least part of the time in which the cores must run this process, to time several threads
+LARGE_BYTES = 1 << 30  # of weights of more than this size, `tune` keeps few copies while it measures
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
 _BUDGET = "WIDEPACK_BUDGET"
@@ -127,7 +127,14 @@ def tune(
     names = tuple(entries or ens.entries)
     _refuse_random_entries(path, ens, names)
     _check_places(path, write)
-    options = SearchOptions(budget_s, _other_backends(ens, backends), compile_s=compile_s, progress=progress)
+    options = SearchOptions(
+        budget_s,
+        _other_backends(ens, backends),
+        packs=_may_pack(ens),
+        sparing=_weight_bytes(ens.manifest) > LARGE_BYTES,
+        compile_s=compile_s,
+        progress=progress,
+    )
     device, digest, kept = str(ens.device), ens.manifest.digest, fspath(path)
     tuned: dict[tuple[str, str], TunedPattern] = {}
     try:
@@ -206,11 +213,18 @@ def measure_new(
     """
     limit = TimeLimit.of(seconds)
     threads = torch.get_num_threads()
-    busy = threads > 1 and core_share(threads) < FREE
+    busy = threads > 1 and free_threads(threads) == 1
     ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA), threads=1 if busy else None)
     digest, device = ens.manifest.digest, str(ens.device)
     backends = tuple(b for b in backends_here(device) if b == ONNX)
-    options = SearchOptions(seconds, backends, thorough=False, packs=_may_pack(ens), progress=progress)
+    options = SearchOptions(
+        seconds,
+        backends,
+        thorough=False,
+        packs=_may_pack(ens),
+        sparing=_weight_bytes(ens.manifest) > SMALL_BYTES,
+        progress=progress,
+    )
     measured: dict[tuple[str, str], TunedPattern] = {}
     pairs = list(itertools.product([n for n in ens.entries if _is_measured(ens, n)], PATTERNS))
     try:

@@ -23,6 +23,7 @@ from ..shared.options import (
 )
 from ..shared.progress_bar import Progress
 from ..shared.report_lines import unused_lines
+from ..shared.threads import use_free_cores
 
 if TYPE_CHECKING:
     from widepack import BuildReport
@@ -258,6 +259,7 @@ def command(
     from widepack.spec.config import parse_model_args
 
     with stdout_kept(as_json), Progress() as progress:
+        use_free_cores()
         report = build(
             paths,
             out if out is not None else "ens.wide",
