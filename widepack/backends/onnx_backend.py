@@ -27,7 +27,7 @@ from .flat import Flat, flatten_loops, in_order
 from .index_flags import is_flagged
 from .member_inputs import canonical, with_member_inputs
 from .member_loops import is_divisible
-from .onnx_binding import Binding, Input, Share, binding_key, find, sessions, store
+from .onnx_binding import Binding, SessionInput, Share, binding_key, find, sessions, store
 from .onnx_graphs import FoundGraph, found_graph
 from .onnx_packed import packed
 from .onnx_session import Run
@@ -81,7 +81,9 @@ def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, on
     loops, slots = flat.loops, flat.program.inputs
     rows = loops.inputs if loops else {}
     inputs = [
-        Input(flat.takes[i.number] if flat.takes else i.number, i.each, rows.get(slots[i.number].name, False))
+        SessionInput(
+            flat.takes[i.number] if flat.takes else i.number, i.each, rows.get(slots[i.number].name, False)
+        )
         for i in graph.inputs
     ]
     return Binding(

@@ -42,7 +42,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Input:
+class SessionInput:
     """An input of a session. number: of the program's input. each: whether it is there once for each member.
     row: whether a member's is its row of the program's input.
     """
@@ -70,7 +70,7 @@ class Binding:
 
     graph: str
     shares: tuple[Share, ...]
-    inputs: tuple[Input, ...]
+    inputs: tuple[SessionInput, ...]
     outputs: tuple[int, ...]
     booleans: tuple[bool, ...]
     joined: tuple[bool, ...]
@@ -99,7 +99,7 @@ class Binding:
         return cls(
             str(record["graph"]),
             tuple(Share(int(a), int(b), str(e)) for a, b, e in record["shares"]),
-            tuple(Input(int(n), bool(each), bool(row)) for n, each, row in record["inputs"]),
+            tuple(SessionInput(int(n), bool(each), bool(row)) for n, each, row in record["inputs"]),
             tuple(map(int, record["outputs"])),
             tuple(map(bool, record["booleans"])),
             tuple(map(bool, record["joined"])),
