@@ -449,6 +449,8 @@ class Search(CandidatePool):
                 near = [c for c in racing if c.name in KEPT or ratio(times, c.name, first) <= NEAR]
                 racing, last, apart = self._race(predicted, near, limit)
                 times |= last
+        else:
+            racing = [c for c in racing if c.name in self._always and self.is_right(c)]
         first = fastest({c.name: times[c.name] for c in racing})
         plans = {
             c.name: MeasuredPlan(c.plan, c.program, c.used, weight_forms(c), ratio(times, c.name, first))
