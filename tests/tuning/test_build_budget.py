@@ -218,7 +218,9 @@ def test_the_command_line_names_the_faster_plans(
     result = CliRunner().invoke(cli, [*words, "--budget", "30"])
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"^plan +shared, batch 1 to 2: \w+, [0-9.]+ us at 1; [0-9.]+x over the predicted plan", result.output, re.M
+        r"^plan +shared, batch 1 to 2: \w+, [0-9.]+ us at 1; [0-9.]+x over the predicted plan",
+        result.output,
+        re.M,
     )
     result = CliRunner().invoke(cli, [*words, "--force", "--budget", "0"])
     assert result.exit_code == 0, result.output
