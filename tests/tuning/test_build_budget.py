@@ -109,6 +109,7 @@ def test_predicted_plans_that_are_fastest_stay_as_they_are(
     checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Search, "_forms", lambda self: iter(()))
+    monkeypatch.setattr(tune, "_has_prices", lambda entry, tuned: False)  # no times for `route`
     report = build(checkpoints[:2], tmp_path / "e.wide")
     assert report.measured is not None
     assert {r["chosen"] for r in report.measured["rows"]} == {PREDICTED}
