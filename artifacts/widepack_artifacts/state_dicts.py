@@ -28,8 +28,8 @@ class StateDicts:
     extra state, or "". `verbatim`, `verbatim_bare`: whether the model takes a state dict with these
     versions, or one without versions, as it is. If it does not, only the model's code can load it.
     `copies`: whether the model only copies the tensors when it loads a state dict: it has no code of its own
-    that may change them. `ignored`: patterns of names in checkpoints that are not the model's. `left_out`:
-    the names of extra states that are not stored.
+    that may change them, and its `eval()` sets nothing beside them. `ignored`: patterns of names in
+    checkpoints that are not the model's. `left_out`: the names of extra states that are not stored.
     """
 
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -74,11 +74,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("model", ["usernet:Net", "usernet.py:Net", "./usernet.py:Net", "usernet:Net.small"])
-def test_a_factory_makes_fresh_modules_in_eval_mode(folder: Path, model: str) -> None:
+def test_a_factory_makes_fresh_modules_in_their_own_mode(folder: Path, model: str) -> None:
     factory = load_factory(model, {})
     a, b = factory(), factory({"fc.weight": torch.zeros(8, 3)})
     assert a is not b
-    assert not a.training
+    assert a.training  # a module's own eval() may read the weights, which are loaded first
     assert not factory.takes_state_dict
     assert [p.shape for p in a.parameters()] == [p.shape for p in b.parameters()]
     assert not torch.equal(next(a.parameters()), next(b.parameters()))  # each call draws fresh weights

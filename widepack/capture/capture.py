@@ -37,6 +37,7 @@ from .effects import (
     drop_first_changes,
     refuse_changes,
     refuse_shared_memory,
+    registered_buffers,
 )
 from .explain import explain, is_specialized, reads, way_out
 from .export import ExportAttempt, MemberExporter, has_dataclass, run_once
@@ -159,7 +160,7 @@ def capture(
     if attempt.error is not None and is_specialized(attempt.error):
         attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
     if attempt.exported is None:
-        changed = changed_constants(attempt.error, make, call, entry)
+        changed = changed_constants(attempt.error, make, call, entry) or registered_buffers(make, call, entry)
         why = refusal or changed or _why_no_export(attempt, call)
         state = f". {_state_in(attempt.module, filled, entry)}" if filled and not refusal else ""
         raise CaptureError(f"{why}{state}") from attempt.error

@@ -85,6 +85,25 @@ def changed_constants(
     )
 
 
+def registered_buffers(make: Callable[[], nn.Module], call: MemberCall, entry: str) -> str:
+    """Returns the message for a member that registers buffers when it runs, with their names; "" for others.
+
+    torch.export knows only buffers that a member has before the call.
+    """
+    member = make()
+    before = set(state_tensors(member))
+    run_once(member, call, entry)
+    added = sorted(set(state_tensors(member)) - before)
+    if not added:
+        return ""
+    them = "it" if len(added) == 1 else "them"
+    return (
+        f"{type(member).__name__} registers the buffer{'s' if len(added) > 1 else ''} {', '.join(added[:5])}"
+        f" when {entry} runs, and a program cannot add a buffer. If later calls need {them}, register {them}"
+        f" in __init__; if not, compute {them} as a local value"
+    )
+
+
 def drop_first_changes(member: ExportedMember, assigned: Collection[str]) -> set[str]:
     """Removes the writes that a member makes in its first call only.
 
@@ -253,6 +272,9 @@ def refuse_changes(member: ExportedMember, assigned: Collection[str]) -> None:
     buffers = {member.own(n) for n in signature.buffers_to_mutate.values()} | set(assigned)
     inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
     changed = sorted(buffers | inputs)
+    # torch.export takes a buffer that the call adds for one of the inputs
+    if inputs and (added := registered_buffers(member.make, member.call, member.entry)):
+        raise CaptureError(added)
     if observing := _observing(member.module, changed):
         raise CaptureError(
             f"{member.name} changes {', '.join(changed[:5])} {when}, since {observing} observes: switch the "

@@ -13,6 +13,7 @@ Each reader of a format (`open_file.py`, `torch_file.py`, `pt2_archive.py`, `sha
 | `checkpoint.py` | Defines `Content`, what a file has, and `Checkpoint`, its state dict |
 | `differences.py` | Finds the differences between checkpoints, or between checkpoints and the model |
 | `discovery.py` | Opens the checkpoints that a user names, and derives the members' names |
+| `eval_mode.py` | Puts loaded members in eval mode, and refuses an `eval()` that changes weights |
 | `extra_state.py` | Stores the extra state of members as data, and reads it from an artifact |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers, from untrusted folders |

@@ -23,8 +23,8 @@ from .state_dict import an
 
 
 class Factory:
-    """What `--model` names. A call makes one fresh member in eval mode, with the weights that its constructor
-    draws.
+    """What `--model` names. A call makes one fresh member in the mode of its constructor, with the weights
+    that this draws. `eval()` follows when the checkpoint is loaded: a module's own may read the weights.
 
     name: as the user wrote it. args: the keyword arguments of every call. takes_state_dict: whether it has a
     parameter `state_dict` to size the module by. dtype: what the floating weights of every member are
@@ -85,7 +85,7 @@ class Factory:
                 " so a factory must make a fresh one"
             )
         self._last = weakref.ref(module)
-        return module.eval() if self.dtype is None else module.eval().to(self.dtype)
+        return module if self.dtype is None else module.to(self.dtype)
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
         """Returns a fresh member for a checkpoint's weights. Raises: UsageError.
@@ -123,13 +123,13 @@ class PickledModules(Factory):
         self.takes_state_dict = True  # each module has the sizes of its weights
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
-        """Returns the module in a checkpoint's file, in eval mode. Raises: UsageError."""
+        """Returns the module in a checkpoint's file, in its own mode. Raises: UsageError."""
         if checkpoint.module is None:
             raise UsageError(
                 f"checkpoint {checkpoint.path} contains no module;"
                 " name what makes the members: --model package.module:factory"
             )
-        module = checkpoint.module().eval()
+        module = checkpoint.module()
         return module if self.dtype is None else module.to(self.dtype)
 
 

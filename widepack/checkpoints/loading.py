@@ -31,6 +31,7 @@ from ..ir.torch_internals import memory_id
 from ..spec.dtypes import dtype_of
 from .checkpoint import Checkpoint, is_floating, unwrapped
 from .differences import Compared, bit_equal, differences, key_hints, mismatch, tied_names
+from .eval_mode import eval_results, has_own_mode, in_eval_mode
 from .factory import Factory
 from .model_names import known_names, prefix_of, under_model_names
 from .state_dict import TensorInfo, info_of, is_extra_state
@@ -64,7 +65,9 @@ class MemberLoader:
 
     ignore: patterns of names that are not the model's and are left out. state: the state of the first member
     after it was loaded, or of a fresh member. versions: of its submodules. copies: whether every load has
-    only copied. plain: whether no member has code of its own that may change tensors in a load.
+    only copied. plain: whether no member has code of its own that may change tensors in a load, or sets
+    values in `eval()`. set_by_eval: what `eval()` sets beside the weights. own_mode: whether a member has a
+    `train()` or `eval()` of its own.
     """
 
     def __init__(self, factory: Factory, ignore: Sequence[str] = ()) -> None:
@@ -72,6 +75,8 @@ class MemberLoader:
         self.state: dict[str, Tensor] = {}
         self.versions: dict[str, Any] = {}
         self.copies = self.plain = True
+        self.set_by_eval: list[str] = []
+        self.own_mode = False
         self._fresh: dict[object, nn.Module] = {}
         self._first: Checkpoint | None = None
         self._changed: set[bool] = set()  # with versions, or without: the forms that a load has changed
@@ -96,7 +101,19 @@ class MemberLoader:
             self.state = state_of(module)
             self.versions = dict(getattr(module_state(module), "_metadata", None) or {})
         self._first = self._first or loaded
+        if has_own_mode(module):
+            self.own_mode = True
+            self._check_eval(loaded)
         return loaded
+
+    def _check_eval(self, loaded: Checkpoint) -> None:
+        """Refuses a member whose `eval()` changes its weights. Raises: UsageError."""
+        module = self.factory.fresh(loaded)
+        if not self.factory.brings_weights:
+            load(module, loaded.given or loaded)
+        found = eval_results(module, f"checkpoint {loaded.label}")
+        self.set_by_eval = self.set_by_eval or found
+        self.plain = self.plain and not self.set_by_eval
 
     def given(self, checkpoint: Checkpoint) -> Checkpoint:
         """Returns a checkpoint under the model's names, as it is given to `load_state_dict`."""
@@ -302,7 +319,7 @@ def filled(factory: Factory, checkpoint: Checkpoint, member: str) -> nn.Module:
             for name, tensor in state_of(module).items():
                 if name in replaced:
                     tensor.copy_(replaced[name])
-    return module.eval()
+    return in_eval_mode(module)
 
 
 def copies(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from .alignment import Alignment, align, signatures_of
 from .checkpoint import Checkpoint
 from .differences import mismatch
 from .discovery import open_checkpoint
+from .eval_mode import in_eval_mode
 from .extra_state import NotData, differing_names, equal, extra_file, extra_of_member
 from .factory import Factory
 from .loading import COUNTER, MemberLoader, in_dtypes_of, load, patterns_of, with_counters, without_ignored
@@ -42,12 +43,14 @@ class NewMember:
 
     checkpoint: in the artifact's dtype. like: the number of an artifact's member with its shapes. aligned:
     its weights by the table's names. dtype: what its floating weights were converted to, or None.
+    set_by_eval: what `eval()` of its module sets beside the weights.
     """
 
     checkpoint: Checkpoint
     like: int
     aligned: Alignment
     dtype: torch.dtype | None = None
+    set_by_eval: tuple[str, ...] = ()
 
     def value(self, weight: str) -> Tensor:
         """Returns a weight of the table, mapped if the file allows. Raises: KeyError for a constant."""
@@ -126,7 +129,7 @@ def new_member(
     factory = None if merged else how.factory(path)
     if factory is not None:
         factory.dtype = dtype
-    named = _named(artifact, path, opened, how, factory)
+    named, set_by_eval = _named(artifact, path, opened, how, factory)
     signatures = signatures_of(manifest.weights, len(manifest.members))
     firsts = [signatures.index(i) for i in dict.fromkeys(signatures)]  # a member with each set of shapes
     whys = []
@@ -137,7 +140,8 @@ def new_member(
             if factory is None and not merged:
                 check_versions(artifact, path, one)
                 check_extra(artifact, path, one)
-            return NewMember(one, like, align([one], [str(path)], "none", expected), dtype)
+            aligned = align([one], [str(path)], "none", expected)
+            return NewMember(one, like, aligned, dtype, set_by_eval)
         whys.append(why)
     which = code = ""
     if any(w.kind == RAGGED for w in manifest.weights):
@@ -153,18 +157,25 @@ def new_member(
 
 def _named(
     artifact: Reader, path: str | Path, opened: Checkpoint, how: NewMemberRequest, factory: Factory | None
-) -> Checkpoint:
-    """Returns a checkpoint under the names of the artifact's members; with a factory, after it was loaded."""
+) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Returns a checkpoint under the names of the artifact's members; with a factory, after it was loaded.
+
+    Also returns what `eval()` of its module sets beside the weights.
+    """
     ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
     if factory is not None:
         try:
-            return MemberLoader(factory, ignore).load(opened)
+            loader = MemberLoader(factory, ignore)
+            loaded = loader.load(opened)
+            # of a member of the artifact, though not of this one
+            also = loader.own_mode and loader.plain and not artifact.manifest.state_dicts.copies
+            return loaded, tuple(loader.set_by_eval) or (("values",) if also else ())
         except MemberMismatch as e:
             raise MemberMismatch(f"checkpoint {path}: {e}") from None
     extra = extra_of_member(artifact, extra_file(artifact), 0)
     left_out = artifact.manifest.state_dicts.left_out
     names = dict.fromkeys((*_expected(artifact.manifest, 0), *extra, *left_out))
-    return without_ignored(opened, names, ignore)
+    return without_ignored(opened, names, ignore), ()
 
 
 def _in_extra_state(artifact: Reader, constant: str) -> bool:
@@ -210,7 +221,8 @@ def check_versions(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -
     if not record.copies:
         raise MemberMismatch(
             f"checkpoint {path}: the model has code of its own that runs when it loads a state dict (a hook"
-            f" or _load_from_state_dict), and may change these weights; {_CODE}"
+            " or _load_from_state_dict) or computes values in eval(), and what it makes of these weights is"
+            f" not known; {_CODE}"
         )
 
 
@@ -246,4 +258,4 @@ def with_extra(factory: Factory, new: NewMember, extra: Mapping[str, Any]) -> nn
     module, state = factory.fresh(checkpoint), given.state_dict()
     state.update(extra)
     load(module, given, state)
-    return module.eval()
+    return in_eval_mode(module)

@@ -100,7 +100,7 @@ def open_new_member(
     member = adapter_member(artifact, files, path, given)
     found = new_member(artifact, path, how, opened=member.checkpoint)
     check_literals(manifest, files, found, path)
-    return NewAdapterMember(found.checkpoint, found.like, found.aligned, found.dtype, member)
+    return NewAdapterMember(found.checkpoint, found.like, found.aligned, found.dtype, member=member)
 
 
 def open_base(

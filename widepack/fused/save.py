@@ -41,8 +41,8 @@ class LiveMemberFactory(Factory):
         self._copy_of = make
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
-        """Returns the member of a checkpoint in eval mode. Its plain attributes are that member's, too."""
-        module = self._copy_of(self._numbers[checkpoint.path]).eval()
+        """Returns the member of a checkpoint in the fused module's mode, with its own plain attributes."""
+        module = self._copy_of(self._numbers[checkpoint.path])
         return module if self.dtype is None else module.to(self.dtype)
 
 

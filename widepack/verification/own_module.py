@@ -5,6 +5,7 @@ If a module answers otherwise, runs find the cause:
 | shown by | cause |
 |---|---|
 | a new module that answers as the program does | it keeps something between calls; what changed is named |
+| two modules of one member, or the weights after a run | the tensors that differ are named |
 | the member that was captured differs too | no difference of members: the program differs from its module |
 | the captured member without attributes of its parameters agrees | torch.export does not see them |
 | it agrees while `torch.compiler.is_compiling()` is True | its code does something else then |
@@ -223,7 +224,7 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
                 f"Modules of {name} differ in something that is not a weight: {known}. Make it a buffer or "
                 "an argument of the factory"
             )
-        why = _read_otherwise(subject, first, runs) or _REPORT
+        why = _other_tensors(subject, first, runs) or _read_otherwise(subject, first, runs) or _REPORT
         return f"{name} was captured, and its own answers differ from the program's as well. {why}"
     differ = [_differ(subject, first, _with_weights(make(i), make(first)), call) for call in runs]
     if any(differ):
@@ -242,6 +243,43 @@ def cause(subject: Subject, i: int, calls: Sequence[VerifiedCall]) -> str:
             "number"
         )
     return ""
+
+
+def _other_tensors(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> str:
+    """Returns a sentence about tensors that differ between two modules of member i, or that a run changes."""
+    make = subject.module
+    assert make is not None
+    module = make(i)
+    one, other = _with_copies(module) | _copies(_weights(module)), dict(tensors_of(make(i)))
+    other |= _weights(make(i))
+    drawn = [n for n, (_, copy) in one.items() if n in other and not _equal(copy, other[n])]
+    if drawn:
+        return (
+            f"Two modules of {subject.members[i]}, with the same weights, differ in {', '.join(drawn[:5])}:"
+            " the factory is not deterministic, and no checkpoint stores these numbers. Save them in the"
+            " checkpoint (a buffer without persistent=False), or draw them with a generator of a fixed seed"
+        )
+    for call in runs:
+        try:
+            run_module(module, subject, call.inputs[i])
+        except Exception:  # noqa: BLE001  # whatever the user's code raises
+            return ""
+    written = [n for n, w in _weights(module).items() if n in one and not _equal(one[n][1], w)]
+    if written:
+        return (
+            f"Its {subject.method} writes into {', '.join(written[:5])} where torch.export does not see it"
+            " (.data, or without gradients). Compute the value in a new tensor instead, such as self.weight *"
+            " self.mask"
+        )
+    return ""
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return {n: (t, t.detach().clone()) for n, t in tensors.items()}
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _read_otherwise(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> str:
@@ -349,7 +387,7 @@ def answers_change(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
 
 def _with_copies(module: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Returns the tensors outside of parameters and buffers, each with a copy of its numbers."""
-    return {n: (t, t.detach().clone()) for n, t in tensors_of(module)}
+    return _copies(dict(tensors_of(module)))
 
 
 def _changed(before: tuple[torch.Tensor, torch.Tensor], now: tuple[torch.Tensor, torch.Tensor]) -> bool:

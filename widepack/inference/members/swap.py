@@ -31,7 +31,7 @@ from ...backends.graph_capture import ONE_CAPTURE
 from ...checkpoints.new_member import NewMember, NewMemberRequest
 from ...checkpoints.new_member import opening as opening
 from ...checkpoints.unused_names import unused_names, unused_text
-from ...errors import UsageError, VerificationError
+from ...errors import MemberMismatch, UsageError, VerificationError
 from ...fleet.open_member import open_new_member
 from ...ir.random_ops import uses_random_ops
 from ...spec.entries import PATTERNS
@@ -118,6 +118,12 @@ def swap(
             )
         stages = StageClock()
         new = open_new_member(artifact.reader, artifact.weights.files, checkpoint, how)
+        if new.set_by_eval:
+            raise MemberMismatch(
+                f"checkpoint {checkpoint}: eval() of the model sets {', '.join(new.set_by_eval[:5])} beside"
+                " the weights, and a swap does not compare the answers of the member's own module with those"
+                " of the programs, which may depend on it: use `widepack update` with --model, which does"
+            )
         if how.model is not None:
             check_own_extra(artifact, entries, place, new, how)
         report = _Swap(artifact, entries, place, checkpoint, stages).run(new)

@@ -1,0 +1,111 @@
+"""Puts loaded members in eval mode, and finds what their own `train()` or `eval()` changes.
+
+`nn.Module.eval` sets `training` of each part, and nothing else. A module's own may do more: it merges a
+low-rank update into a weight, rounds the weights, or swaps them with an average. An artifact stores the
+weights of a checkpoint, and gives them back as they were, so such a member is refused. What `eval()` computes
+outside of the weights (a cached tensor, a number) is captured with the member. A state dict alone does not
+give it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import UsageError
+from .differences import bit_equal
+
+_MODES = ("train", "eval")
+_TORCH = frozenset(vars(nn.Module()))
+
+
+def has_own_mode(module: nn.Module) -> bool:
+    """Returns whether any part has a `train()` or `eval()` of its own, which may do more than set a mode."""
+    return any(
+        getattr(type(part), name) is not getattr(nn.Module, name) or name in vars(part)
+        for part in module.modules()
+        for name in _MODES
+    )
+
+
+def in_eval_mode(module: nn.Module) -> nn.Module:
+    """Puts a member with its weights in eval mode, and returns it.
+
+    Raises: UsageError for an error of the module's own code.
+    """
+    try:
+        module.eval()
+    except Exception as e:
+        words = " ".join(str(e).split())[:300]
+        raise UsageError(f"eval() of {type(module).__name__} raised {type(e).__name__}: {words}") from e
+    return module
+
+
+def eval_results(module: nn.Module, label: str) -> list[str]:
+    """Puts a member with its weights in eval mode, and returns what that sets beside the weights, by name.
+
+    label: the checkpoint, for messages. Raises: UsageError if `eval()` changes weights, with their names.
+    """
+    before, beside = _copies(_saved(module)), _copies(_beside(module))
+    in_eval_mode(module)
+    after, now = dict(_saved(module)), dict(_beside(module))
+    changed = [n for n in {**before, **after} if not _same_bits(before.get(n), after.get(n))]
+    if changed:
+        name = type(module).__name__
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise UsageError(
+            f"{label}: eval() of {name} changes the weights {', '.join(changed[:5])}{more}, so its answers"
+            " are not those of the weights in the checkpoint, which an artifact stores. Load each checkpoint"
+            f" into a {name}, call m.eval(), and save it: either torch.save(m.state_dict()), for a build with"
+            " a model whose eval() changes no weight, or the whole module with torch.save(m), for a build"
+            " without a model and with trust_pickle (--trust-pickle)"
+        )
+    parts = set(map(id, module.modules()))
+    return [n for n in {**beside, **now} if not _kept(beside.get(n), now.get(n), parts)]
+
+
+def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the parameters and the saved buffers with their names."""
+    for path, part in module.named_modules():
+        own = vars(part)
+        for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+            if tensor is not None and name not in own["_non_persistent_buffers_set"]:
+                yield f"{path}.{name}".lstrip("."), tensor
+
+
+def _beside(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the unsaved buffers and the plain attributes of all parts."""
+    for path, part in module.named_modules():
+        own = vars(part)
+        unsaved = {n: own["_buffers"].get(n) for n in own["_non_persistent_buffers_set"]}
+        plain = {n: v for n, v in own.items() if n != "training" and n not in _TORCH}
+        for name, value in {**plain, **unsaved}.items():
+            yield f"{path}.{name}".lstrip("."), value
+
+
+def _copies(values: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Returns each value with a copy of it if it is a tensor."""
+    return {
+        name: (value, value.detach().clone() if isinstance(value, Tensor) and not is_lazy(value) else value)
+        for name, value in values
+    }
+
+
+def _same_bits(before: tuple[Any, Any] | None, now: Any) -> bool:
+    if before is None or now is None:
+        return False
+    value, copy = before
+    return value is now if is_lazy(value) or is_lazy(now) else bit_equal(copy, now)
+
+
+def _kept(before: tuple[Any, Any] | None, now: Any, parts: set[int]) -> bool:
+    """Returns whether an attribute still has the same object, or has one that no weight decides: a method."""
+    if isinstance(now, types.MethodType) and id(now.__self__) in parts:
+        return True
+    if before is None or before[0] is not now:
+        return False
+    return not isinstance(now, Tensor) or _same_bits(before, now)
