@@ -55,7 +55,7 @@ def bind(task: Task) -> Checked:
     cache = CompiledCache(task.cache or default_folder())
     key = binding_key(task, onnxruntime)
     if key and (known := find(key, cache)) is not None:
-        runs = sessions(known, cache, None, None, onnxruntime)
+        runs = sessions(known, cache, None, None, onnxruntime, {})
         return _checked(task, known, runs, cache.folder / known.graph)
     flat = in_order(flatten_loops(task.program, task.weights(), NAME, task.title))
     flat = canonical(with_member_inputs(flat))
@@ -63,7 +63,8 @@ def bind(task: Task) -> Checked:
     try:
         binding = _binding(task, flat, found, cache, onnxruntime)
         store(key, binding, cache)
-        return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime), found.place)
+        kept = _unchanged(task, binding)
+        return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime, kept), found.place)
     except Exception as e:
         raise ArtifactError(
             f"{task.title}: ONNX Runtime {version} cannot run the ONNX graph of a member "
@@ -99,9 +100,30 @@ def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, on
     )
 
 
-def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Checked:
+class Sessions(Checked):
+    """Sessions as a function. binding: how they run the program. runs: the sessions."""
+
+    binding: Binding
+    runs: Sequence[Run]
+
+
+def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Sessions:
     variants = [Variant(binding.run(runs), (), binding.least)]
-    return Checked(task, binding.shape, variants, place, flagged=binding.flagged)
+    made = Sessions(task, binding.shape, variants, place, flagged=binding.flagged)
+    made.binding, made.runs = binding, runs
+    return made
+
+
+def _unchanged(task: Task, binding: Binding) -> dict[Share, Run]:
+    """The sessions of what was bound before whose members are the same: those of other threads' shares."""
+    before = task.before
+    if not isinstance(before, Sessions) or before.binding.graph != binding.graph:
+        return {}
+    members = [(s.start, s.stop) for s in binding.shares]
+    if members != [(s.start, s.stop) for s in before.binding.shares]:
+        return {}
+    pairs = zip(binding.shares, before.runs)
+    return {share: run for share, run in pairs if task.member not in share.members}
 
 
 def _shares(flat: Flat, workers: int) -> list[range]:

@@ -177,13 +177,14 @@ def load_parts(
         """Opens every part from the files of one digest."""
         chosen, parts = divided_members(reader, options, len(devices), "devices")
         pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
+        trusted = options.get("expect") is not None
         gate = Gate()
         models: list[WideModel] = []
         for device, places in zip(devices, parts):
             part: LoadArguments = {**pinned, "members": [chosen[i] for i in places]}
             if models and options.get("verify") == "hashes":
                 part["verify"] = "sizes"  # the first part has read every file
-            models.append(load_here(path, device=device, gate=gate, **part))
+            models.append(load_here(path, device=device, gate=gate, trusted=trusted, **part))
         again: LoadArguments = {**pinned, "warmup": False, "threads": None, "progress": None}
         return DeviceModel(models, parts, gate, partial(load_parts, Path(path).absolute(), devices, again))
 
