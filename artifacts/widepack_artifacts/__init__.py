@@ -11,7 +11,6 @@
 | `fields`, `strict_json`, `format_version` | JSON with limits, fields of documents, versions |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `costs` | what a call costs, as formulas: the document and its file |
-| `onnx_graphs` | the names of ONNX graphs in the list of files |
 | `formulas`, `polynomials` | formulas over sizes: evaluated without `eval`, added up |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |

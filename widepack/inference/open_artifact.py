@@ -20,9 +20,9 @@ from torch import Tensor
 
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.file_identity import bytes_on_disk
+from widepack_artifacts.file_list import graph_file
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.manifest_weights import Weight
-from widepack_artifacts.onnx_graphs import graph_file
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from widepack_artifacts.onnx_graphs import SUFFIX, graph_stem
+from widepack_artifacts.file_list import ONNX, graph_stem
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
 
@@ -44,5 +44,5 @@ def publish_graphs(path: str | PathLike[str], digest: str) -> str:
         reader = Reader(path, digest)
         writer.keep(reader.manifest.files)
         for content, data in found.items():
-            writer.file(graph_stem(content), SUFFIX, data)
+            writer.file(graph_stem(content), ONNX, data)
         return writer.publish(reader.manifest).digest
