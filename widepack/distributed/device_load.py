@@ -113,7 +113,8 @@ def load(
             and was measured to be faster, else `eager`), `eager`, `compile`, `aot` or `onnxruntime`.
         verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
             probe. The digest of the manifest and the hashes of the programs are always checked.
-        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.
+        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact. Who gives it
+            vouches for the artifact: ONNX Runtime may read its ONNX graphs.
         prologue: True computes derived weights once, now. False keeps every weight in the mapped file.
         warmup: True binds the programs of pattern `shared` and runs the probe now. False does so at the first
             call.
