@@ -54,6 +54,9 @@ ACTIVATIONS = {
 }
 """The op that computes each activation in place, by the name of its ATen op."""
 
+PACKED_LISTS = frozenset({"widepack.pack_convolutions.default", "widepack.pack_inner_products.default"})
+"""The ops that pack each member's weight by itself."""
+
 
 def _activate(y: Tensor, act: str) -> Tensor:
     """Applies an activation in y's memory and returns y."""

@@ -13,7 +13,10 @@ from .contestant import AGAIN, ALTERNATIVES, DIVIDED, LOOP, OURS, SESSIONS
 from .networks import NETWORKS
 from .stage import Case, Process, Stage
 
-SLOW = 2.0  # alternatives and forms that take this many times as long as the fastest leave after two rounds
+SLOW = (
+    2.0  # alternatives and forms that take this many times as long as the fastest leave after three samples
+)
+LEAST_ROUNDS = 12  # also where the time is over
 CLOCKS = {"wall": 0, "cpu": 1}
 Ask = Callable[[], tuple[float, float]]
 Samples = Mapping[str, Sequence[tuple[float, float]]]
@@ -25,17 +28,17 @@ def timed(
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, float]]:
     """Takes rounds of samples. Returns them, and how many times as long as the fastest those took that left.
 
-    A round takes a sample of each contestant, in changing order. After two rounds the slow ones leave.
+    A round takes a sample of each contestant, in changing order. After three samples the slow ones leave.
     Rounds end when the row is known to a tenth, or after three times the seconds.
     """
     begin, which = time.monotonic(), CLOCKS[clock]
-    first = {name: min((call(), call()), key=lambda s: s[which]) for name, call in ask.items()}
+    first = {name: min((call(), call(), call()), key=lambda s: s[which]) for name, call in ask.items()}
     fastest = min(s[which] for name, s in first.items() if name in ALTERNATIVES)
     kept = [n for n, s in first.items() if n in (OURS, AGAIN, LOOP) or s[which] < SLOW * fastest]
     slow = {n: s[which] / fastest for n, s in first.items() if n not in kept}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in kept}
     count = 0
-    while time.monotonic() - begin < 3 * seconds:
+    while count < LEAST_ROUNDS or time.monotonic() - begin < 3 * seconds:
         for place in order(count, len(kept)):
             samples[kept[place]].append(ask[kept[place]]())
         count += 1

@@ -217,9 +217,9 @@ def exported(
 
 
 def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
-    """Yields each member's model: the first one's with other weights.
-
-    ONNX Runtime folds and fuses. The exporter does not: it would fold the first member's weights.
+    """Yields each member's model: the first one's with other weights, optimized as torch's exporter does by
+    default. The exporter itself would fold the first member's weights. Without this, ONNX Runtime folds no
+    batch norm: a small CNN takes 2.4 times as long.
     """
     import onnx
 
@@ -242,7 +242,18 @@ def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
                         raw_data=_bytes(value),
                     )
                 )
-        yield model.SerializeToString()
+        yield _optimized(model)
+
+
+def _optimized(model: Any) -> bytes:
+    """Returns a model with folded constants and fused ops. The given one stays as it is."""
+    from onnxscript import ir, optimizer, rewriter
+
+    graph = ir.from_proto(model)
+    optimizer.optimize(graph)
+    rewriter.rewrite(graph)
+    data: bytes = ir.to_proto(graph).SerializeToString()
+    return data
 
 
 class _Leaves(nn.Module):

@@ -315,7 +315,7 @@ class ProgramSource:
                 lowered = [simple.lower(plan) for plan in chosen]
                 lowering.made[key] = [(one.program, plan) for one, plan in zip(lowered, chosen)]
             if not strategies:
-                used = {strategy for one in lowered for strategy in one.used.values()}
+                used = {name for one in lowered for name in (*one.used.values(), *one.in_loops.values())}
                 self._name_unused(pattern, wanted.preferred, used)
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found
