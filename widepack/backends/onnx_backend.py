@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError
+from ..errors import ArtifactError, WidepackError
 from ..system.compiled_cache import CompiledCache, default_folder
 from .covering import refuse_other_devices
 from .flat import Flat, flatten_loops, in_order
@@ -53,6 +53,19 @@ def bind(task: Task) -> Checked:
             "load with backend='eager'"
         ) from e
     cache = CompiledCache(task.cache or default_folder())
+    try:
+        return _bound(task, cache, onnxruntime)
+    except WidepackError:
+        raise
+    except Exception as e:
+        raise ArtifactError(
+            f"{task.title}: ONNX Runtime {version} cannot run what is in the cache ({type(e).__name__}: "
+            f"{first_line(e)}); remove the folder {cache.folder}, or load with backend='eager'"
+        ) from e
+
+
+def _bound(task: Task, cache: CompiledCache, onnxruntime: Any) -> Checked:
+    """Opens the sessions that the cache notes for a program, or makes them."""
     key = binding_key(task, onnxruntime)
     if key and (known := find(key, cache)) is not None:
         runs = sessions(known, cache, None, None, onnxruntime, {})
@@ -60,17 +73,10 @@ def bind(task: Task) -> Checked:
     flat = in_order(flatten_loops(task.program, task.weights(), NAME, task.title))
     flat = canonical(with_member_inputs(flat))
     found = found_graph(task, flat, onnxruntime)
-    try:
-        binding = _binding(task, flat, found, cache, onnxruntime)
-        store(key, binding, cache)
-        kept = _unchanged(task, binding)
-        return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime, kept), found.place)
-    except Exception as e:
-        raise ArtifactError(
-            f"{task.title}: ONNX Runtime {version} cannot run the ONNX graph of a member "
-            f"({type(e).__name__}: {first_line(e)}); remove the folder {found.place}, or "
-            "load with backend='eager'"
-        ) from e
+    binding = _binding(task, flat, found, cache, onnxruntime)
+    store(key, binding, cache)
+    kept = _unchanged(task, binding)
+    return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime, kept), found.place)
 
 
 def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, onnxruntime: Any) -> Binding:
