@@ -5,7 +5,6 @@
 | `suite` | `bench(artifact)`, `compare(ens, modules)`, and the suite of reference networks |
 | `training` | training steps of fused members, beside the members trained one by one |
 | `advice` | `advise(artifact)`: what makes calls faster, predicted, tried and measured |
-| `estimate` | predicted times, from the kernels of a program and rates of this machine |
 | `layers` | one layer of `torch.nn` at a time, every strategy beside the baselines |
 | `baselines` | the members without widepack: an eager loop, `torch.func.vmap`, compiled, ONNX Runtime |
 | `measure` | interleaved timing, intervals, A against A, profiles, rooflines, inputs |
