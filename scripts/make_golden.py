@@ -210,19 +210,19 @@ GOLDEN = {
         Two,
         {"entries": ["forward", "encode"]},
     ),
-    "parts": Golden([Mlp] * 3, ["x=float32[B,6]"], Mlp, {"shards": 2, "race": False}),
+    "parts": Golden([Mlp] * 3, ["x=float32[B,6]"], Mlp, {"shards": 2, "budget": 0}),
     "fleet": Golden(
         [lambda: fine_tuned(2), lambda: fine_tuned(1), lambda: fine_tuned(3)],
         ["x=float32[B,24]"],
         tall,
-        {"race": False},
+        {"budget": 0},
         tall,
     ),
-    "scales": Golden([], ["x=float32[B,24]"], tall, {"race": False}, tall, (2, 1, 3)),
+    "scales": Golden([], ["x=float32[B,24]"], tall, {"budget": 0}, tall, (2, 1, 3)),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
-    "extra": Golden([Recorded] * 2, ["x=float32[B,4]"], Recorded, {"race": False}),
-    "literals": Golden([Steps] * 2, ["x=float32[B,4]"], Steps, {"race": False}, numbers=("steps",)),
-    "fields": Golden([Named] * 2, [], Named, {"race": False, "sample": (Rows(torch.ones(3, 4)),)}),
+    "extra": Golden([Recorded] * 2, ["x=float32[B,4]"], Recorded, {"budget": 0}),
+    "literals": Golden([Steps] * 2, ["x=float32[B,4]"], Steps, {"budget": 0}, numbers=("steps",)),
+    "fields": Golden([Named] * 2, [], Named, {"budget": 0, "sample": (Rows(torch.ones(3, 4)),)}),
 }
 
 

@@ -42,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setenv("WIDEPACK_RACE_S", "0")  # builds take a second less, and their plans do not vary
+        patch.setenv("WIDEPACK_BUDGET", "0")  # builds take a second less, and their plans do not vary
         yield folder
 
 

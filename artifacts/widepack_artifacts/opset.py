@@ -133,7 +133,7 @@ _OWN = """
     pack_convolution pack_convolutions convolution pack_linear linear streamed_linear delta_linear
     expert_linear expert_mm factored_weight masked_attention rnn_steps gru_steps lstm_steps pack_lstm
     packed_lstm rnn_training gru_training lstm_training member_products mlp_chain member_convs
-    grouped_experts sequence_lengths
+    grouped_experts sequence_lengths pack_inner_product pack_inner_products inner_product
 """
 OF_ONE_MEMBER = frozenset({"widepack.expert_mm.default", "widepack.sequence_lengths.default"})
 """widepack's own ops that programs of one member may use too."""

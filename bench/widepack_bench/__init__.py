@@ -4,6 +4,7 @@
 |---|---|
 | `suite` | `bench(artifact)`, `compare(ens, modules)`, and the suite of reference networks |
 | `training` | training steps of fused members, beside the members trained one by one |
+| `as_built` | artifacts as built and loaded, beside what users write instead, in processes that take turns |
 | `advice` | `advise(artifact)`: what makes calls faster, predicted, tried and measured |
 | `layers` | one layer of `torch.nn` at a time, every strategy beside the baselines |
 | `baselines` | the members without widepack: an eager loop, `torch.func.vmap`, compiled, ONNX Runtime |

@@ -22,7 +22,6 @@ TUNED_COLUMNS = (
     "network", "N", "batch", "default", "tuned", "fastest baseline", "over the loop", "default ratio",
     "tuned ratio", "roofline", "verdict",
 )  # fmt: skip
-DEFAULT_COLUMNS = ("network", "N", "batch", "threads", "default", "over the loop", "verdict")
 TRAINING_COLUMNS = (
     "network", "N", "batch", "widepack", "compiled", "fastest baseline", "over the loop", "ratio",
     "compiled ratio",
@@ -162,6 +161,37 @@ SETS = {
 }
 
 
+@part("as-built", "as-built-cpu", "scripts/measure/as_built.py", place=False)
+def as_built(document: Any) -> str:
+    """Returns the rows of artifacts as built over the fastest alternative, and the summary."""
+    rows = rows_of(document)
+    lines = [
+        (
+            row["network"],
+            row["members"],
+            row["batch"],
+            row["threads"],
+            row["call"],
+            duration(row["ms"]["widepack"]),
+            f"{row['fastest']}, {duration(row['ms'][row['fastest']])}",
+            ratio(row["ratio"], row["valid"]),
+            ratio(row["over_loop"]),
+        )
+        for row in rows
+    ]
+    s, clocks = document["summary"]["all"], {row["clock"] for row in rows}
+    head = "network | N | batch | threads | call | as built | fastest alternative | ratio | over the loop"
+    by_processor = "The times are those of the processor, since the machine also did other work. "
+    counts = f"{s['at_least_0.97']:.0%} are at 0.97 or more, {s['below_0.92']} below 0.92"
+    return (
+        f"{table(head, lines)}\n\n{s['rows']} rows, of which {s['valid']} are valid. Geometric mean "
+        f"{s['geometric_mean']:.2f}, least {s['least']:.2f}; {counts}; {s['over_loop_below_1']} are slower "
+        "than the loop. Over the fastest alternative without ONNX Runtime the geometric mean is "
+        f"{s['over_torch_geometric_mean']:.2f}. {by_processor if 'cpu' in clocks else ''}"
+        f"{where(document['environment'])}"
+    )
+
+
 @part("predictions", "predictions-cpu", "scripts/measure/predictions.py")
 def predictions(document: Any) -> str:
     """Returns how well speed-ups over the members' modules are predicted."""
@@ -195,7 +225,6 @@ for name, document, write in (
     ("suite-bfloat16", "suite-bfloat16-cpu", lambda found: _reference(found["rows"])),
     ("suite-bfloat16-tuned", "suite-bfloat16-tuned-cpu", lambda found: _reference(found["rows"])),
     ("real-tuned", "real-cpu", lambda found: _with_notes(_tuned(found), TUNED_COLUMNS)),
-    ("real-default", "real-default-cpu", lambda found: _with_notes(found["rows"], DEFAULT_COLUMNS)),
     ("layers", "primitives-cpu", lambda found: _lines_as_list(layer_table.markdown(found))),
 ):
     part(name, document, place=False)(write)

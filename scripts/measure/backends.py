@@ -93,7 +93,7 @@ class Collection:
             strategy="wide",
             pt2=False,
             targets=(torch.device(device).type,),
-            race=False,
+            budget=0,
         )
 
 

@@ -47,8 +47,8 @@ class Fleet:
         torch.set_num_threads(build_threads(self.device))
         self.base, self.adapters, merged = write_fleet(folder, *vars(sizes).values())
         options = {**options_of(sizes.width, sizes.layers), "targets": (torch.device(self.device).type,)}
-        widepack.build(self.adapters, folder / f"{FLEET}.wide", base=self.base, race=False, **options)
-        widepack.build(merged, folder / f"{MERGED}.wide", race=False, **options)
+        widepack.build(self.adapters, folder / f"{FLEET}.wide", base=self.base, budget=0, **options)
+        widepack.build(merged, folder / f"{MERGED}.wide", budget=0, **options)
         torch.set_num_threads(1)
         found = {}
         for name in (FLEET, MERGED):

@@ -73,7 +73,7 @@ def build(folder: Path, width: int, device: str) -> dict[str, Any]:
     began, inputs = time.perf_counter(), [f"input=float32[B,{width}]"]
     targets = (torch.device(device).type,)
     report = widepack.build(
-        paths, folder / "e.wide", model=net, inputs=inputs, targets=targets, pt2=False, race=False
+        paths, folder / "e.wide", model=net, inputs=inputs, targets=targets, pt2=False, budget=0
     )
     for path in paths:
         path.unlink()

@@ -23,10 +23,10 @@ import torch
 from route_networks import NETWORKS, members_of, trunk
 from runner import built, parser, run
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 import widepack
+from widepack_bench.baselines.routes import by_dict, by_sort, gathered
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.race import OURS, race
 
@@ -34,64 +34,6 @@ IDS = ("uniform", "zipf", "one")
 GATHERED = 64 * 2**20  # bytes of weights that the baseline `vmap` gathers for a call at most
 Call = Callable[[], Any]
 Inputs = Sequence[Tensor]
-
-
-def by_dict(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
-    """Groups the rows by member and calls each module."""
-    rows: dict[int, list[int]] = {}
-    for row, i in enumerate(ids):
-        rows.setdefault(i, []).append(row)
-    if len(rows) == 1:
-        return modules[ids[0]](*inputs)
-    found: list[Tensor] = []
-    tree: Any = None
-    for i, at in rows.items():
-        leaves, tree = tree_flatten(modules[i](*(x[at] for x in inputs)))
-        found = found or [y.new_empty(len(ids), *y.shape[1:]) for y in leaves]
-        for whole, part in zip(found, leaves):
-            whole[at] = part
-    return tree_unflatten(found, tree)
-
-
-def by_sort(modules: Sequence[nn.Module], inputs: Inputs, ids: Sequence[int]) -> Any:
-    """Sorts the rows once and calls each module on a slice."""
-    numbers = torch.tensor(ids)
-    order = numbers.argsort(stable=True).to(inputs[0].device)
-    ordered = [x[order] for x in inputs]
-    counts = torch.bincount(numbers, minlength=len(modules)).tolist()
-    answers, tree, start = [], None, 0
-    for i, n in enumerate(counts):
-        if n:
-            leaves, tree = tree_flatten(modules[i](*(x[start : start + n] for x in ordered)))
-            answers.append(leaves)
-            start += n
-
-    def placed(parts: Sequence[Tensor]) -> Tensor:
-        joined = torch.cat(list(parts))
-        found = torch.empty_like(joined)
-        found[order] = joined
-        return found
-
-    assert tree is not None
-    return tree_unflatten([placed(parts) for parts in zip(*answers)], tree)
-
-
-def gathered(modules: Sequence[nn.Module]) -> Callable[[Inputs, Sequence[int]], Any]:
-    """Returns a function that gathers the weights of each row and calls one module by `vmap`."""
-    parameters, buffers = stack_module_state(list(modules))
-    base = modules[0]
-
-    def one(p: Any, b: Any, *inputs: Tensor) -> Any:
-        answer = functional_call(base, (p, b), tuple(x.unsqueeze(0) for x in inputs))
-        return tree_map(lambda y: y.squeeze(0), answer)
-
-    def run(inputs: Inputs, ids: Sequence[int]) -> Any:
-        at = torch.tensor(ids, device=inputs[0].device)
-        return vmap(one)(
-            {k: v[at] for k, v in parameters.items()}, {k: v[at] for k, v in buffers.items()}, *inputs
-        )
-
-    return run
 
 
 def padded(ens: widepack.WideModel, inputs: Inputs, ids: Sequence[int]) -> Any:

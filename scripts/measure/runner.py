@@ -239,7 +239,7 @@ def built(
     before = torch.get_num_threads()
     torch.set_num_threads(build_threads(device))
     paths, path = write_checkpoints(make, count, folder, shared), Path(folder) / "e.wide"
-    given = {"pt2": False, "race": False, "targets": (torch.device(device).type,), **options}
+    given = {"pt2": False, "budget": 0, "targets": (torch.device(device).type,), **options}
     widepack.build(paths, path, model=make, inputs=list(inputs) or None, **given)
     torch.set_num_threads(before)
     modules = []

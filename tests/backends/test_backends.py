@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from bound_tasks import task_of
 from inside import remembered_calls
 from support import Artifacts
 
 import widepack
 from widepack.backends.flat import dense, flatten
+from widepack.backends.member_loops import FlatOutput
 from widepack.backends.variants import Checked, Variant
 from widepack.runtime.graph_module import graph_module
 from widepack.system.compiled_cache import CompiledCache, default_folder
@@ -164,9 +166,7 @@ def test_dense_weights_are_copied_only_if_necessary() -> None:
 
 def checked(artifacts: Artifacts, *variants: Variant) -> Checked:
     run = widepack.load(artifacts("mlp")).entry("forward").programs.of("shared")[0].executable
-    return Checked(
-        torch.device("cpu"), flatten(run.main, run.given, "aot", "it"), variants, lambda x: ["flat graph"]
-    )
+    return Checked(task_of(run.main, lambda x: ["flat graph"]), [FlatOutput(0)], variants)
 
 
 def says(word: str) -> Callable[[Any], Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bound_tasks import task_of
 from torch import Tensor
 
 from widepack.backends.flat import Flat, flatten
@@ -95,6 +96,7 @@ def test_the_flat_graph_runs_after_a_flag(wrong: bool) -> None:
         return [torch.zeros(2), torch.tensor(wrong)]
 
     whole = flat("aten.gather.default")
-    run = Checked(CPU, whole, [Variant(compiled)], lambda *given: ["flat graph"], flagged=True)
+    task = task_of(whole.program, lambda *given: ["flat graph"])
+    run = Checked(task, whole.shape, [Variant(compiled)], flagged=True)
     (found,) = run(*call("aten.gather.default", 0, 3))
     assert found == "flat graph" if wrong else torch.equal(found, torch.zeros(2))

@@ -10,7 +10,8 @@ import torch
 
 from widepack.backends import backend
 from widepack.backends.flat import flatten_loops
-from widepack.backends.member_loops import cut, of_members, one_member
+from widepack.backends.member_inputs import canonical, with_member_inputs
+from widepack.backends.member_loops import cut, is_divisible, of_members, one_member
 from widepack.backends.task import Sizes, Task
 from widepack.runtime.graph_module import graph_module
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
@@ -76,8 +77,8 @@ PROGRAMS: dict[str, Any] = {
     "lists as outputs": ((INPUT,), (loop("l", LIST, X, W), part("y", "l"), part("z", "l", 1)), Ref("z"), Y),
 }
 
-INDEPENDENT = ("one loop", "inputs of each member", "a list that another loop reads")
-"""The programs whose members can run without the others."""
+DEPENDENT = ("nodes before, between and after", "sums of members")
+"""The programs whose members cannot run without the others."""
 
 
 def program(inputs: tuple[Slot, ...], nodes: tuple[Node, ...], *outputs: Ref) -> Program:
@@ -198,7 +199,7 @@ def task(wide: Program, weight: torch.Tensor, example: torch.Tensor, cache: Path
 
     return Task(
         program=wide,
-        weights=[weight],
+        weights=lambda: [weight],
         device=CPU,
         content="a program",
         pattern="shared",
@@ -279,8 +280,9 @@ def test_a_session_of_all_members_and_one_of_each_threads_share(
     x = torch.randn(N, 5, 4) if inputs[0].kind == "stacked" else torch.randn(5, 4)
     given = task(wide, weight, x, tmp_path, workers)
     bound = backend("onnxruntime").bind(given)
-    divided = workers and (name in INDEPENDENT or name in OF_WEIGHTS)
-    assert len(list(tmp_path.glob("*/*.onnx"))) == (2 if divided else 1)
+    flat = canonical(with_member_inputs(flatten_loops(wide, [weight], "onnxruntime", "the program")))
+    assert flat.loops is not None
+    assert is_divisible(flat.program, flat.loops) == (name not in DEPENDENT)
     with torch.inference_mode():
         for rows in (1, 5):
             one = x[..., :rows, :]

@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def built(*specs: str) -> tuple[str, str]:
     """Returns what a build writes to standard output and to standard error."""
-    words = "build m0.pt m1.pt -o e.wide --model net.py:Net --no-race --force"
+    words = "build m0.pt m1.pt -o e.wide --model net.py:Net --budget 0 --force"
     done = CliRunner().invoke(cli, [*words.split(), *specs])
     assert done.exit_code == 0, done.output
     return done.stdout, done.stderr

@@ -16,7 +16,7 @@ from widepack_cli.main import cli
 FACTORY = (
     "from torch import nn\ndef make(): return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))\n"
 )
-INPUT = ("--input", "input=float32[B,4]", "--no-race", "--no-pt2")
+INPUT = ("--input", "input=float32[B,4]", "--budget", "0", "--no-pt2")
 LINE = "left out     model_ema.* (5 names), steps (1 name): names that the model does not have"
 
 

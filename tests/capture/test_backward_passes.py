@@ -220,7 +220,7 @@ def test_members_answer_for_every_size(name: str, tmp_path: Path) -> None:
     else:
         layer, op, sizes, shapes = NETS[name]
         make = partial(Net, layer, op)
-    ens = loaded(make, tmp_path, f"x=float32[{sizes}]", count=N, race=False)
+    ens = loaded(make, tmp_path, f"x=float32[{sizes}]", count=N, budget=0)
     for shape in shapes:
         agree(ens, make, torch.randn(shape), rtol=2e-5, atol=2e-5)
 

@@ -167,7 +167,7 @@ def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
 
     inputs = ("z=int64[B,A]:0..9", "x=float32[B,A,3]")
     report = build(
-        saved(make, tmp_path, N), tmp_path / "a.wide", model=make, inputs=inputs, race=False, **QUICK
+        saved(make, tmp_path, N), tmp_path / "a.wide", model=make, inputs=inputs, budget=0, **QUICK
     )
     assert report.wide_share == 1.0
 
@@ -186,7 +186,7 @@ def test_members_answer_with_derivatives(style: str, tmp_path: Path) -> None:
 def test_atoms_and_pairs_are_dynamic(tmp_path: Path) -> None:
     paths = saved(OfPairs, tmp_path, N)
     inputs = ("z=int64[A]:0..9", "x=float32[A,3]", "i=int64[E]:0..0", "j=int64[E]:1..1")
-    report = build(paths, tmp_path / "a.wide", model=OfPairs, inputs=inputs, race=False, **QUICK)
+    report = build(paths, tmp_path / "a.wide", model=OfPairs, inputs=inputs, budget=0, **QUICK)
     assert report.wide_share == 1.0
 
     def call(atoms: int, pairs: int) -> Any:

@@ -62,7 +62,7 @@ def test_derivatives_and_their_gradients_are_the_members(name: str) -> None:
 
 def test_an_artifact_raises_an_error_for_a_singular_matrix(tmp_path: Path) -> None:
     make = partial(Net, OPS["inv"])
-    ens, first = loaded(make, tmp_path, "x=float32[B,3,3]", count=N, race=False), member(make, 0)
+    ens, first = loaded(make, tmp_path, "x=float32[B,3,3]", count=N, budget=0), member(make, 0)
     agree(ens, make, torch.randn(2, 3, 3))
     singular = (-5 * torch.eye(3) / first.get_parameter("scale").detach()).expand(2, 3, 3)
     with pytest.raises(RuntimeError, match="could not be completed"):

@@ -180,7 +180,7 @@ def test_the_report_and_inspect_name_the_lines_of_bounds(tmp_path: Path) -> None
     paths = files_of(tmp_path, [Bounded(), Bounded()])
     out, dynamic = tmp_path / "e.wide", {"x": {0: "B", 1: "T"}}
     report = widepack.build(
-        paths, out, model=Bounded, sample=(torch.ones(4, 6, 3),), dynamic=dynamic, race=False
+        paths, out, model=Bounded, sample=(torch.ones(4, 6, 3),), dynamic=dynamic, budget=0
     )
     (bounds,) = report.entries["forward"].bounds
     assert bounds.startswith("3 <= T <= 16: ") and "x.shape[1] < 3" in bounds and "last line" in bounds

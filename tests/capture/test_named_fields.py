@@ -58,7 +58,7 @@ GRAPH = Graph(torch.randn(5, 3), torch.randint(0, 5, (2, 7)))
 
 
 def made(folder: Path, make: type[nn.Module], *sample: Any, dynamic: Any) -> tuple[Any, list[nn.Module]]:
-    path = built(make, folder, sample=sample, dynamic=dynamic, race=False)
+    path = built(make, folder, sample=sample, dynamic=dynamic, budget=0)
     return widepack.load(path), [member(make, i) for i in range(2)]
 
 

@@ -80,7 +80,7 @@ def members(style: Style) -> list[Net]:
 def test_members_answer_for_every_batch(how: str, tmp_path: Path) -> None:
     style = (NESTED | CONSTANT)[how]
     make = partial(Net, style)
-    ens = loaded(make, tmp_path, "x=float32[B,3]", count=N, race=False)
+    ens = loaded(make, tmp_path, "x=float32[B,3]", count=N, budget=0)
     for batch in 1, 4, 7:
         agree(ens, make, torch.randn(batch, 3))
 

@@ -38,7 +38,7 @@ ONE = torch.randn(2, 3), torch.tensor([0, 0]), torch.rand(1, 1)
 AXES = {"x": {0: "N"}, "of": {0: "N"}, "cell": {0: "B"}}
 
 
-OF_SAMPLE: dict[str, Any] = {"sample": SAMPLE, "dynamic": AXES, "race": False}
+OF_SAMPLE: dict[str, Any] = {"sample": SAMPLE, "dynamic": AXES, "budget": 0}
 
 
 @pytest.mark.extended

@@ -88,7 +88,7 @@ def alone(path: str, x: Tensor = X) -> Any:
 def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, share: str) -> None:
     paths = saved(tmp_path, 2, 2, 3, 2)
     path = tmp_path / "ens.wide"
-    widepack.build(paths[:2], path, model=Branching, sample=(X,), race=False, share=share)
+    widepack.build(paths[:2], path, model=Branching, sample=(X,), budget=0, share=share)
     ens = widepack.load(path)
     for y, one in zip(ens(X), paths):
         torch.testing.assert_close(y, alone(one))
@@ -107,7 +107,7 @@ def test_the_values_are_literals_that_new_members_must_have(tmp_path: Path, shar
 def test_members_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
     paths = saved(tmp_path, 2, 3)
     with pytest.raises(MemberMismatch, match="steps.*It is 2 in m0, and 3 in m1"):
-        widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), race=False)
+        widepack.build(paths, tmp_path / "ens.wide", model=Branching, sample=(X,), budget=0)
 
 
 @pytest.mark.extended
@@ -202,7 +202,7 @@ def test_a_flag_of_the_first_call_is_no_literal_of_later_calls(tmp_path: Path) -
     path = str(tmp_path / "0.pt")
     torch.save(FirstCall().state_dict(), path)
     build: Any = widepack.build
-    given = {"model": FirstCall, "sample": (X,), "race": False}
+    given = {"model": FirstCall, "sample": (X,), "budget": 0}
     with pytest.raises(
         CaptureError, match="of its own ready, and forward changes it.*save the members after a call"
     ):
@@ -258,7 +258,7 @@ def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None
 
     paths = members_of(tmp_path, model, 1.0, 2.0, 3.0, -2.0, 10.0, float("nan"), 0.0)
     path = tmp_path / "ens.wide"
-    widepack.build(paths[:2], path, model=model, sample=(X,), race=False)
+    widepack.build(paths[:2], path, model=model, sample=(X,), budget=0)
     ens = widepack.load(path)
     assert [x.text for x in ens.manifest.entries["forward"].literals] == list(CONDITIONS)
     check_members(ens, model, paths[:2])
@@ -269,7 +269,7 @@ def test_members_with_other_values_and_the_same_branches(tmp_path: Path) -> None
             ens.swap(0, other)
     check_members(ens, model, [paths[2], paths[1]])
     with pytest.raises(MemberMismatch, match="reads scale > 0 at .*It is True in m0, and False in m3"):
-        widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False, force=True)
+        widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), budget=0, force=True)
 
 
 def test_a_condition_without_an_expression_needs_equal_values(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_members_of_other_shapes_that_take_the_same_branch(tmp_path: Path) -> No
     paths = members_of(tmp_path, partial(model, {"mask": torch.ones(6)}), 1.0, 2.0, -1.0)
     paths += members_of(tmp_path / "wide", partial(model, {"mask": torch.ones(8)}), 3.0)
     path = tmp_path / "ens.wide"
-    widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), race=False)
+    widepack.build([paths[0], paths[3]], path, model=model, sample=(X,), budget=0)
     ens = widepack.load(path)
     ens.swap(0, paths[1])
     with pytest.raises(MemberMismatch, match="It is True in the artifact, and False"):

@@ -54,7 +54,7 @@ def test_lengths_are_an_input(
     axes = {"x": {0: "B"}, "lengths": {0: "B"}, "hx": {1: "B"}}
     dynamic = {k: v for k, v in axes.items() if hx or k != "hx"}
     sample = (X, SORTED if ordered else UNSORTED, *hx)
-    ens = loaded(make, tmp_path, sample=sample, dynamic=dynamic, race=False)
+    ens = loaded(make, tmp_path, sample=sample, dynamic=dynamic, budget=0)
     first = [v[:, :2] if isinstance(v, Tensor) else tuple(t[:, :2] for t in v) for v in hx]
     shorter = (X[:2], torch.tensor([4, 3] if ordered else [3, 4]), *first)
     for call in (sample, shorter):
@@ -71,7 +71,7 @@ BAD = {
 
 def made(folder: Path, make: Any, sample: tuple[Any, ...]) -> tuple[list[nn.Module], Path]:
     """Returns two members and their artifact."""
-    path = built(make, folder, sample=sample, race=False)
+    path = built(make, folder, sample=sample, budget=0)
     return [member(make, i) for i in range(2)], path
 
 

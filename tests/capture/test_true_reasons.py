@@ -61,7 +61,7 @@ class FirstCallSets(nn.Module):
         return y - self.mean
 
 
-HOW: dict[str, Any] = {"sample": (X,), "race": False}
+HOW: dict[str, Any] = {"sample": (X,), "budget": 0}
 
 
 def test_a_generator_of_the_member(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import widepack
 from widepack.inference.model import WideModel
 
 INPUTS: dict[str, Any] = {"inputs": ["input=float32[B,4]"], "pt2": False, "targets": ("cpu",)}
-QUICK: dict[str, Any] = {**INPUTS, "race": False, "force": True}
+QUICK: dict[str, Any] = {**INPUTS, "budget": 0, "force": True}
 Make = Callable[[], nn.Module]
 
 

@@ -48,7 +48,7 @@ def test_a_build_of_folds(tmp_path: Path) -> None:
     build: Any = widepack.build
     build(
         [str(tmp_path / "folds.pt")], tmp_path / "e.wide", model=lambda: nn.Linear(3, 2),
-        inputs=["input=float32[B,3]"], key="*", race=False, pt2=False, targets=("cpu",),
+        inputs=["input=float32[B,3]"], key="*", budget=0, pt2=False, targets=("cpu",),
     )  # fmt: skip
     ens = widepack.load(tmp_path / "e.wide")
     assert tuple(ens.members) == ("0", "1", "2")

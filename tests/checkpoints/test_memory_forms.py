@@ -23,7 +23,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-QUICK: dict[str, Any] = {"inputs": ["x=float32[B,4]"], "pt2": False, "targets": ("cpu",), "race": False}
+QUICK: dict[str, Any] = {"inputs": ["x=float32[B,4]"], "pt2": False, "targets": ("cpu",), "budget": 0}
 
 
 class Net(nn.Module):

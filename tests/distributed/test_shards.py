@@ -135,7 +135,7 @@ def test_members_of_different_shapes_have_programs_of_their_parts(
         model=Head,
         inputs=["x=float32[B,6]"],
         pt2=False,
-        race=False,
+        budget=0,
         shards=2,
     )
     x = torch.randn(4, 6)
@@ -149,7 +149,7 @@ def test_the_command_line_builds_verifies_and_shows_the_parts(tmp_path: Path) ->
     (tmp_path / "net.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(4, 2)\n")
     out = tmp_path / "e.wide"
     arguments = [
-        *("build", str(tmp_path / "m0.pt"), str(tmp_path / "m1.pt"), "-o", str(out), "--no-race"),
+        *("build", str(tmp_path / "m0.pt"), str(tmp_path / "m1.pt"), "-o", str(out), "--budget", "0"),
         *("--model", f"{tmp_path / 'net.py'}:make", "--input", "input=float32[B,4]", "--no-pt2"),
     ]
     result = CliRunner().invoke(cli, [*arguments, "--shards", "3"])

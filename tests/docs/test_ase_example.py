@@ -49,7 +49,7 @@ def test_the_calculator_gives_mean_and_spread(tmp_path: Path, monkeypatch: pytes
         torch.save(nets[-1].state_dict(), paths[-1])
     inputs = ("z=int64[B,A]:0..9", "pos=float32[B,A,3]")
     out = tmp_path / "c.wide"
-    build(paths, out, model=Springs, inputs=inputs, targets=("cpu",), pt2=False, race=False)
+    build(paths, out, model=Springs, inputs=inputs, targets=("cpu",), pt2=False, budget=0)
     atoms: Any = Atoms("CH4", positions=torch.randn(5, 3).numpy())
     atoms.calc = committee(str(out))
     z, pos = torch.as_tensor(atoms.numbers)[None], torch.as_tensor(atoms.positions, dtype=torch.float32)[None]

@@ -97,7 +97,7 @@ def stage(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("WIDEPACK_RACE_S", "0.1")
+    monkeypatch.setenv("WIDEPACK_BUDGET", "0.1")
     before = set(sys.modules)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -12,7 +12,7 @@ import torch
 from doc_pages import RUN, blocks, run_page
 from paths import ROOT
 
-from widepack.tuning import quick_race
+from widepack.tuning import choice
 
 ELSEWHERE = {
     # registers an op, so it needs its own process
@@ -64,9 +64,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     "page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PAGES]
 )
 def test_the_code_of_a_page_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "\nrace  " in TEXTS[page]:
-        monkeypatch.setenv("WIDEPACK_RACE_S", "10")
-        monkeypatch.setattr(quick_race, "GAIN", 1e-9)  # other load on this machine must not choose a plan
+    if "\nplan  " in TEXTS[page]:
+        monkeypatch.setenv("WIDEPACK_BUDGET", "10")
+        monkeypatch.setattr(choice, "GAIN", 1e-9)  # other load on this machine must not choose a plan
     run_page(TEXTS[page], page, folder)
 
 

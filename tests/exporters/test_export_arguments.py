@@ -109,7 +109,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Both], Path]:
             folder = tmp_path_factory.mktemp(make.__name__)
             (args, kwargs), files = CASES[make], save_members(make, folder, 3)
             widepack.build(
-                files, folder / "e.wide", model=make, sample=args, sample_kwargs=kwargs, pt2=False, race=False
+                files, folder / "e.wide", model=make, sample=args, sample_kwargs=kwargs, pt2=False, budget=0
             )
             self[make] = folder / "e.wide"
             return self[make]

@@ -120,7 +120,7 @@ def answer_of(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def build_of(paths: Sequence[Path], out: Path, **options: Any) -> widepack.BuildReport:
     """Builds an artifact of members of `Net`, without what most tests do not need."""
-    quick: dict[str, Any] = {"model": Net, "inputs": INPUTS, "race": False, "pt2": False, "targets": ("cpu",)}
+    quick: dict[str, Any] = {"model": Net, "inputs": INPUTS, "budget": 0, "pt2": False, "targets": ("cpu",)}
     return widepack.build(paths, out, **{**quick, **options})
 
 

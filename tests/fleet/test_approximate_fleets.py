@@ -119,7 +119,7 @@ def test_the_command_line_says_what_was_approximated(fleet: SmallFleet, tmp_path
     (tmp_path / "net.py").write_text("from fleet.small_fleets import Net\n", encoding="utf-8")
     out = tmp_path / "near.wide"
     args = ["build", *map(str, paths), "--unmerge", "--base", str(fleet.base), "--tolerance", "0.2"]
-    more = ["-o", str(out), "--model", f"{tmp_path / 'net.py'}:Net", "--input", INPUTS[0], "--no-race"]
+    more = ["-o", str(out), "--model", f"{tmp_path / 'net.py'}:Net", "--input", INPUTS[0], "--budget", "0"]
     found = CliRunner().invoke(cli, [*args, *more])
     assert found.exit_code == 0, found.output
     assert "approximate  first.weight, second.weight: the factors leave at most" in found.output

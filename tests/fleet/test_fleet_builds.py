@@ -28,7 +28,7 @@ from fleet.small_fleets import (
 )
 from widepack.inference.programs import merged_weights
 from widepack.inference.routing.gathered_rows import GatheredCall
-from widepack.tuning.quick_race import race_plans
+from widepack.tuning.tune import measure_new
 from widepack_cli.main import cli
 
 
@@ -328,7 +328,7 @@ def test_an_adapter_needs_a_fleet(fleet: SmallFleet, tmp_path: Path) -> None:
 def test_the_command_line(fleet: SmallFleet, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from fleet.small_fleets import Net\n", encoding="utf-8")
     out = tmp_path / "fleet.wide"
-    options = ["--model", f"{tmp_path / 'net.py'}:Net", "--input", INPUTS[0], "--no-race"]
+    options = ["--model", f"{tmp_path / 'net.py'}:Net", "--input", INPUTS[0], "--budget", "0"]
     args = ["--base", str(fleet.base), "--adapter", str(fleet.adapters[0].parent / "a*")]
     found = CliRunner().invoke(cli, ["build", *args, "-o", str(out), *options])
     assert found.exit_code == 0, found.output
@@ -371,7 +371,7 @@ def test_ops_that_cannot_run_over_factors_read_merged_weights(tmp_path: Path) ->
         torch.save(state, paths[-1])
     out = tmp_path / "recurrent.wide"
     inputs = [f"x=float32[B,3,{SIZE}]"]
-    widepack.build(paths, out, unmerge=True, model=Recurrent, inputs=inputs, race=False)
+    widepack.build(paths, out, unmerge=True, model=Recurrent, inputs=inputs, budget=0)
     for memory in ("auto", "least"):
         ens = widepack.load(out, memory=memory)
         assert len(ens.manifest.factored.weights) == 3
@@ -426,8 +426,8 @@ def test_without_memory_for_whole_weights_a_race_and_route_run_over_the_factors(
     monkeypatch.setattr(merged_weights, "available_bytes", lambda: 10_000)
     out = tmp_path / "raced.wide"
     shutil.copytree(of_adapters, out)
-    report = race_plans(out, seconds=3)
-    assert {row["chosen"] for row in report.to_json()["rows"]} == {"rules of thumb"}
+    report = measure_new(out, seconds=3)
+    assert {row["chosen"] for row in report.to_json()["rows"]} == {"predicted"}
     ens = widepack.load(out)
     for rows in (2, 4000):
         assert_right(ens, fleet.states, rows)

@@ -79,7 +79,7 @@ def test_the_model_decides_how_a_square_weight_is_stored(tmp_path: Path, setting
     options: dict[str, Any] = {
         "model": Net,
         "inputs": [f"x=float32[B,{SIZE}]"],
-        "race": False,
+        "budget": 0,
         "pt2": False,
         "targets": ("cpu",),
     }

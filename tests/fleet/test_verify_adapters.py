@@ -88,7 +88,7 @@ def test_a_head_that_one_adapter_replaces_needs_the_base(fleet: SmallFleet, tmp_
 def test_a_fleet_in_bfloat16(fleet: SmallFleet, tmp_path: Path) -> None:
     out = tmp_path / "bf16.wide"
     inputs = ["x=bfloat16[B,48]"]
-    options: dict[str, Any] = {"dtype": "bfloat16", "race": False, "pt2": False, "targets": ("cpu",)}
+    options: dict[str, Any] = {"dtype": "bfloat16", "budget": 0, "pt2": False, "targets": ("cpu",)}
     widepack.build(fleet.adapters, out, base=fleet.base, model=Net, inputs=inputs, **options)
     for base in ([], ["--base", str(fleet.base)]):
         found = verified(out, fleet.adapters, *base)
@@ -141,7 +141,7 @@ def test_models_of_transformers_are_made_from_the_config_of_the_base(tmp_path: P
         settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["query"]}
         (path / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     out = tmp_path / "bert.wide"
-    options: dict[str, Any] = {"model": "hf", "race": False, "pt2": False, "targets": ("cpu",)}
+    options: dict[str, Any] = {"model": "hf", "budget": 0, "pt2": False, "targets": ("cpu",)}
     inputs = ["input_ids=int64[B,6]:0..19"]
     widepack.build(paths, out, base=tmp_path / "base", inputs=inputs, **options)
     for given in ([], paths):

@@ -186,8 +186,6 @@ def test_dims_of_one_stay_different_dims() -> None:
 
 def test_a_build_from_a_sample_of_one_row(tmp_path: Path) -> None:
     torch.save(net().state_dict(), tmp_path / "0.pt")
-    widepack.build(
-        [tmp_path / "0.pt"], tmp_path / "e.wide", model=net, sample=(torch.randn(1, 6),), race=False
-    )
+    widepack.build([tmp_path / "0.pt"], tmp_path / "e.wide", model=net, sample=(torch.randn(1, 6),), budget=0)
     ens = widepack.load(tmp_path / "e.wide")
     assert ens(torch.randn(5, 6)).shape == (1, 5, 2) and ens(torch.randn(1, 6)).shape == (1, 1, 2)

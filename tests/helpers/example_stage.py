@@ -70,11 +70,11 @@ def make_stage(folder: Path) -> None:
     (folder / "notes.txt").write_text("none\n", encoding="utf-8")
     shape = [f"x=float32[B,{FEATURES}]"]
     files = [folder / f"ckpts/{name}.pt" for name in MEMBERS]
-    widepack.build(files, folder / "ens.wide", model=f"{folder}/net.py:make", inputs=shape, race=False)
+    widepack.build(files, folder / "ens.wide", model=f"{folder}/net.py:make", inputs=shape, budget=0)
     files = [folder / f"prices/{k}.pt" for k in range(2)]
     widepack.build(
         files, folder / "price.wide", model=f"{folder}/price.py:make", inputs=[f"input={shape[0][2:]}"],
-        race=False, pt2=False,
+        budget=0, pt2=False,
     )  # fmt: skip  # arguments in two lines
     _write_tables(folder)
 

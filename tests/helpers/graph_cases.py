@@ -135,7 +135,7 @@ def artifact(folder: Path, name: str) -> Path:
                 torch.manual_seed(seed)
                 torch.save(make().state_dict(), place / f"{file}.pt")
         files = [place / f"{i}.pt" for i in range(MEMBERS)]
-        widepack.build(files, place / "e.wide", model=make, inputs=inputs, pt2=False, race=False, **options)
+        widepack.build(files, place / "e.wide", model=make, inputs=inputs, pt2=False, budget=0, **options)
     return place / "e.wide"
 
 

@@ -33,7 +33,7 @@ def built(
     folder: Path, make: Any, members: Iterable[nn.Module | Mapping[str, Any]], *inputs: str, **options: Any
 ) -> Path:
     """Builds the artifact `e.wide` of members in a folder, without what most tests do not need."""
-    quick = {"pt2": False, "race": False, "targets": ("cpu",), "inputs": list(inputs) or None}
+    quick = {"pt2": False, "budget": 0, "targets": ("cpu",), "inputs": list(inputs) or None}
     widepack.build(files_of(folder, members), folder / "e.wide", model=make, **{**quick, **options})
     return folder / "e.wide"
 
@@ -49,6 +49,6 @@ def save_members(make: Callable[[], nn.Module], folder: Path, members: int = 4) 
 
 def saved(make: Any, path: Path, *inputs: str, members: int = 4, **options: Any) -> WideModel:
     """Builds an artifact of members with random weights, and loads it."""
-    files, quick = save_members(make, path, members), {"pt2": False, "race": False, "targets": ("cpu",)}
+    files, quick = save_members(make, path, members), {"pt2": False, "budget": 0, "targets": ("cpu",)}
     widepack.build(files, path / "e.wide", model=make, inputs=list(inputs), **{**quick, **options})
     return widepack.load(path / "e.wide")

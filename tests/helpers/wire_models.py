@@ -172,7 +172,7 @@ def built(name: str, folder: Path) -> Path:
         files = [Path(p) for p in cases.write_checkpoints(name, folder / name)]
         make, inputs, options = case.model, case.INPUTS, {}
     widepack.build(
-        files, path, model=make, inputs=list(inputs), pt2=False, race=False, targets=("cpu",), **options
+        files, path, model=make, inputs=list(inputs), pt2=False, budget=0, targets=("cpu",), **options
     )
     return path
 

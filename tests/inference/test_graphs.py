@@ -158,7 +158,7 @@ def test_fine_tunes_of_one_base(
     folder = tmp_path_factory.mktemp("fleet")
     fleet = write_fleet(folder)
     path = folder / "fleet.wide"
-    widepack.build(fleet.adapters, path, base=fleet.base, model=Net, inputs=INPUTS, race=False, pt2=False)
+    widepack.build(fleet.adapters, path, base=fleet.base, model=Net, inputs=INPUTS, budget=0, pt2=False)
     ens = load(path, graph=True, memory=memory)
     for rows in (3, 4, 4000, 2):
         x = drawn(rows, rows, 48)

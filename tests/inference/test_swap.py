@@ -241,6 +241,50 @@ def test_swap_of_packed_weights_and_of_lists(name: str, artifacts: Artifacts, tm
     assert equal(after, others_before)
 
 
+@pytest.mark.parametrize("name", ["mlp", "encoder", "textcnn"])
+def test_a_swap_packs_the_weights_of_its_member_alone(
+    name: str, artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cases
+    from widepack.kernels import onednn
+
+    ens = load(artifacts(name), strategies=["loop", "packed"], backend="eager")
+    args, kwargs = cases.load(name).sample(2, 3)
+    before = _leaves(ens(*args, **kwargs))
+    new = {
+        k: v * (1 + 0.05 * torch.randn_like(v)) if v.is_floating_point() else v
+        for k, v in ens.state_dict(1).items()
+    }
+    torch.save(new, tmp_path / "new.pt")
+    values = ens.entry("forward").tensor_calls.tensors(args, kwargs, "shared")[0]
+    bound = running(ens, "shared", values)
+    packed = [t for v in bound.executable.given if isinstance(v, list) for t in v if t.is_mkldnn]
+    assert len(packed) % len(ens) == 0
+    assert packed or not torch.backends.mkldnn.is_available()
+    count: list[str] = []
+
+    def counted(kind: str) -> None:
+        pack = getattr(onednn, f"reorder_{kind}_weight")
+
+        def reorder(*operands: Any) -> Tensor:
+            count.append(kind)
+            weight: Tensor = pack(*operands)
+            return weight
+
+        monkeypatch.setattr(onednn, f"reorder_{kind}_weight", reorder)
+
+    counted("linear")
+    counted("convolution")
+    want = expected(ens, 1, new, "shared", values)
+    count.clear()
+    ens.swap(1, tmp_path / "new.pt")
+    assert len(count) == len(packed) // len(ens)
+    assert equal(bound.run(*values), want)
+    after = _leaves(ens(*args, **kwargs))
+    assert all(equal([b[0], b[2]], [a[0], a[2]]) for b, a in zip(before, after))
+    assert not any(torch.equal(b[1], a[1]) for b, a in zip(before, after))
+
+
 def _leaves(value: Any) -> list[Any]:
     return (
         [value]

@@ -8,22 +8,20 @@ from typing import Any
 import pytest
 import small
 import torch
-from packed_cases import OWN, rand
+from packed_cases import OWN, chosen, needs_onednn, rand
 from small import all_kinds, node, program, stacked_weights
 
 from widepack.ir.values import Shared, Stacked, Value
 from widepack.kernels import packed
 from widepack.kernels.decompose import decompose
 from widepack.lowering.lower import lower
-from widepack.planning.plan import NodeChoice, Plan, Region
+from widepack.planning.plan import Region
 from widepack.registry.registry import REGISTRY
 from widepack.registry.writer import EagerWriter
 from widepack.runtime.executable import Executable
 from widepack.runtime.prologue import split
 from widepack.runtime.unroll import unroll
 from widepack_artifacts.program import Program, Ref
-
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")  # type: ignore[no-untyped-call]
 
 
 def net() -> Program:
@@ -41,15 +39,6 @@ def net() -> Program:
 
 
 BATCHES = ({"B": 1}, {"B": 4}, {"B": 7})
-
-
-def chosen(member_program: Program, name: str) -> Plan:
-    choices = {
-        n.name: NodeChoice(name, "requested")
-        for n in member_program.nodes
-        if n.op in REGISTRY and name in REGISTRY[n.op].strategies
-    }
-    return Plan("cpu", "shared", (1, None), (), choices)
 
 
 @pytest.mark.extended(keep=2)
@@ -132,7 +121,7 @@ def test_a_loop_over_packed_weights_gives_each_members_answer(chosen_kinds: dict
     assert set(lowered.used.values()) == {"loop"}
     (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
     assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.max_pool2d.default"]
-    assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 1
+    assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 3
     small.check_forms(member_program, lowered.program, slots, sizes=BATCHES)
     small.check(member_program, decompose(unroll(lowered.program)), slots)
 

@@ -324,7 +324,7 @@ def test_a_written_loop_of_a_network(tmp_path: Any) -> None:
         paths.append(tmp_path / f"m{i}.pt")
         torch.save(members[-1].state_dict(), paths[-1])
     out = tmp_path / "e.wide"
-    widepack.build(paths, out, model=Scan, inputs=["x=float32[B, 6, 8]"], pt2=False, race=False)
+    widepack.build(paths, out, model=Scan, inputs=["x=float32[B, 6, 8]"], pt2=False, budget=0)
     ens = widepack.load(out)
     x = torch.randn(4, 6, 8)
     with torch.no_grad():

@@ -19,7 +19,7 @@ def checks(*before: Node) -> ValueChecks:
     sums = Node("a", "aten.segment_reduce.default", (Ref("d"), "sum"), {"offsets": Ref("o")})
     weights, inputs = (Slot("d", "d", "shared", "float32[4]"),), (Slot("i", "i", "shared", "int64[2]"),)
     program = Program(weights, inputs, (*before, sums), (Output(Ref("a"), "shared"),), 1)
-    return ValueChecks(program, [torch.ones(4)])
+    return ValueChecks(program, lambda: [torch.ones(4)])
 
 
 def nodes(op: str, *args: Any, **kwargs: Any) -> list[Node]:

@@ -39,7 +39,7 @@ class Net(nn.Module):
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton")
     widepack.build(
-        save_members(Net, folder), folder / "ens.wide", model=Net, inputs=["x=float32[B,64]"], race=False
+        save_members(Net, folder), folder / "ens.wide", model=Net, inputs=["x=float32[B,64]"], budget=0
     )
     return folder / "ens.wide"
 

@@ -7,7 +7,7 @@ Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
 | `eager` | the flat graph, op after op | never |
 | `compile` | code of TorchInductor for the flat graph, in memory | in each process, with `compile="now"` |
 | `aot` | an AOTInductor package from the local cache | once, by `widepack compile` or `compile="now"` |
-| `onnxruntime` | an ONNX Runtime session | never (writes an ONNX file once, into the cache) |
+| `onnxruntime` | ONNX Runtime sessions | never (writes the ONNX graph of a member once, into the cache) |
 
 A graph is no backend: it records what one of these runs on a GPU (`graph_capture.py`).
 
@@ -23,11 +23,19 @@ measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 | `flat.py` | Writes a program as a flat graph, for compilers and readers |
 | `graph_capture.py` | Records runs as graphs of a device |
 | `index_flags.py` | Adds flags for indices out of range, and for divisions by 0, to a flat program |
+| `member_inputs.py` | Gives a program of one member its own inputs, and names by their order |
 | `member_loops.py` | Writes a program with loops as a program of one member |
-| `onnx_members.py` | Repeats the part of an ONNX model that is one member's, once for each member |
-| `onnx_model.py` | Translates a flat program into an ONNX model, and makes a session of it |
+| `onnx_backend.py` | The backend `onnxruntime`: ONNX Runtime sessions |
+| `onnx_binding.py` | Notes which ONNX Runtime sessions run a program, and runs them |
+| `onnx_graphs.py` | Finds the ONNX graph of one member, or writes it |
+| `onnx_members.py` | Divides an ONNX model into one member's part and the rest |
+| `onnx_model.py` | Translates a flat program into an ONNX model |
+| `onnx_packed.py` | Keeps sessions with their packed weights in the cache |
+| `onnx_recurrent.py` | Translates recurrent layers into ONNX's own ops |
+| `onnx_repeat.py` | Repeats the ONNX graph of one member, once for each member |
 | `onnx_rewrites.py` | Rewrites an ONNX model to few nodes |
-| `onnx_session.py` | The backend `onnxruntime`: an ONNX Runtime session |
+| `onnx_session.py` | Makes an ONNX Runtime session |
+| `onnx_wire.py` | Reads and writes parts of an ONNX file, without the package onnx |
 | `task.py` | Defines the argument and the result of a backend |
 | `torch_compile.py` | The backend `compile`: TorchInductor in this process |
 | `torch_export.py` | Writes a wide program as a torch.export program, for readers without widepack |
@@ -46,7 +54,7 @@ from .task import Mapped as Mapped
 from .task import Task as Task
 from .task import Unavailable as Unavailable
 
-_FILES = {"eager": "eager", "compile": "torch_compile", "aot": "aot", "onnxruntime": "onnx_session"}
+_FILES = {"eager": "eager", "compile": "torch_compile", "aot": "aot", "onnxruntime": "onnx_backend"}
 NAMES = tuple(_FILES)
 
 

@@ -14,7 +14,6 @@ without a compiler.
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from widepack_artifacts.guards import check as check_condition
 
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
+from ..system.machine import instructions
 from .covering import compiled_at, covering, key_of, refuse_other_devices, stored
 from .flat import Flat, flatten
 from .index_flags import is_flagged
@@ -44,7 +44,7 @@ OPTIONS: dict[str, Any] = {
     "aot_inductor.check_lowerbound": False,  # else the check of inputs refuses a batch of 1
     "cpp.dynamic_threads": True,  # else the number of threads is a constant of the package
 }
-_FORM = 3  # version of the cache entries
+_FORM = 4  # version of the cache entries
 
 
 def bind(task: Task) -> Checked:
@@ -54,14 +54,14 @@ def bind(task: Task) -> Checked:
     fails; UsageError for a folder that other users can write.
     """
     refuse_other_devices(task, NAME)
-    flat = flatten(task.program, task.weights, NAME, task.title)
+    flat = flatten(task.program, task.weights(), NAME, task.title)
     key = key_of(
         task,
         form=_FORM,
         weights=_shapes(flat.weights),
         example=dict(task.example),
         device=str(task.device),
-        instructions=[platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
+        instructions=[torch.backends.cpu.get_cpu_capability(), instructions()],
         torch=[torch.__version__, torch.version.git_version, torch.version.cuda],
         options=OPTIONS,
     )
@@ -82,7 +82,7 @@ def bind(task: Task) -> Checked:
             "remove the folder and compile again: `widepack compile`"
         ) from e
     flagged = is_flagged(flat.program)
-    return Checked(task.device, flat, variants, task.eager, place, flagged=flagged)
+    return Checked(task, flat.shape, variants, place, flagged=flagged, flat=flat)
 
 
 def _shapes(weights: Sequence[torch.Tensor]) -> list[list[Any]]:
@@ -116,19 +116,6 @@ def _named(file: str, record: Mapping[str, Any]) -> str:
     if file not in record["files"]:
         raise ArtifactError(f"its record names the file {str(file)[:60]!r} without a hash")
     return file
-
-
-def _processor() -> str:
-    """The instruction sets of this processor.
-
-    The code is compiled for all of them, and the name `AVX512` does not list them.
-    """
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        flags = next(
-            (line.partition(":")[2].split() for line in file if line.startswith(("flags", "Features"))), []
-        )
-        return " ".join(sorted(flags))
-    return platform.processor()
 
 
 def _loader(path: Path) -> Any:

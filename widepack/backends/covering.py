@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ..errors import LoweringError, WidepackError
 from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat
 from .index_flags import is_flagged
-from .task import Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
+from .task import SIZES, Function, Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
 from .variants import Checked, Variant
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def covering(task: Task, flat: Flat, compile_at: Callable[[int, Sizes], Variant]
         if task.progress:
             task.progress(f"compiling {task.title}{f', again for {words(example)}' if number else ''}", 0, 1)
         variant = replace(compile_at(number, example), example=example)
-        made.append(replace(variant, least=agree(task, flat, variant, "the compiled program")))
+        run = Checked(task, flat.shape, [variant], flagged=is_flagged(flat.program))
+        least = agree(task, run, task.eager, "the compiled program", variant.holds)
+        made.append(replace(variant, least=least))
     return made
 
 
@@ -136,19 +138,26 @@ def compiled_at(
         ) from e
 
 
-def agree(task: Task, flat: Flat, variant: Variant, what: str) -> dict[str, int]:
-    """Checks a variant against the flat graph at all sizes at which it should be valid.
+def agree(
+    task: Task,
+    run: Function,
+    eager: Function,
+    what: str,
+    holds: Callable[[Sizes], bool] = lambda _: True,
+    others: Sequence[int] = SIZES,
+) -> dict[str, int]:
+    """Checks a compiled program against the flat graph.
 
-    what: the compiled program, for the message. Returns: the dims at which it is wrong at size 1, with the
-    smallest valid size. Raises: LoweringError.
+    run, eager: the two. what: the compiled program, for the message. holds: whether it should be valid at
+    sizes. others: the sizes of each dim beside the example's. Returns: the dims at which it is wrong at size
+    1, with the smallest valid size. Raises: LoweringError.
     """
-    run = Checked(task.device, flat, [variant], task.eager, flagged=is_flagged(flat.program))
     least: dict[str, int] = {}
-    for sizes in filter(variant.holds, sizes_to_try(task)):
+    for sizes in filter(holds, sizes_to_try(task, others)):
         try:
             inputs = task.inputs(sizes)
             with torch.inference_mode():
-                want = task.eager(*inputs)
+                want = eager(*inputs)
         except (RuntimeError, ValueError, IndexError):
             continue  # members do not accept inputs of these sizes
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Program, Ref, Slot, substitute
+from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
 from ..errors import UsageError
 from ..ir.edit import sweep
@@ -37,7 +37,8 @@ class Flat:
     program: each of its outputs is one tensor. weights: one tensor for each of its weights. shape: where each
     output of the wide program is among these outputs. parts: for each weight the number of the wide program's
     weight, and which part of that it is, -1 for all of it. loops: how the program is repeated for each
-    member, if it is written for one; its weights are the first member's then.
+    member, if it is written for one; its weights are the first member's then. takes: for each input the
+    number of the wide program's input; empty if the inputs are the same.
     """
 
     program: Program
@@ -45,10 +46,11 @@ class Flat:
     shape: tuple[Any, ...]
     parts: tuple[tuple[int, int], ...]
     loops: MemberLoops | None = None
+    takes: tuple[int, ...] = ()
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The outputs of the wide program, from the outputs of this one."""
-        return [_filled(s, tensors) for s in self.shape]
+        return [filled(s, tensors) for s in self.shape]
 
     def weight(self, number: int, member: int = -1) -> torch.Tensor:
         """A weight of the program; a member's part of it, if the program is written for one member."""
@@ -57,11 +59,12 @@ class Flat:
         return self.loops.weights[self.program.weights[number].name][member]
 
 
-def _filled(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def filled(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """One output of the wide program. shape: where it is among the tensors."""
     # without a generic walk: this runs in every call
     if isinstance(shape, FlatOutput):
         return tensors[shape.number]
-    return [_filled(s, tensors) for s in shape] if isinstance(shape, (list, tuple)) else shape
+    return [filled(s, tensors) for s in shape] if isinstance(shape, (list, tuple)) else shape
 
 
 def flatten_loops(program: Program, values: Sequence[Any], backend: str, name: str) -> Flat:
@@ -184,3 +187,38 @@ def dense(weight: torch.Tensor) -> torch.Tensor:
             return weight.contiguous().resolve_conj().resolve_neg()
         expected *= size
     return weight.resolve_conj().resolve_neg()
+
+
+def in_order(flat: Flat) -> Flat:
+    """The program with each weight in the order of its memory, as DLPack needs it, and a permute after it.
+
+    A transposed view of a mapped weight so stays a view of the file.
+    """
+    slots: list[Slot] = []
+    nodes: list[Node] = []
+    weights: list[torch.Tensor] = []
+    parts = dict(flat.loops.weights) if flat.loops else {}
+    for slot, weight in zip(flat.program.weights, flat.weights):
+        if weight.is_contiguous():
+            slots.append(slot)
+            weights.append(weight)
+            continue
+        strides = list(weight.stride())
+        order = sorted(range(weight.dim()), key=lambda d: (-strides[d], -weight.shape[d], d))
+        slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
+        weights.append(weight.permute(order).contiguous())
+        if slot.name in parts:
+            parts[slots[-1].name] = [p.permute(order).contiguous() for p in parts.pop(slot.name)]
+        nodes.append(
+            Node(
+                slot.name,
+                "aten.permute.default",
+                (Ref(slots[-1].name), [order.index(d) for d in range(len(order))]),
+            )
+        )
+    return replace(
+        flat,
+        program=replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)),
+        weights=weights,
+        loops=replace(flat.loops, weights=parts) if flat.loops else None,
+    )

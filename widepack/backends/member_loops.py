@@ -2,7 +2,10 @@
 
 `aten.select.int(x, 0, 0)` reads the first member's part of a value, and `aten.stack(results)` joins members'
 results, of which each is the first member's. So the program has the shapes of the whole one. Whoever runs it
-repeats what depends on one member's part, once for each member (`onnx_members.py`).
+repeats what depends on one member's part, once for each member (`onnx_repeat.py`).
+
+An input that only loops read becomes an input of one member. So one body serves calls in which all members
+have the same input, and calls in which each has its own (`member_inputs.py`).
 
 requires: a program with loops whose members' weights have equal shapes, without a loop inside a loop, and
 without ops in loops that write or draw random numbers.
@@ -11,7 +14,7 @@ without ops in loops that write or draw random numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +32,8 @@ class MemberLoops:
     members: the number of members. selects, joins: the names of the nodes that read a member's part, and of
     those that join members' results. weights: each member's part of a weight, by the part's name. origins:
     the weight that each is a part of. outputs: for each output the member whose value it is; -1 for a value
-    of all members.
+    of all members. inputs: for each input of one member whether it is a row of the call's input, by name; if
+    not, it is all of it.
     """
 
     members: int
@@ -38,6 +42,7 @@ class MemberLoops:
     weights: Mapping[str, Sequence[torch.Tensor]]
     origins: Mapping[str, str]
     outputs: tuple[int, ...]
+    inputs: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,7 @@ def border_source(node: Node) -> str:
 
 def of_members(program: Program, loops: MemberLoops) -> set[str]:
     """The values of a program of one member that each member has on its own."""
-    found = {*loops.selects, *loops.weights}
+    found = {*loops.selects, *loops.weights, *loops.inputs}
     for node in program.nodes:
         if node.name not in loops.joins and not found.isdisjoint(refs((node.args, node.kwargs))):
             found.add(node.name)
@@ -226,12 +231,8 @@ def of_members(program: Program, loops: MemberLoops) -> set[str]:
 
 
 def is_divisible(program: Program, loops: MemberLoops) -> bool:
-    """Whether some members of a program can run without the others: what a loop reads of all members are
-    inputs that nothing else reads, and what loops return of all members are outputs.
+    """Whether some members of a program can run without the others: loops read parts of inputs alone, and
+    what they return of all members are outputs.
     """
-    sources = {border_source(n) for n in program.nodes if n.name in loops.selects}
-    read = {r for n in program.nodes if n.name not in loops.selects for r in refs((n.args, n.kwargs))}
-    if not sources <= {s.name for s in program.inputs} or read & (sources | loops.joins):
-        return False
-    returned = {r for o in program.outputs for r in refs(o.value)}
-    return max(loops.outputs, default=-1) < 0 and not returned & sources
+    read = {r for n in program.nodes for r in refs((n.args, n.kwargs))}
+    return not loops.selects and not read & loops.joins

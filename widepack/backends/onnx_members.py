@@ -1,10 +1,11 @@
-"""Repeats the part of an ONNX model that reads one member's values, once for each member.
+"""Divides an ONNX model into the part that reads one member's values, and the rest.
 
 The model is a translation of a program whose loop bodies are there once (`member_loops.py`). The nodes that
-read a member's values, directly or through other nodes, become a local function, which is called N times:
+read a member's values, directly or through other nodes, become a local function. Nodes of the domain `DOMAIN`
+say where members begin and end; `onnx_repeat.py` replaces them, and repeats the calls:
 
-    member 0's part of x -> Gather(x, 0)      y = body(x_0, w_0), body(x_1, w_1), ...
-    joined y             -> Concat(Unsqueeze(y_0), Unsqueeze(y_1), ...)
+    Select(x) -> x of one member      body(x, w) -> y of one member      Join(y) -> y of all members
+    Any(flag of one member) -> whether the flag of any member is set
 
 A model with loops behind one another has a function for each.
 """
@@ -15,79 +16,77 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .onnx_rewrites import constant
-
-DOMAIN = "widepack.member"
-ANY = -2
-"""In the place of a member: whether the value is true for any member."""
+from .onnx_repeat import ANY, ANY_OF, DOMAIN, JOIN, REST, SELECT
 
 
 @dataclass
-class Repeated:
+class Borders:
     """Values of an ONNX model whose body is written once.
 
-    members: how often it runs. selects: a member's part of a value, and the value. joins: the value of all
-    members, and the member's value. weights: the member's weights. outputs: the model's outputs, each with
-    the number of its member: -1 for a value of all, and `ANY`.
+    selects: a member's part of a value, and the value. joins: the value of all members, and the member's
+    value. inputs: the inputs and weights of one member. outputs: the model's outputs, each with the number of
+    its member: -1 for a value of all, and `ANY`.
     """
 
-    members: int
     selects: list[tuple[Any, Any]]
     joins: list[tuple[Any, Any]]
-    weights: list[Any]
+    inputs: list[Any]
     outputs: list[tuple[Any, int]]
 
 
-def repeat(model: Any, given: Repeated) -> dict[Any, list[Any]]:
+def divide(model: Any, given: Borders) -> list[tuple[Any, int]]:
     """Rewrites an onnx_ir model, whose inputs are the values of `given` that no node computes.
 
-    Returns: for each member's weight the N values that take its place, which are no inputs yet.
+    Returns: the values that take the place of `given.outputs`.
     """
-    return _Repetition(model, given).run()
+    return _Division(model, given).run()
 
 
-class _Repetition:
-    """stages: of each value, the number of joins before it. copies: the N values of each value that members
-    have on their own. of_member: these values. joined: what takes the place of each joined value. new: the
-    nodes of the new model.
+class _Division:
+    """stages: of each value, the number of joins before it. outside: what takes the place of a body's value
+    outside of its function. of_member: the values that members have on their own. new: the nodes of the new
+    model.
     """
 
-    def __init__(self, model: Any, given: Repeated) -> None:
+    def __init__(self, model: Any, given: Borders) -> None:
         self.model, self.graph, self.given = model, model.graph, given
         self.stages: dict[Any, int] = {}
-        self.copies: dict[Any, list[Any]] = {w: self._values(w) for w in given.weights}
-        self.of_member = {*given.weights, *(part for part, _ in given.selects)}
-        self.joined: dict[Any, Any] = {}
+        self.outside: dict[Any, Any] = {}
+        self.of_member = {*given.inputs, *(part for part, _ in given.selects)}
         self.new: list[Any] = []
 
-    def run(self) -> dict[Any, list[Any]]:
+    def run(self) -> list[tuple[Any, int]]:
         nodes = list(self.graph)
         self._find_stages(nodes)
+        borders = {v for v, _ in [*self.given.selects, *self.given.joins]}
+        inputs = [v for v in self.graph.inputs if v not in borders]
         self.graph.outputs.clear()
+        self.graph.inputs.clear()
         self.graph.remove(nodes)
         for stage in range(1 + max(self.stages.values(), default=0)):
             here = [n for n in nodes if self._stage(n.outputs[0]) == stage]
             self.new += [n for n in here if n.outputs[0] not in self.of_member]
             for part, whole in self.given.selects:
                 if self._stage(whole) == stage:
-                    self.copies[part] = [self._gather(whole, part, i) for i in range(self.given.members)]
+                    self._add(SELECT, whole, part)
             if body := [n for n in here if n.outputs[0] in self.of_member]:
                 self._call(f"body_{stage}", body)
             for joined, value in self.given.joins:
                 if self._stage(value) == stage:
-                    self.joined[joined] = self._join(value)
-                    joined.replace_all_uses_with(self.joined[joined])
-        outputs = [self._output(v, member) for v, member in self.given.outputs]
+                    sizes = list(value.shape or ())[1:]
+                    fixed = value.shape is not None and len(value.shape) and all(_fixed(s) for s in sizes)
+                    self._add(JOIN, self._out(value), joined, **{REST: sizes} if fixed else {})
+        outputs = [(self._output(v, member), member) for v, member in self.given.outputs]
         self.graph.extend(self.new)
-        gone = {v for v, _ in [*self.given.selects, *self.given.joins]} | set(self.given.weights)
-        inputs = [v for v in self.graph.inputs if v not in gone]
-        self.graph.outputs.extend(outputs)
-        self.graph.inputs.clear()
         self.graph.inputs.extend(inputs)
-        return {w: self.copies[w] for w in self.given.weights}
+        self.graph.outputs.extend(dict.fromkeys(v for v, _ in outputs))
+        return outputs
 
     def _stage(self, value: Any) -> int:
         return self.stages.get(value, 0)
+
+    def _out(self, value: Any) -> Any:
+        return self.outside.get(value, value)
 
     def _find_stages(self, nodes: Sequence[Any]) -> None:
         """Finds the stage of each value, and which values members have on their own."""
@@ -108,7 +107,7 @@ class _Repetition:
             changed = before != self.stages
 
     def _call(self, name: str, nodes: Sequence[Any]) -> None:
-        """Makes a function of nodes, and calls it once for each member."""
+        """Makes a function of nodes, and calls it."""
         import onnx_ir
 
         inside = {id(n) for node in nodes for n in _with_nested(node)}
@@ -122,67 +121,41 @@ class _Repetition:
         asked = {v for _, v in self.given.joins} | {v for v, _ in self.given.outputs}
         outputs = [v for v in made if v in asked or any(id(u) not in inside for u, _ in v.uses())]
         outputs.sort(key=lambda v: str(v.name))
+        results = [onnx_ir.Value(name=v.name, type=v.type, shape=v.shape) for v in outputs]
+        for value, result in zip(outputs, results):
+            for user, index in list(value.uses()):
+                if id(user) not in inside:
+                    user.replace_input_with(index, result)
         graph = onnx_ir.Graph(
             parameters, outputs, nodes=nodes, opset_imports=dict(self.model.opset_imports), name=name
         )
         function = onnx_ir.Function(DOMAIN, name, graph=graph, attributes=[])
         self.model.functions[function.identifier()] = function
         self.model.opset_imports[DOMAIN] = 1
-        self.copies.update((v, self._values(v)) for v in outputs)
-        for i in range(self.given.members):
-            read = [self.copies[v][i] if v in self.copies else v for v in inputs]
-            results = [self.copies[v][i] for v in outputs]
-            self.new.append(onnx_ir.node(name, read, domain=DOMAIN, outputs=results, name=f"{name}_{i}"))
+        self.outside.update(zip(outputs, results))
+        read = [self._out(v) for v in inputs]
+        self.new.append(onnx_ir.node(name, read, domain=DOMAIN, outputs=results, name=name))
 
-    def _values(self, value: Any) -> list[Any]:
-        """N values of a value's type."""
+    def _add(self, op: str, value: Any, result: Any, **attributes: Any) -> None:
+        """Adds a node that computes a value from another one."""
         import onnx_ir
 
-        names = (f"{value.name}.{i}" for i in range(self.given.members))
-        return [onnx_ir.Value(name=n, type=value.type, shape=value.shape) for n in names]
-
-    def _add(self, op: str, inputs: Sequence[Any], name: str, shape: Any, **attributes: Any) -> Any:
-        """Adds a node of one output. shape: the output's sizes."""
-        import onnx_ir
-
-        node = onnx_ir.node(op, inputs, attributes, name=name)
-        (out,) = node.outputs
-        out.name, out.dtype, out.shape = name, inputs[0].dtype, onnx_ir.Shape(shape)
-        self.new.append(node)
-        return out
-
-    def _gather(self, whole: Any, part: Any, i: int) -> Any:
-        number = constant(self.graph, f"{part.name}_{i}_number", i)
-        return self._add("Gather", [whole, number], f"{part.name}.{i}", part.shape, axis=0)
-
-    def _join(self, value: Any) -> Any:
-        """`[N, ...]` of the members' values."""
-        axis = constant(self.graph, f"{value.name}_axis", [0])
-        shape = [1, *value.shape]
-        copies = self.copies.get(value, [value] * self.given.members)
-        parts = [
-            self._add("Unsqueeze", [v, axis], f"{value.name}.{i}_row", shape) for i, v in enumerate(copies)
-        ]
-        return self._add("Concat", parts, f"{value.name}_joined", [len(parts), *value.shape], axis=0)
+        self.model.opset_imports[DOMAIN] = 1
+        self.new.append(onnx_ir.node(op, [value], attributes, domain=DOMAIN, outputs=[result]))
 
     def _output(self, value: Any, member: int) -> Any:
-        if member >= 0:
-            return self.copies[value][member] if value in self.copies else value
-        if member == ANY:
-            return self._any(self._join(value))
-        return self.joined.get(value, value)
-
-    def _any(self, flags: Any) -> Any:
-        """Whether one of N booleans is true."""
+        """The value that an output is."""
         import onnx_ir
 
-        name, kinds = flags.name, onnx_ir.DataType
-        numbers = self._add("Cast", [flags], f"{name}_numbers", flags.shape, to=int(kinds.INT32))
-        numbers.dtype = kinds.INT32
-        largest = self._add("ReduceMax", [numbers], f"{name}_largest", [], keepdims=0)
-        result = self._add("Cast", [largest], f"{name}_any", [], to=int(kinds.BOOL))
-        result.dtype = kinds.BOOL
-        return result
+        if member != ANY:
+            return self._out(value)
+        found = onnx_ir.Value(name=f"{value.name}_of_any", type=value.type, shape=value.shape)
+        self._add(ANY_OF, self._out(value), found)
+        return found
+
+
+def _fixed(size: Any) -> bool:
+    return isinstance(size, int) and size > 0
 
 
 def _graphs(node: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Translates a flat program into an ONNX model, and makes an ONNX Runtime session of one.
+"""Translates a flat program into an ONNX model.
 
 The backend `onnxruntime` runs the model, and `widepack.export` writes it. torch's exporter translates an
 ExportedProgram that `exported_graph.py` assembles. Then sizes are computed as far as possible. Weights are
@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils.dlpack import from_dlpack
 
-from widepack_artifacts.program import Node, Program, Ref, Slot
+from widepack_artifacts.program import Program
 
 from ..errors import LoweringError
 from .flat import Flat
 from .member_loops import border_source, cut, of_members
-from .onnx_members import ANY, Repeated, repeat
+from .onnx_members import Borders, divide
+from .onnx_recurrent import recurrent_layers
+from .onnx_repeat import ANY, GraphInput, MemberGraph
 from .onnx_rewrites import join_members, simplify_reshapes
 from .task import Mapped, Sizes, quiet
 
-Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _WEIGHT = re.compile(r"w([0-9]+)\Z")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -37,8 +36,7 @@ _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Initializer:
     """A weight of an ONNX model.
 
-    number: of the flat program's weight. member: whose part it is, -1 for a weight of all. value: its value
-    in the graph, without a tensor yet.
+    number: of the flat program's weight. value: its value in the graph, without a tensor yet.
 
     dtype, shape: of that tensor, in onnx_ir's classes.
     """
@@ -47,7 +45,6 @@ class Initializer:
     value: Any
     dtype: Any
     shape: Any
-    member: int = -1
 
 
 @dataclass
@@ -55,13 +52,15 @@ class OnnxModel:
     """An ONNX model whose weights have no tensors yet.
 
     model: of onnx_ir. weights: those that a node reads; `give` adds one to the graph. inputs: the numbers of
-    the flat program's inputs, in the order of the model. booleans: which outputs are boolean.
+    the flat program's inputs, in the order of the model. booleans: which outputs are boolean. outputs: the
+    values that the program's outputs are, each with its member, as in `onnx_members.py`.
     """
 
     model: Any
     weights: list[Initializer]
     inputs: list[int]
     booleans: list[bool]
+    outputs: list[tuple[Any, int]]
 
     def give(self, weight: Initializer, tensor: Any) -> None:
         """Makes a weight an initialiser. tensor: of onnx_ir, in the model or in another file."""
@@ -94,7 +93,13 @@ def onnx_model(
     with warnings.catch_warnings(), quiet(), torch.no_grad():
         warnings.simplefilter("ignore")
         translated: Any = torch.onnx.export(
-            one.exported, dynamo=True, optimize=False, verbose=False, external_data=False, opset_version=opset
+            one.exported,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            external_data=False,
+            opset_version=opset,
+            custom_translation_table=recurrent_layers(one.exported.graph),
         )
     model = translated.model
     numbers = {name: i for i, name in enumerate(one.exported.graph_signature.user_inputs)}
@@ -111,63 +116,47 @@ def onnx_model(
         simplify_reshapes(model)
         onnxscript.optimizer.remove_unused_nodes(model)
         inputs = {s.name: takes[i] for i, s in enumerate(one.program.inputs) if i in takes}
-        copies = _repeated(model, flat, one, inputs, weights) if flat.loops else {}
-        join_members(model, weights.values())
+        outputs = [(v, -1) for v in model.graph.outputs]
+        if flat.loops:
+            outputs = _divided(model, flat, one, inputs, weights)
+        else:
+            join_members(model, weights.values())
         onnxscript.optimizer.remove_unused_nodes(model)  # a session also runs nodes that nothing reads
     made: list[Initializer] = []
     for name, value in weights.items():
-        for member, v in enumerate(copies[value]) if value in copies else [(-1, value)]:
-            if v.uses() or v.is_graph_output():
-                made.append(Initializer(int(name[1:]), v, *kinds[name], member))
-            if v.is_graph_input():
-                model.graph.inputs.remove(v)
+        if value.uses() or value.is_graph_output():
+            made.append(Initializer(int(name[1:]), value, *kinds[name]))
+        if value.is_graph_input():
+            model.graph.inputs.remove(value)
     _name_dims(model, one.symbols)
     given = {id(v): i for i, v in takes.items()}  # an optimizer may have changed names
-    return OnnxModel(model, made, [given[id(v)] for v in model.graph.inputs], one.booleans)
+    return OnnxModel(model, made, [given[id(v)] for v in model.graph.inputs], one.booleans, outputs)
 
 
-def session(
-    path: Path,
-    inputs: Sequence[int],
-    booleans: Sequence[bool],
-    weights: Mapping[str, torch.Tensor],
-    onnxruntime: Any,
-    threads: int = 0,
-) -> Run:
-    """Makes an ONNX Runtime session.
+def member_graph(flat: Flat, made: OnnxModel) -> MemberGraph:
+    """The ONNX graph of a flat program, without its weights."""
+    import onnx_ir
 
-    Returns: a function from the flat program's inputs to its outputs.
-
-    inputs, booleans: as in `OnnxModel`. weights: initialisers in memory, by name. threads: of an op; 0 for as
-    many as torch's ops use. Raises: ValueError for a file with other inputs or outputs, and whatever ONNX
-    Runtime raises.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    # its threads sleep between calls: spinning ones take processors from torch's threads and other sessions
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
-
-    def value(tensor: torch.Tensor) -> Any:
-        if tensor.dtype == torch.bool:  # ONNX Runtime 1.31 does not know the bool of DLPack
-            return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().contiguous().numpy())
-        return onnxruntime.OrtValue.from_dlpack(tensor.detach())
-
-    tensors = [value(w) for w in weights.values()]
-    if tensors:
-        options.add_external_initializers(list(weights), tensors)
-    made = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names, takes = [o.name for o in made.get_outputs()], [i.name for i in made.get_inputs()]
-    if len(names) != len(booleans) or len(takes) != len(inputs):
-        raise ValueError("inputs and outputs are not those of the record")
-
-    def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = made.run_with_ort_values(names, {name: value(given[i]) for name, i in zip(takes, inputs)})
-        answers = [from_dlpack(v) for v in found]
-        return [a.view(torch.bool) if b and a.dtype != torch.bool else a for a, b in zip(answers, booleans)]
-
-    run.keeps = tensors  # type: ignore[attr-defined]  # the session reads their memory
-    return run
+    loops = flat.loops
+    each = {*loops.inputs, *loops.weights} if loops else set()
+    inputs = [
+        GraphInput(str(v.name), number, flat.program.inputs[number].name in each)
+        for number, v in zip(made.inputs, made.model.graph.inputs, strict=True)
+    ]
+    weights = []
+    for w in made.weights:
+        tensor = flat.weights[w.number]
+        dims = tuple(int(d) for d in w.shape)
+        name = flat.program.weights[w.number].name
+        weights.append(
+            GraphInput(str(w.value.name), w.number, name in each, int(w.dtype), dims, tensor.nbytes)
+        )
+    outputs = tuple((str(v.name), member) for v, member in made.outputs)
+    made.model.graph.inputs.extend(w.value for w in made.weights)
+    for node in made.model.graph.all_nodes():
+        node.metadata_props.clear()  # of torch's exporter: where each node is from
+    data = onnx_ir.to_proto(made.model).SerializeToString()
+    return MemberGraph(data, tuple(inputs), tuple(weights), outputs, tuple(made.booleans))
 
 
 def _name_dims(model: Any, symbols: Mapping[str, str]) -> None:
@@ -242,33 +231,28 @@ def _exported(
     return _OnnxSource(exported, program, list(zip(names, members)), booleans, symbols)
 
 
-def _repeated(
+def _divided(
     model: Any, flat: Flat, one: _OnnxSource, inputs: Mapping[str, Any], weights: Mapping[str, Any]
-) -> dict[Any, list[Any]]:
-    """Repeats the nodes of one member for each. inputs: of the model, by the flat program's names. Returns:
-    the values that take the place of each member's weight.
+) -> list[tuple[Any, int]]:
+    """Divides a model into the nodes of one member and the others. inputs: of the model, by the flat
+    program's names. Returns: the outputs, each with its member.
     """
-    import onnx_ir
-
     assert flat.loops is not None
     loops = flat.loops
     outputs = zip(one.program.outputs, model.graph.outputs, strict=True)
     made = {**{o.value.name: v for o, v in outputs}, **inputs}
     borders = {n.name: border_source(n) for n in flat.program.nodes if n.name in loops.selects | loops.joins}
     pairs = {name: (made[name], made[source]) for name, source in borders.items()}
-    for name in loops.selects:
-        whole = pairs[name][1]
-        if whole.is_graph_input():  # some of the members, in a session of a thread
-            whole.shape = onnx_ir.Shape([loops.members, *whole.shape[1:]])
     slots = enumerate(flat.program.weights)
-    given = Repeated(
-        loops.members,
+    of_member = [weights[f"w{i}"] for i, s in slots if s.name in loops.weights and f"w{i}" in weights]
+    of_member += [made[name] for name in loops.inputs if name in made]
+    given = Borders(
         [pairs[name] for name in borders if name in loops.selects],
         [pairs[name] for name in borders if name in loops.joins],
-        [weights[f"w{i}"] for i, s in slots if s.name in loops.weights and f"w{i}" in weights],
+        of_member,
         [(made[name], member) for name, member in one.outputs],
     )
-    return repeat(model, given)
+    return divide(model, given)
 
 
 def _answer_zero_without_keys(graph: Any) -> None:
@@ -297,41 +281,6 @@ def external_tensor(weight: Initializer, file: str, offset: int, size: int) -> A
 
     shape, name = weight.shape, weight.value.name
     return onnx_ir.ExternalTensor(file, offset, size, weight.dtype, shape=shape, name=name, base_dir="")
-
-
-def in_order(flat: Flat) -> Flat:
-    """The program with each weight in the order of its memory, as DLPack needs it, and a permute after it.
-
-    A transposed view of a mapped weight so stays a view of the file.
-    """
-    slots: list[Slot] = []
-    nodes: list[Node] = []
-    weights: list[torch.Tensor] = []
-    parts = dict(flat.loops.weights) if flat.loops else {}
-    for slot, weight in zip(flat.program.weights, flat.weights):
-        if weight.is_contiguous():
-            slots.append(slot)
-            weights.append(weight)
-            continue
-        strides = list(weight.stride())
-        order = sorted(range(weight.dim()), key=lambda d: (-strides[d], -weight.shape[d], d))
-        slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
-        weights.append(weight.permute(order).contiguous())
-        if slot.name in parts:
-            parts[slots[-1].name] = [p.permute(order).contiguous() for p in parts.pop(slot.name)]
-        nodes.append(
-            Node(
-                slot.name,
-                "aten.permute.default",
-                (Ref(slots[-1].name), [order.index(d) for d in range(len(order))]),
-            )
-        )
-    return replace(
-        flat,
-        program=replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)),
-        weights=weights,
-        loops=replace(flat.loops, weights=parts) if flat.loops else None,
-    )
 
 
 def where_mapped(weight: torch.Tensor, located: Sequence[Mapped]) -> tuple[str, int] | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 Sizes = Mapping[str, int]
+SIZES = (1, 2, 5, 17, 32)
 
 
 class Mapped(NamedTuple):
@@ -53,7 +54,8 @@ class Task:
     """One wide program to bind.
 
     Attributes:
-        program, weights: The main part, and a value for each of its weights: a tensor, or a list of N.
+        program, weights: The main part, and a function that returns a value for each of its weights: a
+            tensor, or a list of N.
         content: The hash of the wide program's file, or of the same JSON if it was lowered in this process.
         title: The name of the program in messages.
         eager: The flat graph. It defines the right answers, and runs where no compiled program is valid.
@@ -64,14 +66,14 @@ class Task:
         differ: Describes where outputs differ from the flat graph's by more than rounding; empty if nowhere.
         compile: Whether the backend may compile.
         cache: The folder of compiled programs; None for the default one.
-        located: Returns the tensors of the artifact's weights files.
+        weights_key: Identifies the values of the weights; "" for values that no file has.
         progress: Reports progress; may be None.
         most_nodes: The most nodes of a program that may be compiled; 0 for any number.
         workers: The number of members that a loop may run at once.
     """
 
     program: Program
-    weights: Sequence[Any]
+    weights: Callable[[], Sequence[Any]]
     device: torch.device
     content: str
     pattern: str
@@ -84,7 +86,7 @@ class Task:
     differ: Callable[[Sequence[Any], Sequence[Any]], str]
     compile: bool
     cache: Path | None
-    located: Callable[[], Sequence[Mapped]] = tuple
+    weights_key: str = ""
     progress: Report | None = None
     most_nodes: int = 0
     workers: int = 0
@@ -118,18 +120,18 @@ class Backend(Protocol):
     def bind(self, task: Task) -> BoundFunction: ...
 
 
-def sizes_to_try(task: Task) -> Iterator[dict[str, int]]:
-    """The sizes at which a compiled program is checked against the flat graph: the example, and each dim at a
-    few other sizes.
+def sizes_to_try(task: Task, others: Sequence[int] = SIZES) -> Iterator[dict[str, int]]:
+    """The sizes at which a compiled program is checked against the flat graph: the example, and each dim at
+    its least size and a few others.
     """
     seen: list[dict[str, int]] = []
-    others = [
+    changes = [
         {d: s}
         for d, (least, most, _) in task.dims.items()
-        for s in (least, 1, 2, 5, 17, 32)
+        for s in (least, *others)
         if s >= max(least, 1) and (most is None or s <= most)
     ]
-    for change in itertools.chain([{}], others):
+    for change in itertools.chain([{}], changes):
         sizes = {**task.example, **change}
         if sizes not in seen and all(holds(g, sizes) for g in task.guards):
             seen.append(sizes)

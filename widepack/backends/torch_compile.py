@@ -40,9 +40,9 @@ def bind(task: Task) -> Checked:
             "backend='aot' compiles once "
             "for all processes."
         )
-    flat = flatten(task.program, task.weights, NAME, task.title)
+    flat = flatten(task.program, task.weights(), NAME, task.title)
     variants = covering(task, flat, lambda _, sizes: _compile(task, flat, sizes))
-    return Checked(task.device, flat, variants, task.eager, flagged=is_flagged(flat.program))
+    return Checked(task, flat.shape, variants, flagged=is_flagged(flat.program), flat=flat)
 
 
 def _compile(task: Task, flat: Flat, example: Sizes) -> Variant:

@@ -23,8 +23,8 @@ from ..errors import InputError
 from ..ir.tensor_type import parse_slot
 from ..spec.dtypes import dtype_of
 from ..spec.input_spec import DimExpr
-from .flat import Flat
-from .task import Function
+from .flat import Flat, filled
+from .task import Task
 
 _NEW: Any = object()
 
@@ -59,29 +59,30 @@ class Checked:
 
     They check nothing, so every input is checked against its type first.
 
-    flat: the program that was compiled, with its weights. place: the folder of the compiled programs.
-    flagged: whether the last output says that an index was out of range (`index_flags.py`).
+    task: the program that was bound. shape: where its outputs are among those of the compiled program.
+    place: the folder of the compiled programs. flagged: whether the last output says that an index was out of
+    range (`index_flags.py`). flat: the program that was compiled, with its weights, if they are kept.
     """
 
     def __init__(
         self,
-        device: torch.device,
-        flat: Flat,
+        task: Task,
+        shape: Sequence[Any],
         variants: Sequence[Variant],
-        eager: Function,
         place: Path | None = None,
         *,
         flagged: bool = False,
+        flat: Flat | None = None,
     ) -> None:
-        slots, members = flat.program.inputs, flat.program.members
         self.variants = variants
         self.place = place
-        self.eager = eager
-        self._flagged = flagged
-        self._inputs = [_Input(s, members) for s in slots]
-        self._device = device
+        self.eager = task.eager
         self.flat = flat
-        self._plain = [getattr(s, "number", -1) for s in flat.shape] == list(range(len(flat.program.outputs)))
+        self._flagged = flagged
+        self._inputs = [_Input(s, task.program.members) for s in task.program.inputs]
+        self._device = task.device
+        self._shape = shape
+        self._plain = [getattr(s, "number", -1) for s in shape] == list(range(len(shape)))
         self._seen: dict[Any, Variant | None] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
@@ -98,7 +99,7 @@ class Checked:
             if outputs[-1]:  # an index was out of range: the flat graph raises the op's error
                 return self.eager(*inputs)
             outputs = outputs[:-1]
-        return outputs if self._plain else self.flat.outputs(outputs)
+        return outputs if self._plain else [filled(s, outputs) for s in self._shape]
 
     def _choose(self, inputs: Sequence[torch.Tensor], like: Any) -> Variant | None:
         """The variant for inputs of these shapes; None if no variant is valid.

@@ -19,6 +19,7 @@ from ..spec.dtypes import find_dtype
 from ..spec.entries import entry_names
 from ..spec.state import parse_states
 from ..system.progress import Report
+from ..tuning.tune import build_seconds, checked_seconds
 from .captures import CallDescription, Specs
 from .report import BuildReport
 from .request import TARGETS, BuildRequest, batches_of, names_of, part_counts_of
@@ -52,7 +53,7 @@ def build(
     shards: int | Sequence[int] | None = None,
     force: bool = False,
     dry_run: bool = False,
-    race: bool = True,
+    budget: float | None = None,
     tune: bool | Sequence[int] = False,
     n: int | None = None,
     dropout: str = "off",
@@ -107,9 +108,10 @@ def build(
             programs of each part, so a load of a part lowers nothing. Several numbers: a list. Default: none.
         force: Whether to replace an artifact at `out`.
         dry_run: Whether to stop after lowering. Nothing is verified or written.
-        race: Whether to time a few plans on this machine after the build, for at most about 10 seconds, and
-            to store those that are faster than the plans by rules of thumb. It is left out with `strategy`,
-            `tune`, `dry_run`, and for entries that draw random numbers.
+        budget: The most seconds in which plans are measured on this machine after the build. Plans that are
+            faster than the predicted ones are stored in the artifact. 0 only predicts. Default: 20, or the
+            environment variable WIDEPACK_BUDGET. Nothing is measured with `strategy`, `tune`, `dry_run`, and
+            for entries that draw random numbers.
         tune: Whether to measure the plans on this machine after the build and store them in the artifact, as
             `widepack.tune` does. A list names the batch sizes to measure at.
         n: The number of members that are stochastic passes of one checkpoint; needs `dropout="on"`.
@@ -174,7 +176,7 @@ def build(
             part_counts=part_counts_of(shards),
             force=force,
             dry_run=dry_run,
-            race=race,
+            budget=build_seconds() if budget is None else checked_seconds(budget),
             tune_batches=batches_of(tune),
             dropout=dropout_on,
             one_checkpoint=n is not None,

@@ -77,8 +77,8 @@ class BuildReport:
         unused: How many names in the checkpoints no member uses, by patterns such as `model_ema.*`.
         entries: The report of each entry, by name.
         tuned: The measurements of `tune`, as `TuneReport.to_json` returns them; None without `tune`.
-        raced: The measurements of the race, as `TuneReport.to_json` returns them, or `failed` with the
-            message; None without a race.
+        measured: The measurements of the plans, as `TuneReport.to_json` returns them, or `failed` with the
+            message; None if none were measured.
         not_finite: The members whose own answers have NaN or inf in an output in which all others are finite,
             with `entry`, `member`, `output`, `numbers` (how many are not finite), `of` (how many there
             are) and `places` (`any` if the member's weights are not finite: then NaN and inf may be at other
@@ -114,7 +114,7 @@ class BuildReport:
     left_out: list[dict[str, Any]] = field(default_factory=list)
     entries: dict[str, EntryReport] = field(default_factory=dict)
     tuned: dict[str, Any] | None = None
-    raced: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
     not_finite: list[dict[str, Any]] = field(default_factory=list)
     fleet: dict[str, Any] | None = None
     unused: dict[str, int] = field(default_factory=dict)

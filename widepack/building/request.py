@@ -30,11 +30,11 @@ class BuildRequest:
 
     places: where the members are. names: of the members. ignore: patterns of names that are not the model's.
     one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the largest size of a
-    weights file. part_counts: the numbers of parts of the members whose programs are written too. race:
-    whether to race a few plans, if nothing excludes it. tune_batches: the batches to measure at, or None.
-    dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None. unmerge: whether to
-    look for a base and low-rank differences in merged checkpoints. tolerance: the part of what fine-tunes
-    change in the answers that approximate factors may change; None if none are approximate.
+    weights file. part_counts: the numbers of parts of the members whose programs are written too. budget:
+    the seconds in which plans are measured, if nothing excludes it. tune_batches: the batches to tune at, or
+    None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None. unmerge:
+    whether to look for a base and low-rank differences in merged checkpoints. tolerance: the part of what
+    fine-tunes change in the answers that approximate factors may change; None if none are approximate.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -60,7 +60,7 @@ class BuildRequest:
     part_counts: tuple[int, ...] = ()
     force: bool = False
     dry_run: bool = False
-    race: bool = True
+    budget: float = 0.0
     tune_batches: tuple[int, ...] | None = None
     dropout: bool = False
     one_checkpoint: bool = False
@@ -128,10 +128,10 @@ class BuildRequest:
         return tuple(place.path for place in self.places)
 
     @property
-    def races(self) -> bool:
-        """Whether the plans by rules of thumb race against a few others after the build."""
+    def measures(self) -> bool:
+        """Whether plans are measured after the build."""
         chosen = self.tune_batches is not None or self.strategies != StrategyRequest()
-        return self.race and not (chosen or self.dry_run or self.dropout)
+        return self.budget > 0 and not (chosen or self.dry_run or self.dropout)
 
     def states_of(self, entry: str) -> list[StateRequest]:
         """Returns the states that were requested for one entry."""

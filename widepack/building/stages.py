@@ -34,8 +34,7 @@ from ..system.autocast import plain_modes
 from ..system.memory import returned_at_once
 from ..system.progress import Stages
 from ..system.readahead import read_headers
-from ..tuning.quick_race import race_plans, race_seconds
-from ..tuning.tune import tune
+from ..tuning.tune import measure_new, tune
 from ..verification import probe
 from ..verification.record import join_records
 from ..verification.reference import not_finite
@@ -60,7 +59,7 @@ from .write import (
 
 @plain_modes()
 def run_build(request: BuildRequest) -> BuildReport:
-    """Runs all stages of a build, then races or tunes the plans."""
+    """Runs all stages of a build, then measures or tunes the plans."""
     stages = Stages(request.progress)
     writing: AbstractContextManager[Writer | None] = nullcontext()  # of a dry run
     if not request.dry_run:
@@ -75,19 +74,19 @@ def run_build(request: BuildRequest) -> BuildReport:
         with stages.stage("tune"):
             tuned = tune(request.out, write=True, progress=request.progress, batches=request.tune_batches)
         report = replace(report, digest=tuned.digest, tuned=tuned.to_json())
-    elif request.races and (seconds := race_seconds()) > 0:
-        with stages.stage("race"):
-            report = _raced(request, report, seconds)
+    elif request.measures:
+        with stages.stage("measure"):
+            report = _measured(request, report)
     return replace(report, seconds=stages.seconds)
 
 
-def _raced(request: BuildRequest, report: BuildReport, seconds: float) -> BuildReport:
-    """Races the plans of a published artifact. Without a result the plans by rules of thumb stay."""
+def _measured(request: BuildRequest, report: BuildReport) -> BuildReport:
+    """Measures the plans of a published artifact. Without a result the predicted plans stay."""
     try:
-        raced = race_plans(request.out, seconds=seconds, progress=request.progress)
+        found = measure_new(request.out, seconds=request.budget, progress=request.progress)
     except WidepackError as e:
-        return replace(report, raced={"failed": str(e)})
-    return replace(report, digest=raced.digest, raced=raced.to_json())
+        return replace(report, measured={"failed": str(e)})
+    return replace(report, digest=found.digest, measured=found.to_json())
 
 
 class Build:

@@ -29,9 +29,10 @@ from typing import Any
 
 import torch
 
-from ..backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
-from ..backends.onnx_model import OnnxModel, external_tensor, in_order, onnx_model, session, where_mapped
+from ..backends.flat import MOST_NODES, Flat, flatten, in_order, nodes_unrolled
+from ..backends.onnx_model import OnnxModel, external_tensor, onnx_model, where_mapped
 from ..backends.onnx_rewrites import constant
+from ..backends.onnx_session import options, session
 from ..backends.task import first_cause, first_line
 from ..errors import LoweringError, UsageError
 from ..ir.fake_values import CPU
@@ -449,10 +450,10 @@ def check(subject: ExportSubject, path: Path, written: WrittenOnnx) -> str:
     except (ImportError, metadata.PackageNotFoundError):
         return "not checked: onnxruntime is not installed (pip install 'widepack[onnx]')"
     with lowering_error(f"{subject.title}: ONNX Runtime {version} does not run the file that was written"):
-        flat_run = session(path, written.input_numbers, written.booleans, {}, onnxruntime)
+        flat_run = session(path, written.booleans, {}, onnxruntime, options(onnxruntime))
 
         def run(inputs: Sequence[torch.Tensor]) -> list[Any]:
-            outputs = iter(flat_run(inputs))
+            outputs = iter(flat_run([inputs[i] for i in written.input_numbers]))
             lengths = written.list_lengths
             return [[next(outputs) for _ in range(n)] if n else next(outputs) for n in lengths]
 

@@ -276,7 +276,7 @@ class EntryPrograms:
         if not options.verified or pattern not in PATTERNS:
             return bound
         bound = self._checked(pattern, bound, fallback)
-        if options.compile and bound.place is not None:
+        if options.compile and bound.place is not None and not bound.plan.backend:
             eager = self.binder.bind(pattern, fallback, replace(options, backend="eager"))
             inputs = self.inputs.drawn(pattern, self.inputs.sizes_of(bound.plan))
             self.binder.choice.measure(pattern, fallback, bound, eager, inputs)

@@ -373,14 +373,30 @@ class OpenArtifact:
             self._cast_programs[file] = self.cast.program(program, sizes)
         return self._cast_programs[file]
 
-    def executable(self, program: Program, weights: Mapping[str, Any], workers: int = 0) -> Executable:
+    def executable(
+        self, program: Program, weights: Mapping[str, Any], workers: int = 0, lazy: bool = False
+    ) -> Executable:
         """Binds a program to weights, and counts its derived weights as long as it exists.
 
-        weights: by source name. workers: how many members a loop runs at a time.
+        weights: by source name. workers: how many members a loop runs at a time. lazy: as in `Executable`.
         """
-        run = Executable(program, weights, self.device, prologue=self.options.prologue, workers=workers)
-        self.limits.add_derived(run, weights.values())
-        return run
+        return Executable(
+            program,
+            weights,
+            self.device,
+            prologue=self.options.prologue,
+            workers=workers,
+            lazy=lazy,
+            bound=lambda run: self.limits.add_derived(run, weights.values()),
+        )
+
+    @property
+    def weights_key(self) -> str:
+        """Identifies the values of the loaded members' weights; "" if a member was swapped."""
+        if self.replaced:
+            return ""
+        dtype = str(self.cast.dtype) if self.cast else ""
+        return f"{self.manifest.digest} {list(self.chosen)} {self.files_key} {dtype} {self.options.prologue}"
 
     def justify(self, names: Iterable[str]) -> None:
         """Raises the budget by weights that a program reads.

@@ -117,6 +117,7 @@ _LISTS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "aten.chunk": _chunks,
     "aten.unsafe_chunk": _chunks,
     "widepack.pack_convolutions": lambda given: _dim_size(given, "weight"),
+    "widepack.pack_inner_products": lambda given: _dim_size(given, "weight"),
     "widepack.pack_lstm": lambda given: 2 * _dim_size(given, "w_x"),
 }
 

@@ -151,7 +151,8 @@ OpRecord(ops=0).of("""
     bartlett_window blackman_window eye hamming_window hann_window is_pinned is_same_size logspace
     tril_indices triu_indices _resize_output_ copy_ fill_ index_put_ masked_fill_ normal_ poisson randint
     resize_ set_ uniform_ zero_ widepack.int8_scales widepack.int8_weight widepack.pack_convolution
-    widepack.pack_convolutions widepack.pack_linear widepack.pack_lstm widepack.sequence_lengths
+    widepack.pack_convolutions widepack.pack_inner_product widepack.pack_inner_products widepack.pack_linear
+    widepack.pack_lstm widepack.sequence_lengths
 """)
 OpRecord(ops=0, once=_DECIDED).of("linspace _local_scalar_dense")
 OpRecord(reads="sizes").of("sym_numel sym_size")
@@ -382,7 +383,7 @@ OpRecord(cost="member convolutions").of("widepack.member_convs")
 OpRecord(cost="attention").of("widepack.masked_attention")
 OpRecord(cost="grouped linear").of("""
     widepack.linear widepack.streamed_linear widepack.expert_linear widepack.grouped_experts
-    widepack.expert_mm widepack.member_products widepack.int8_linear
+    widepack.expert_mm widepack.member_products widepack.int8_linear widepack.inner_product
 """)
 OpRecord(cost="factored").of("widepack.delta_linear widepack.factored_weight")
 OpRecord(cost="layer chain").of("widepack.mlp_chain")

@@ -23,6 +23,8 @@ _OF_MEMBERS = {
     "widepack.lstm_training.default": "aten.lstm.input",
 }
 """ATen's op for one member, by the recurrent op for all members."""
+_PACKS = {f"widepack.pack_{layer}.default" for layer in ("convolution", "inner_product", "linear")}
+"""The ops that reorder a weight."""
 FOR_CUDA = frozenset(
     {
         member_convs.OP,
@@ -70,7 +72,7 @@ def decompose(program: Program, kept: Collection[str] = ()) -> Program:
             nodes.append(replace(node, body=decompose(node.body, kept)))
         elif node.op in kept:
             nodes.append(node)
-        elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
+        elif node.op in _PACKS:
             values[node.name] = node.args[0]
         elif node.op in ATEN_FORMS:
             new = NodeList(node)

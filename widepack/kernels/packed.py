@@ -7,6 +7,9 @@
 | `convolution(x, weight, bias, stride, padding, dilation, groups, act)` | 2 or 3 spatial dims |
 | `pack_linear(weight, rows)` | N layers' weights `[N, O, I]`, reordered |
 | `linear(x, weight, bias, act)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]`, in memory `[R, N, O]` |
+| `pack_inner_product(weight)` | the weight `[O, I]` of one member's linear layer, reordered |
+| `pack_inner_products(weight)` | N members' weights `[N, O, I]`, reordered: a list of N |
+| `inner_product(x, weight, bias, act)` | one member's linear layer: `x [*, I]` -> `[*, O]` |
 
 `size` is an example of the input's sizes, and `rows` of a member's rows: hints for the order. The answer of
 `convolution` is channels-last in memory.
@@ -15,6 +18,7 @@
 weights in its own order for all members in one call. oneDNN orders weights for few rows or for many, and has
 no fast kernel for the other case: a call takes up to a hundred times as long. So weights are packed for
 `FEW_ROWS` rows at most, and more rows run in blocks, which are filled up to one of `_row_counts()`.
+`inner_product` has one order for all rows.
 
 `act` is `relu`, `gelu`, `sigmoid`, `silu`, `tanh` or empty. torch computes it in the answer's memory.
 oneDNN's fused relu is not used, because it makes 0 of NaN, which would hide a broken member. The ops of
@@ -55,6 +59,9 @@ ACTIVATIONS = {
     "tanh": torch.ops.aten.tanh_.default,
 }
 """The op that computes each activation in place, by the name of its ATen op."""
+
+PACKED_LISTS = frozenset({"widepack.pack_convolutions.default", "widepack.pack_inner_products.default"})
+"""The ops that pack each member's weight by itself."""
 
 
 def _activate(y: Tensor, act: str) -> Tensor:
@@ -272,5 +279,63 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
 def _linear_in_aten(new: NodeList, _: int, x: Any, weight: Any, bias: Any, act: str = "") -> None:
     turned = new.add("aten.transpose.int", weight, 1, 2, suffix="turned")
     y = new.product(x, turned, bias, "plain")
+    if act:
+        new.add(f"aten.{act}.default", y, suffix="act")
+
+
+def _fake_pack(weight: Tensor) -> Tensor:
+    return torch.empty_like(weight)
+
+
+@own_op("pack_inner_product(Tensor weight) -> Tensor", _fake_pack)
+def _pack_inner_product(weight: Tensor) -> Tensor:
+    dtype = packed_dtype(weight, dense("weight", weight, 2).shape[1])
+    if dtype is None:
+        return weight.clone(memory_format=torch.contiguous_format)
+    return onednn.mark(onednn.reorder_linear_weight(weight.to(dtype)), weight.dtype, "inner product")
+
+
+@own_op("pack_inner_products(Tensor weight) -> Tensor[]", None)
+def _pack_inner_products(weight: Tensor) -> list[Tensor]:
+    return [_pack_inner_product(w) for w in dense("weight", weight, 3).unbind(0)]
+
+
+@in_aten("widepack.pack_inner_products.default")
+def _unpacked_layers_in_aten(new: NodeList, _: int, weight: Any) -> None:
+    new.add("aten.unbind.int", weight, 0)
+
+
+def _fake_inner_product(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
+
+@own_op("inner_product(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _fake_inner_product)
+def _inner_product(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
+    shape = dense("x", x).shape
+    if (mark := mark_of("weight", weight, "inner product")) is not None:
+        _require_dtype(mark, x)
+    # a packed weight remembers the shape of the rows that passed, which pass again
+    if not (mark and shape == mark.image and _is_plain_bias(bias, weight.shape[0], x.dtype)):
+        require(weight.dim() == 2 and x.dim() > 0, f"weight has {weight.dim()} dims, and x has {x.dim()}")
+        require(shape[-1] == weight.shape[1], f"x has {shape[-1]} inputs; {weight.shape[1]} are needed")
+        of_shape("bias", bias, [weight.shape[0]], x)
+        if type(x) is Tensor and mark:
+            mark.image = shape
+    if mark is None:
+        return _activate(torch.nn.functional.linear(x, weight, bias), act)
+    if not x.numel():
+        return x.new_empty([*shape[:-1], weight.shape[0]])
+    rows = x if x.dim() > 1 else x.unsqueeze(0)
+    if x.dtype is weight.dtype:
+        y = onednn.linear(rows, weight, bias)
+    else:
+        bias = None if bias is None else bias.to(weight.dtype)
+        y = onednn.linear(rows.to(weight.dtype), weight, bias).to(x.dtype)
+    return _activate(y if x.dim() > 1 else y.squeeze(0), act)
+
+
+@in_aten("widepack.inner_product.default")
+def _inner_product_in_aten(new: NodeList, _: int, x: Any, weight: Any, bias: Any, act: str = "") -> None:
+    y = new.add("aten.linear.default", x, weight, bias, suffix="plain")
     if act:
         new.add(f"aten.{act}.default", y, suffix="act")

@@ -30,7 +30,11 @@ from ..kernels.packed import ACTIVATIONS
 from ..kernels.triton_kernels.launches import MOST_LAYERS
 
 # layers, with the number of arguments before the activation
-_LAYERS = {"widepack.convolution.default": 7, "widepack.linear.default": 3}
+_LAYERS = {
+    "widepack.convolution.default": 7,
+    "widepack.linear.default": 3,
+    "widepack.inner_product.default": 3,
+}
 _VIEWS = ops.full_names("unflatten.int transpose.int squeeze.dim unsqueeze movedim.int permute")
 _KNOWN = {f"aten.{name}.default": name for name in ACTIVATIONS if name}
 

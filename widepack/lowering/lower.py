@@ -33,12 +33,14 @@ class Lowered:
     used: for each node of the member program the strategy that runs it.
     kinds: the kind of each value of the member program.
     values: for each node of the member program the name of its wide value.
+    in_loops: for nodes inside loops the strategies that give them another form there.
     """
 
     program: Program
     used: dict[str, str]
     kinds: dict[str, Kind]
     values: dict[str, str]
+    in_loops: dict[str, str]
 
 
 def lower(
@@ -86,6 +88,7 @@ class _Lowering:
         self.writer = ProgramWriter(len(signatures), plan.device, self.fakes)
         self.values: dict[str, Any] = {}
         self.used: dict[str, str] = {}
+        self.in_loops: dict[str, str] = {}
         self.weights: list[Slot] = []
         self.inputs: list[Slot] = []
 
@@ -138,6 +141,7 @@ class _Lowering:
             packed = packer.nodes(region, self.plan.choices)
             skipping = {n.name: in_loop(n, self.plan.choices, self.writer.device) for n in region}
             packed |= {name: node for name, node in skipping.items() if node is not None}
+            self.in_loops |= {name: self.plan.choices[name].strategy for name in packed}
         lower_loop(
             self.writer,
             [packed.get(n.name, n) for n in region],
@@ -160,7 +164,7 @@ class _Lowering:
         program, moved = fuse_activations(program)
         moved |= joined
         names = {n: at for n, v in self.values.items() if (r := _name(v)) and (at := moved.get(r, r))}
-        return Lowered(sweep(program), self.used, self.kinds, names)
+        return Lowered(sweep(program), self.used, self.kinds, names, self.in_loops)
 
 
 def _name(value: Any) -> str:

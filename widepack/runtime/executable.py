@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import threading
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from operator import or_
@@ -29,6 +30,9 @@ class Executable:
         device: Where it runs.
         prologue: Whether the nodes that depend on weights alone run once, now.
         workers: The number of members that a loop runs at once; 0 for one after the other.
+        lazy: Whether weights are taken, and the prologue runs, when the program first runs on `eager`, or
+            something reads `given`.
+        bound: Is called with this object when that is done.
 
     Attributes:
         main, given: The program after the prologue, and the values of its weights. Backends compile these.
@@ -36,6 +40,11 @@ class Executable:
         call: The function that runs, from inputs to outputs; at first `eager`. A backend replaces it.
         exchanges: How often values of `given` were replaced. Memory that is written in place does not count.
     """
+
+    given: list[Any]
+    program: Program
+    weights: list[Any]
+    forward: Function
 
     def __init__(
         self,
@@ -45,29 +54,55 @@ class Executable:
         *,
         prologue: bool = True,
         workers: int = 0,
+        lazy: bool = False,
+        bound: Callable[[Executable], None] | None = None,
     ) -> None:
-        given = [weights[s.source] for s in program.weights]
         self.prologue: Program | None = None
         self.names = tuple(s.name for s in program.weights)
+        self._stored, self._sources, self._bound = weights, [s.source for s in program.weights], bound
         if prologue:
             parts = split(program)
-            with torch.inference_mode(), autocast_off():
-                given = list(graph_module(parts.prologue, device).forward(*given))
             program, self.prologue, self.names = parts.main, parts.prologue, parts.names
         self.device, self.device_type = device, device.type
-        self.main, self.given = program, given
-        self.program, self.weights = _lists(program, given)
-        self.workers = workers
-        graph = graph_module(self.program, device, workers, in_place=True, direct=True)
-        self.forward: Function = graph.forward
-        self.call: Function = self.eager
+        self.main, self.workers = program, workers
         self.exchanges = 0
         self._streamed: dict[tuple[str, int], Function] = {}
+        self._owned: frozenset[int] = frozenset()
+        self._binding = threading.RLock()
+        self.call: Function = self._eager if lazy else self.eager
+
+    def __getattr__(self, name: str) -> Any:
+        """Binds the weights when something reads what depends on them."""
+        if name not in ("given", "program", "weights", "forward"):
+            raise AttributeError(name)
+        with self._binding:
+            if name not in self.__dict__:
+                self._bind()
+        return self.__dict__[name]
+
+    def _bind(self) -> None:
+        given = self.derived(self._stored)
+        program, weights = _lists(self.main, given)
+        graph = graph_module(program, self.device, self.workers, in_place=True, direct=True)
+        forward: Function = graph.forward
+        self.__dict__.update(given=given, program=program, weights=weights, forward=forward)
         self._own()
-        if (
-            device.type == "cuda"
-        ):  # other threads call on other streams, which do not wait for copies on this stream
-            torch.cuda.current_stream(device).synchronize()
+        if self.device.type == "cuda":
+            # other threads call on other streams, which do not wait for copies on this stream
+            torch.cuda.current_stream(self.device).synchronize()
+        if self._bound is not None:
+            self._bound(self)
+
+    def derived(self, weights: Mapping[str, Any]) -> list[Any]:
+        """The values of the main program's weights. weights: as of `__init__`."""
+        given = [weights[source] for source in self._sources]
+        if self.prologue is None:
+            return given
+        with torch.inference_mode(), autocast_off():
+            return list(graph_module(self.prologue, self.device).forward(*given))
+
+    def _eager(self, *inputs: Any) -> Any:
+        return self.forward(*self.weights, *inputs)
 
     def _own(self) -> None:
         self._owned = frozenset(

@@ -40,14 +40,14 @@ class ValueChecks:
 
     Args:
         program: The main part of a wide program.
-        given: A value for each of its weights.
+        given: Returns a value for each of its weights.
 
     Attributes:
         possible: Whether the operands can be computed by few nodes. If not, `run` must not be called.
         needed: Whether the program has nodes to check.
     """
 
-    def __init__(self, program: Program, given: Sequence[Any]) -> None:
+    def __init__(self, program: Program, given: Callable[[], Sequence[Any]]) -> None:
         nodes = list(checked_nodes(program))
         self.needed = bool(nodes)
         at = {n.name: n for n in program.nodes}
@@ -61,7 +61,8 @@ class ValueChecks:
         self._sized = _ancestors(at, [*by_size, *self._numbers])
         self.possible = len(self._checked) == len(nodes) and len(self._before) <= MOST_NODES
         self.possible = self.possible and all(map(_cheap, self._before)) and all(map(_has_size, self._sized))
-        self._weights = {s.name: v for s, v in zip(program.weights, given, strict=True)}
+        values = given() if self.needed else [None] * len(program.weights)
+        self._weights = {s.name: v for s, v in zip(program.weights, values, strict=True)}
         self._inputs = [s.name for s in program.inputs]
         self._members = program.members
         self._known: dict[Any, dict[str, Any]] = {}  # what `_sizes` returned, by the sizes of inputs

@@ -12,9 +12,12 @@ They are native code, so no other user may be able to write into it.
    this one or root, or if other users may write there (`private_files.py`): a user who can write there,
    or put another folder in its place, can run code in this process. The path is resolved before these
    checks, and the resolved path is used after them.
-3. An entry is written under another name and renamed, under a lock. `record.json` has the size and SHA-256 of
-   the entry's other files, and the SHA-256 of the record itself. An entry that does not match counts as
-   absent.
+3. An entry is written under another name and renamed, under a lock. `record.json` has the size, the SHA-256
+   and the time of the last change of the entry's other files, and the SHA-256 of the record itself. An entry
+   that does not match counts as absent. A file of more than `LARGE` bytes that has its size and time is not
+   read again: it is mapped, and few of its pages are needed.
+4. Nothing removes an entry. The whole folder may be removed when no process loads from it; what is needed is
+   made again.
 """
 
 from __future__ import annotations
@@ -29,15 +32,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UsageError
-from .private_files import make_private_folder, private_folder, read_private
+from .private_files import make_private_folder, open_private, private_folder, read_private
 from .user_cache import cache_folder
 
 RECORD = "record.json"
 NOTES = "notes"
 _MOST_BYTES = 64 * 2**20  # of a record
+LARGE = 16 * 2**20
 
 
 def default_folder() -> Path:
@@ -66,11 +70,8 @@ class CompiledCache:
             record, files = stored["record"], stored["record"]["files"]
             if stored["sha256"] != _digest(record):
                 return None
-            for name, (size, digest) in files.items():
-                if os.sep in name:
-                    return None
-                data = read_private(place / name)
-                if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
+            for name, (size, digest, changed) in files.items():
+                if os.sep in name or not _is(place / name, size, digest, changed):
                     return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -86,6 +87,13 @@ class CompiledCache:
             self.folder = make_private_folder(self.folder)
             with self._lock(key):
                 return self.find(key) or self._made(key, compile_into)
+
+    def remake(self, key: str, record: dict[str, Any]) -> None:
+        """Writes an entry that is a record alone, in the place of one that is there. Raises: UsageError."""
+        with self._writing():
+            self.folder = make_private_folder(self.folder)
+            with self._lock(key):
+                self._made(key, lambda _: record)
 
     def note(self, key: str) -> str:
         """Returns the note of a key; "" if there is none.
@@ -129,10 +137,12 @@ class CompiledCache:
             record = compile_into(temporary)
             files = {}
             for path in sorted(temporary.iterdir()):
-                data = path.read_bytes()
-                files[path.name] = [len(data), hashlib.sha256(data).hexdigest()]
                 path.chmod(0o644)
                 _flush(path)
+                with path.open("rb") as file:
+                    digest = _digest_of(file)
+                status = path.stat()
+                files[path.name] = [status.st_size, digest, status.st_mtime_ns]
             record = {**record, "files": files}
             stored = {"sha256": _digest(record), "record": record}
             (temporary / RECORD).write_text(json.dumps(stored, indent=1), encoding="utf-8")
@@ -165,6 +175,24 @@ class CompiledCache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > 86400:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _is(path: Path, size: int, digest: str, changed: int) -> bool:
+    """Whether a file is the one that was stored. Raises: UsageError, OSError."""
+    with open_private(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_size != size:
+            return False
+        if size > LARGE and status.st_mtime_ns == changed:
+            return True
+        return _digest_of(file) == digest
+
+
+def _digest_of(file: BinaryIO) -> str:
+    found = hashlib.sha256()
+    while data := file.read(2**20):
+        found.update(data)
+    return found.hexdigest()
 
 
 def _digest(record: Any) -> str:

@@ -31,6 +31,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
+def instructions() -> str:
+    """The instruction sets of this processor, for code that is compiled for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {cpu_name()}"
+    flags = next((x.partition(":")[2] for x in lines if x.startswith(("flags", "Features"))), "")
+    return " ".join([platform.machine(), *sorted(flags.split())])
+
+
 CHOOSABLE = ("eager", "aot", "onnxruntime")
 """Backends that a measured plan may name: they run in a new process without compiling there."""
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import UsageError
 
@@ -56,7 +57,14 @@ def make_private_folder(path: Path) -> Path:
 def read_private(path: Path, most: int | None = None) -> bytes:
     """Returns the content of a file of a private folder, which is opened once.
 
-    most: the most bytes that are read.
+    most: the most bytes that are read. Raises: as `open_private`.
+    """
+    with open_private(path) as file:
+        return file.read(-1 if most is None else most)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Opens a file of a private folder, for reading.
 
     Raises:
         UsageError: It is a link or a special file, or another user could have written it.
@@ -64,12 +72,16 @@ def read_private(path: Path, most: int | None = None) -> bytes:
     """
     status = os.lstat(path)
     if stat.S_ISREG(status.st_mode):
-        handle = os.open(path, _OPEN)
-        with open(handle, "rb") as file:
-            status = os.fstat(handle)
+        file = open(os.open(path, _OPEN), "rb")  # noqa: SIM115  the caller closes it
+        try:
+            status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode):
                 _check_private(path, status)
-                return file.read(-1 if most is None else most)
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
     raise UsageError(
         f"{path}: this is a link or a special file, but the cache has regular files only. Remove it."
     )

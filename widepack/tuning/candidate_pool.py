@@ -5,9 +5,10 @@ and checks them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -24,14 +25,15 @@ from ..lowering.pattern_programs import PatternPrograms
 from ..planning.plan import NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
-from ..system.timing import once, waited
+from ..system.timing import LONG_S, clock_for, once, waited
 from .report import TIME_OVER
 
-RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
-KEPT = (RULES, LOOP)  # these are not released, however slow they are
+PREDICTED, LOOP, COMPOSED = "predicted", "loop", "composed"
+KEPT = (PREDICTED, LOOP)  # these are not released, however slow they are
 SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
 COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each
 COMPILER_S, NODE_S = 10.0, 0.1  # the seconds of a compilation, and of each node in it
+ONNX_S, ONNX_NODE_S = 3.0, 0.01  # the same for writing an ONNX file
 CALLS_A_ROUND = 5  # of a candidate in a race, with those that are not timed
 
 
@@ -44,7 +46,9 @@ class Workload:
     device: the device.
     inputs: the inputs of a wide call at these sizes.
     lowered: the programs of plans that searches of other batches lowered, by plan.
-    plain: no packed convolutions by rules of thumb, as in the artifact's plans.
+    bound: the bound programs of candidates of all batches that were not released, by program, backend and
+        number of workers.
+    plain: no predicted packed convolutions, as in the artifact's plans.
     """
 
     programs: PatternPrograms
@@ -52,6 +56,7 @@ class Workload:
     device: torch.device
     inputs: Sequence[torch.Tensor]
     lowered: dict[str, Lowered] = field(default_factory=dict)
+    bound: MutableMapping[tuple[int, str, int], Any] = field(default_factory=WeakValueDictionary)
     plain: bool = False
 
 
@@ -100,14 +105,22 @@ class CandidatePool:
         work: The workload.
         bind: Makes a wide program runnable on the backend that its plan names.
         right: Returns why the answers of a bound program are wrong, or "".
+        slow: A candidate is released if it takes this many times as long as the fastest so far.
     """
 
     def __init__(
-        self, work: Workload, bind: Callable[[Program, Plan], Any], right: Callable[[Any], str]
+        self,
+        work: Workload,
+        bind: Callable[[Program, Plan], Any],
+        right: Callable[[Any], str],
+        slow: float = SLOW,
     ) -> None:
+        self.slow = slow
         self.programs, self.sizes, self.inputs = work.programs, work.sizes, work.inputs
-        self.device, self.plain, self._lowered = work.device, work.plain, work.lowered
-        self.bind, self.right = bind, right
+        self.device, self.plain = work.device, work.plain
+        self._lowered, self._bound = work.lowered, work.bound
+        self.clock = clock_for(work.device)
+        self._bind, self.right = bind, right
         self.classes: tuple[int, int | None] = (1, None)  # the batch class that the plans serve
         self.scaled = scaled(work.sizes, work.programs.batch, work.programs.sizes) or 1
         self.first = work.programs.program
@@ -119,6 +132,7 @@ class CandidatePool:
             if self.kinds[n.name] == "stacked" and n.name not in self.early and n.op in REGISTRY
         ]
         self.dropped: dict[str, str] = {}
+        self._right: set[str] = set()
         self._by_key: dict[str, Candidate] = {}
         self._fastest: Candidate | None = None
         self._compile_s = math.inf
@@ -128,11 +142,11 @@ class CandidatePool:
         self._compile_s = seconds
 
     def whole(self, whole: str) -> list[Plan]:
-        """Returns the plans by rules of thumb, smallest batch first, for `auto`, `wide` or `loop`."""
+        """Returns the predicted plans, smallest batch first, for `auto`, `wide` or `loop`."""
         return self.programs.plans(self.device.type, StrategyRequest(whole, plain=self.plain))
 
-    def rules(self) -> Plan:
-        """Returns the plan by rules of thumb that serves this batch."""
+    def prediction(self) -> Plan:
+        """Returns the predicted plan that serves this batch."""
         return for_size(self.whole("auto"), self.scaled, lambda p: p)
 
     @property
@@ -161,7 +175,8 @@ class CandidatePool:
             if same in self._by_key:  # the strategies that this plan names apply nowhere
                 self._by_key[key] = self._by_key[same]
                 return self._by_key[key]
-            _refuse_long_compilation(plan, program, self._compile_s)
+            if self._key(lowered.program, plan) not in self._bound:
+                _refuse_long_compilation(plan, program, self._compile_s)
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
         except Exception as e:  # noqa: BLE001  # other runtimes fail with errors of their own; a plan that fails takes no part
@@ -172,10 +187,25 @@ class CandidatePool:
         self._time(c)
         return c
 
+    def bind(self, program: Program, plan: Plan) -> Any:
+        """Makes a program runnable, if no search of another batch has done it. Raises: as binding."""
+        key = self._key(program, plan)
+        if (kept := self._bound.get(key)) is not None:
+            return kept
+        self._bound[key] = bound = self._bind(program, plan)
+        return bound
+
+    @staticmethod
+    def _key(program: Program, plan: Plan) -> tuple[int, str, int]:
+        return id(program), plan.backend, plan.workers  # `lowered` keeps the program, and so its number
+
     def _time(self, c: Candidate) -> None:
         """Measures about how long a candidate takes, alternating with the fastest so far."""
         fastest = self._fastest if self._fastest is not None and self._fastest.bound is not None else c
-        tries = [(once(self.call(c)), once(self.call(fastest))) for _ in range(3)]
+        pair = self.call(c), self.call(fastest)
+        tries = [[once(call, clock=self.clock) for call in pair]]
+        while len(tries) < 3 and sum(tries[0]) < LONG_S:
+            tries.append([once(call, clock=self.clock) for call in pair])
         c.seconds, least = (min(t) for t in zip(*tries))
         c.slower = c.seconds / least
         if c.slower <= 1:
@@ -185,19 +215,19 @@ class CandidatePool:
         """Returns a candidate unless it is much slower than another one. Then its memory is released."""
         if c is None or c.bound is None:
             return None
-        if c.slower > SLOW and c.name not in KEPT:
+        if c.slower > self.slow and c.name not in KEPT:
             self.dropped[c.name] = f"{c.slower:.1f} times as slow as the fastest at that time"
             c.bound = None
             return None
         return c
 
     def named(self, name: str) -> Candidate | None:
-        """Returns the plan by rules of thumb (`RULES`) or the loop (`LOOP`), bound; None if it is wrong or
+        """Returns the predicted plan (`PREDICTED`) or the loop (`LOOP`), bound; None if it is wrong or
         fails.
         """
         if name in self.dropped:
             return None
-        c = self.candidate(name, self.rules() if name == RULES else self.whole("loop")[0])
+        c = self.candidate(name, self.prediction() if name == PREDICTED else self.whole("loop")[0])
         return None if c is None or c.name in self.dropped else self.bound(c)
 
     def bound(self, c: Candidate) -> Candidate:
@@ -212,11 +242,12 @@ class CandidatePool:
         return waited(lambda: run(*inputs), self.device)
 
     def is_right(self, c: Candidate) -> bool:
-        """Returns whether the answers of a candidate are right. If not, it is dropped."""
-        words = self.right(c.bound)
-        if words:
-            self.dropped[c.name] = words
-        return not words
+        """Returns whether the answers of a candidate are right, as it finds once. If not, it is dropped."""
+        if c.name not in self._right:
+            self._right.add(c.name)
+            if words := self.right(c.bound):
+                self.dropped[c.name] = words
+        return c.name not in self.dropped
 
     def ready(self, *candidates: Candidate | None) -> list[Candidate]:
         """Returns the candidates that may race, each once."""
@@ -234,7 +265,7 @@ class CandidatePool:
 def affordable(candidates: Sequence[Candidate], round_s: float) -> list[Candidate]:
     """Returns the candidates whose round takes at most `round_s` seconds: the fastest of them.
 
-    The plan by rules of thumb, the loop and the two fastest are always among them.
+    The predicted plan, the loop and the two fastest are always among them.
     """
     order = sorted(candidates, key=lambda c: (c.name not in KEPT, c.seconds))
     kept = sum(c.name in KEPT for c in order) + 2
@@ -248,14 +279,21 @@ def affordable(candidates: Sequence[Candidate], round_s: float) -> list[Candidat
 
 
 def _refuse_long_compilation(plan: Plan, program: Program, seconds: float) -> None:
-    """Refuses a program that `aot` would compile for minutes or longer than `seconds`. Raises: UsageError."""
-    if plan.backend != "aot":
+    """Refuses a program that a backend would compile for minutes or longer than `seconds`.
+
+    Raises: UsageError.
+    """
+    if not plan.backend:
         return
-    if (nodes := nodes_unrolled(program)) > COMPILED:
-        raise UsageError(
-            f"{nodes} nodes with its loops unrolled, more than {COMPILED}: compilation would take long"
-        )
-    if (expected := COMPILER_S + NODE_S * nodes) > seconds:
+    if plan.backend == "aot":
+        if (nodes := nodes_unrolled(program)) > COMPILED:
+            raise UsageError(
+                f"{nodes} nodes with its loops unrolled, more than {COMPILED}: compilation would take long"
+            )
+        expected = COMPILER_S + NODE_S * nodes
+    else:
+        expected = ONNX_S + ONNX_NODE_S * program.node_count
+    if expected > seconds:
         raise UsageError(
             f"{TIME_OVER}: its compilation takes about {expected:.0f} s, and {seconds:.0f} s are left"
         )

@@ -34,9 +34,10 @@ class MeasuredBatch:
         backend: The backend that runs the plan.
         strategies: The number of nodes in each strategy.
         ms: Milliseconds of a call.
-        rules: How many times as long the plan by rules of thumb takes; None if it does not run.
+        predicted: How many times as long the predicted plan takes; None if it does not run.
         loop: How many times as long the loop takes on `eager`; None if it does not run.
         times_ms: Milliseconds of every plan that was measured.
+        noise: How far two times of the predicted plan were apart, as a factor: 1 is none.
         changes: Strategies that were changed in the plan because it became faster as a whole.
         dropped: For each plan that took no part, the reason.
     """
@@ -49,9 +50,10 @@ class MeasuredBatch:
     backend: str
     strategies: dict[str, int]
     ms: float
-    rules: float | None
+    predicted: float | None
     loop: float | None
     times_ms: dict[str, float]
+    noise: float = 1.0
     changes: tuple[str, ...] = ()
     dropped: dict[str, str] = field(default_factory=dict)
 
@@ -69,6 +71,7 @@ class TuneReport:
         refused: For each batch that was refused, such as `forward, shared, batch 8`, the reason.
         kept: Where the plans are: the artifact, or the folder of the user's cache.
         digest: The digest of the artifact. It is a new one if the plans were written into the artifact.
+        note: What was special in the measurement, as a sentence; else empty.
 
     Example:
         >>> report = widepack.tune("ens.wide", batches=[1, 8])
@@ -85,6 +88,7 @@ class TuneReport:
     refused: dict[str, str]
     kept: str
     digest: str
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values."""

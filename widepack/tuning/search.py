@@ -1,61 +1,77 @@
 """Searches the fastest plan for one entry, pattern and batch on this machine, by measurement.
 
-1. **Profiles.** For every strategy that applies somewhere, the program with that strategy wherever it applies
-   is timed node by node (`cost_of_nodes`). So each strategy is measured among values with the memory layout
-   that it and its neighbours make. A program that takes `SLOW` times as long as the fastest so far is
+1. **Forms.** The predicted plan, the loop over all members, the wide plan, and both with each strategy
+   wherever it applies run a few calls. A program that takes `SLOW` times as long as the fastest so far is
    released at once, with its packed weights.
-2. **Composition.** Nodes of one signature (op, types and kinds of their arguments, literals) choose together:
-   the strategy that took the least time in its profile.
-3. **End to end.** The plan by rules of thumb, the composed plan, every profile and the loop over all members
-   run interleaved (`system/timing.py`).
-4. **Refinement.** Within the budget the best plan is tried with another strategy for one signature, the most
-   expensive first. A change is adopted if the plan is faster in most rounds.
-5. **Backends.** The best plan, the plan of the ops' first strategies, the composed plan and the loop run on
-   every other backend.
-6. **Confirmation.** The best plan and those near it, the plan by rules of thumb and the loop run once more.
-   The fastest is the result.
+2. **ONNX Runtime.** Where it is installed, the loop and the wide plan run on it.
+3. **Composition**, in a thorough search. Programs of single strategies are timed node by node
+   (`cost_of_nodes`), so each strategy is measured among values with the memory layout that it and its
+   neighbours make. Nodes of one signature (op, types and kinds of their arguments, literals) choose together
+   the strategy that took the least time.
+4. **Refinement**, in a thorough search. The best plan is tried with another strategy for one signature, the
+   most expensive first. A change is adopted if the plan is faster in most rounds.
+5. **Other backends**, in a thorough search: the best plan, the wide plan, the composed plan and the loop.
+6. **Race.** The plans that are near the fastest one, the predicted plan and the loop run interleaved
+   (`system/timing.py`), and the predicted plan a second time: how far its two times are apart is the noise.
 
-Before a program is chosen it passes the artifact's probe, and at the measured batch it gives the answers of
-the loop.
+Before a program races it passes the artifact's probe, and at the measured batch it gives the answers of the
+predicted plan.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from widepack_artifacts.program import Node, Program, Ref, refs
+from widepack_artifacts import strict_json
+from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from ..errors import VerificationError
+from ..ir import ops
 from ..ir.encoding import map_arguments
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import strategies_of
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
+from ..runtime.prologue import split
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from ..system.timing import LEAST_ROUNDS, fastest, race, ratio, waited, without_gc
+from ..system.timing import LEAST_ROUNDS, fastest, noise, race, ratio, waited, without_gc
 from .candidate_pool import (
     COMPOSED,
     KEPT,
     LOOP,
-    RULES,
+    PREDICTED,
+    SLOW,
     Candidate,
     CandidatePool,
     Workload,
     affordable,
-    unique_candidates,
     with_choices,
 )
 from .report import TIME_OVER
 
 RUNS = 5
+ONNX, PACKED = "onnxruntime", "packed"
+OVER_THREADS = "over threads"
+AGAIN = "the predicted plan again"
+COMPILE_S = 120.0
+NEAR = 1.3  # a few calls are noisy: a candidate this near the fastest races
+WIN = 0.95  # a search that is not thorough ends without a race if no candidate is this much faster
+GAIN = 0.98  # a change is adopted if it takes at most this part of the time, in the median over rounds
+MEASURING = 0.5  # the part of a search's time limit that is measuring; the rest is lowering and compilation
+ONNX_CALL_S = 5e-5  # about what a call of a session takes without any work
+CALLS = 7  # of each candidate with long calls: at its start, and in the race
+WHERE = "(where)"  # a key beside the names of nodes: the session that owns the weights
+FORMS, ONNX_PART, COMPOSITION, REFINEMENT, BACKENDS = 0.5, 0.8, 0.4, 0.3, 0.6
+"""Parts of the time that is left when a stage begins."""
+RACE_S = 0.1
+"""Seconds of a race of short calls, if the search is not thorough."""
 
 
 class _TimedInterpreter(fx.Interpreter):
@@ -99,49 +115,87 @@ def cost_of_nodes(
     return seconds
 
 
-OVER_THREADS = "over threads"
-COMPILE_S = 120.0
-NEAR = 1.3  # a race is short and a machine is noisy: a candidate this near the fastest races again
-MEASURING = 0.5  # the part of a search's time limit that is measuring; the rest is lowering and compilation
-PROFILES, RACE, REFINEMENT, BACKENDS = (
-    0.4,
-    0.3,
-    0.3,
-    0.6,
-)  # parts of the time that is left when a stage begins
-GAIN = 0.98  # a change is adopted if it takes at most this part of the time, in the median over rounds
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """A plan that was measured at one batch.
 
-
-@dataclass
-class SearchResult:
-    """The result of a search.
-
-    best: the fastest candidate. on_eager: the fastest candidate on the backend `eager`. times_ms: the median
-    milliseconds of every candidate in its last race. against_rules, against_loop: how many times as long the
-    plan by rules of thumb and the loop take; None if they did not run. dropped: for each candidate that took
-    no part, the reason. changes: the changes of the refinement that the best plan has.
+    plan, program: the plan and its wide program. used: the strategy of each node. forms: how it makes the
+    copy of each weight that it keeps beside the mapped one. cost: how many times as long as the fastest plan
+    it takes.
     """
 
-    best: Candidate
-    on_eager: Candidate
+    plan: Plan
+    program: Program
+    used: Mapping[str, str]
+    forms: Mapping[str, str]
+    cost: float
+
+    @property
+    def backend(self) -> str:
+        """The backend that runs the plan."""
+        return self.plan.backend or "eager"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The plans that raced at one batch, by name; the predicted plan (`PREDICTED`) is one of them.
+
+    times_ms: the median milliseconds of every candidate. loop: the name of the plan that is the loop over all
+    members. noise: how far two times of the predicted plan are apart, as a factor. dropped: for each
+    candidate that took no part, the reason. changes: what the refinement changed in the best plan.
+    """
+
+    plans: dict[str, MeasuredPlan]
     times_ms: dict[str, float]
-    against_rules: float | None
-    against_loop: float | None
-    dropped: dict[str, str] = field(default_factory=dict)
-    changes: list[str] = field(default_factory=list)
+    loop: str = LOOP
+    noise: float = 1.0
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    changes: Sequence[str] = ()
+
+
+def weight_forms(c: Candidate) -> dict[str, str]:
+    """Returns the weights of which a candidate keeps a copy in memory, and how that copy is made.
+
+    Returns: by the weight's name a text that is equal for equal copies. A session of ONNX Runtime packs
+    weights in its own way, and is one entry.
+    """
+    if c.backend == ONNX:
+        return {WHERE: c.name}
+    parts = split(c.program)
+    made = {s.name: s.source for s in c.program.weights}
+    sources = {s.name: frozenset([s.source]) for s in c.program.weights}
+    copies: set[str] = set()
+    for node in parts.prologue.nodes:
+        read = list(refs((node.args, node.kwargs)))
+        sources[node.name] = frozenset().union(*(sources.get(r, ()) for r in read))
+        given = substitute([list(node.args), dict(node.kwargs)], lambda name: made.get(name, name))
+        body = None if node.body is None else node.body.to_json()
+        made[node.name] = strict_json.digest([node.op, repr(given), body])
+        if not ops.may_view(node.op) or not copies.isdisjoint(read):
+            copies.add(node.name)
+    forms: dict[str, set[str]] = {}
+    for name in parts.names:
+        for source in sources[name] if name in copies else ():
+            forms.setdefault(source, set()).add(made[name])
+    return {source: " ".join(sorted(ways)) for source, ways in forms.items()}
 
 
 @dataclass(frozen=True)
 class SearchOptions:
     """What the searches of all batches have in common.
 
-    budget_s: seconds of measuring for each batch of a pattern. backends: other backends than `eager` that may
-    be chosen. compile_s: seconds after which a search begins no compilation. progress: called with
-    (stage, done, total).
+    budget_s: the most seconds of measuring for each batch of a pattern. backends: other backends than `eager`
+    that may be chosen. thorough: whether single nodes are timed, plans refined, and programs compiled. packs:
+    whether plans that pack weights may run; each has a copy of the weights. sparing: whether weights are so
+    large that only programs near the fastest stay in memory. compile_s: seconds after which a
+    search begins no compilation. progress: called with (stage, done, total).
     """
 
     budget_s: float
     backends: Sequence[str] = ()
+    thorough: bool = True
+    packs: bool = True
+    sparing: bool = False
     compile_s: float = COMPILE_S
     progress: Report | None = None
 
@@ -163,9 +217,11 @@ class Search(CandidatePool):
         options: SearchOptions,
         label: str = "",
     ) -> None:
-        super().__init__(work, bind, right)
-        self.options, self.budget_s, self.label = options, options.budget_s, label
-        self.limit = NO_LIMIT
+        super().__init__(work, bind, right, NEAR if options.sparing else SLOW)
+        self.options, self.label = options, label
+        self.limit, self.budget_s = NO_LIMIT, options.budget_s
+        self._loop: Candidate | None = None
+        self._always = set(KEPT)  # the candidates that race, however slow they are
         self._costs: dict[str, dict[str, float]] = {}  # seconds by candidate and node
 
     def report(self, stage: str, done: int, total: int) -> None:
@@ -173,144 +229,136 @@ class Search(CandidatePool):
         if self.options.progress is not None:
             self.options.progress(f"{self.label}: {stage}", done, total)
 
-    def run(self, limit: TimeLimit = NO_LIMIT) -> SearchResult:
+    def run(self, limit: TimeLimit = NO_LIMIT, writing: TimeLimit | None = None) -> SearchResult | None:
         """Searches.
 
-        limit: When the search must end. It measures less if its time is short; the plan by rules of thumb,
-        the wide plan and the loop are always measured.
+        Args:
+            limit: When the search must end. The predicted plan and the loop are always measured.
+            writing: When a file must be written that the searches of all batches use. Default: `limit`.
 
-        Raises: VerificationError if no program gives right answers.
+        Returns:
+            The measurements; None if the predicted plan does not run, or gives wrong answers.
         """
-        start = time.perf_counter()
+        begin = time.perf_counter()
         self.limit = limit
-        self.budget_s = min(self.budget_s, MEASURING * limit.left)
-        candidates, groups = self.candidates(limit.part(PROFILES))
-        rules, loop = self.named(RULES), self.named(LOOP)
-        times = self._race("end to end", candidates, limit.part(RACE))
-        first = next(c for c in candidates if c.name == fastest(times))
-        eager, changes = self._refine(first, groups, start)
-        finalists = self.ready(eager, first, rules, loop, *self._on_backends(eager, limit.part(BACKENDS)))
-        # The best of many was also lucky. So the times are those of another race, with the candidates near
-        # it.
-        if len(finalists) > 3:
-            raced = self._race("confirm", finalists, limit.part(1 / 2))
-            times |= raced
-            near = _near([c for c in finalists if c.name in raced], raced)
-            finalists = self.ready(*near, rules, loop, eager, first)
-        last = self._race("confirm again", finalists, limit)
-        finalists = [c for c in finalists if c.name in last]
-        winner = _fastest_of(finalists, last)
-        on_eager = _fastest_of([c for c in finalists if c.backend == "eager"], last)
-        against = {c.name: ratio(last, c.name, winner.name) for c in finalists}
-        self.release_all_but(winner, rules, loop)
-        return SearchResult(
-            winner,
-            on_eager,
-            {n: round(1e3 * sorted(t)[len(t) // 2], 6) for n, t in {**times, **last}.items()},
-            against.get(rules.name) if rules is not None else None,
-            against.get(loop.name) if loop is not None else None,
-            self.dropped,
-            changes if eager.name in (winner.name, winner.origin) else [],
-        )
+        self.budget_s = min(self.options.budget_s, MEASURING * limit.left)
+        self.report(PREDICTED, 0, 2)
+        predicted = self.candidate(PREDICTED, self.prediction())
+        if predicted is None or not self.is_right(predicted):
+            return None
+        self._try_forms(limit.part(FORMS))
+        self._try_backend(ONNX, writing or limit, limit.part(ONNX_PART))
+        changes: list[str] = []
+        if self.options.thorough:
+            groups = self._compose(limit.part(COMPOSITION))
+            best, changes = self._refine(self._fastest_right("eager"), groups, begin)
+            for name in self.options.backends:
+                self._try_backend(name, limit, limit.part(BACKENDS), best)
+        result = self._raced(predicted, limit, changes)
+        if self.options.thorough or self.options.sparing:
+            self.release_all_but(predicted)
+        return result
 
-    def _race(self, stage: str, candidates: Sequence[Candidate], limit: TimeLimit) -> dict[str, list[float]]:
-        """Races candidates; if the time is short, without the slowest of them."""
-        racing = affordable(candidates, limit.left / LEAST_ROUNDS)
-        self.dropped |= {
-            c.name: f"{TIME_OVER} before it was compared with the others"
-            for c in candidates
-            if c not in racing
-        }
-        return race(
-            {c.name: self.call(c) for c in racing},
-            self.budget_s / 4,
-            limit_s=limit.left,
-            report=lambda done, total: self.report(stage, done, total),
-        )
+    # ------------------------------------------------------------ the forms of a program
 
-    # ------------------------------------------------------------ profiles and composition
-
-    def candidates(self, limit: TimeLimit = NO_LIMIT) -> tuple[list[Candidate], list[list[Node]]]:
-        """Makes the candidates on `eager`. limit: the time after which no further strategy is tried.
-
-        Returns: the candidates that are right and not much slower than the fastest; the nodes by signature,
-        the most expensive first. Raises: VerificationError if no candidate is right.
-        """
-        self.report(RULES, 0, 3)
-        rules = self.candidate(RULES, self.rules())
-        self.report(LOOP, 1, 3)
-        loop = self.candidate(LOOP, self.whole("loop")[0])
-        (wide,) = self.whole("wide")
-        self.report("wide", 2, 3)
-        base = self._profiled("wide", wide)
-        profiles, loops = self._profiles(wide, loop, limit)
-        loops = [rules, loop, *loops]
-        loops += [self._over_threads(c) for c in unique_candidates(loops)]
-        groups = self._groups(self._costs.get(base.name, {}) if base is not None else {})
-        everything = unique_candidates([*loops, base, *profiles, self._composed(wide, groups)])
-        screened = [c for c in everything if self.screened(c)]
-        candidates: list[Candidate] = []
-        for i, c in enumerate(screened):
-            self.report("check answers", i, len(screened))
-            if limit.over and c not in (rules, loop, base):
-                self.dropped[c.name] = f"{TIME_OVER} before its answers were checked"
-            elif self.is_right(c):
-                candidates.append(c)
-        if not candidates:
-            reasons = "; ".join(f"{n}: {w}" for n, w in self.dropped.items())
-            raise VerificationError(
-                f"no wide program of {self.programs.pattern} gives right answers here: {reasons}"
-            )
-        return candidates, groups
-
-    def _profiles(
-        self, wide: Plan, loop: Candidate | None, limit: TimeLimit
-    ) -> tuple[list[Candidate | None], list[Candidate | None]]:
-        """Returns for each strategy the wide program, timed node by node, and the loop, if strategies have a
-        form in it.
-        """
-        several = [s.values() for n in self.tuned if len(s := strategies_of(n.op)) > 1]
-        names = list(dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request))
-        profiles: list[Candidate | None] = []
-        loops: list[Candidate | None] = []
-        for i, name in enumerate(names):
-            if limit.over:
+    def _try_forms(self, limit: TimeLimit) -> None:
+        """Measures plans on `eager`, the most promising first, as long as there is time for a few calls."""
+        plans = list(self._forms())
+        for done, (name, plan) in enumerate(plans):
+            self.report(name, done, len(plans))
+            spent = CALLS * max(c.seconds for c in self.all if c.name in KEPT)
+            if (limit.over or spent > limit.left) and name != LOOP:
                 self.dropped[name] = f"{TIME_OVER} before it was tried"
                 continue
-            self.report(f"strategy {name}", i, len(names))
+            c = self.screened(self.candidate(name, plan))
+            self._loop = c if name == LOOP else self._loop
+
+    def _forms(self) -> Iterator[tuple[str, Plan]]:
+        """Yields the plans beside the predicted one, the most promising first."""
+        loop, (wide,) = self.whole(LOOP)[0], self.whole("wide")
+        yield LOOP, loop
+        yield "wide", wide
+        for plan in self.whole("auto"):
+            yield f"{PREDICTED} for batch {plan.batch[0]}", plan
+        threads = torch.get_num_threads() if self.device.type == "cpu" and loop.looped() else 1
+        if threads > 1:
+            yield f"{LOOP} {OVER_THREADS}", replace(loop, workers=threads)
+        for name in self._strategies() if self.options.packs else ():
             choices = {
                 n.name: NodeChoice(name, "measured") for n in self.tuned if name in strategies_of(n.op)
             }
-            profiles.append(self.screened(self._profiled(name, with_choices(wide, choices))))
-            if loop is not None:
-                plan = with_choices(loop.plan, choices)
-                loops.append(self.screened(self.candidate(f"{LOOP}, {name}", plan)))
-        return profiles, loops
+            yield name, with_choices(wide, choices)
+            if name == PACKED:  # the one strategy that has a form of its own in loops
+                yield f"{LOOP}, {name}", with_choices(loop, choices)
+                if threads > 1:
+                    over = replace(with_choices(loop, choices), workers=threads)
+                    yield f"{LOOP}, {name} {OVER_THREADS}", over
 
-    def _profiled(self, name: str, plan: Plan) -> Candidate | None:
-        """Returns a candidate that was timed node by node."""
-        c = self.candidate(name, plan)
-        # the plan by rules of thumb may run the same program and be timed already
-        if c is not None and c.bound is not None and c.name not in self._costs:
-            budget_s = min(0.3, self.budget_s / 40)
-            self._costs[c.name] = cost_of_nodes(c.bound.executable, self.device, self.inputs, budget_s)
-        return c
+    def _strategies(self) -> list[str]:
+        """Returns the strategies that ops of the program have, and that need no request."""
+        several = [s.values() for n in self.tuned if len(s := strategies_of(n.op)) > 1]
+        names = dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request)
+        return [n for n in names if n != PACKED or not self.plain]
 
-    def _over_threads(self, loop: Candidate) -> Candidate | None:
-        """Returns a plan whose loops run one member on each thread; None without threads or loops."""
-        threads = torch.get_num_threads()
-        if threads < 2 or self.device.type != "cpu" or not loop.plan.looped():
-            return None
-        return self.screened(
-            self.candidate(f"{loop.name} {OVER_THREADS}", replace(loop.plan, workers=threads))
-        )
+    def _try_backend(
+        self, backend: str, writing: TimeLimit, limit: TimeLimit, best: Candidate | None = None
+    ) -> None:
+        """Measures plans on another backend, if it may be chosen. best: a plan that runs on it, too."""
+        if backend not in self.options.backends or not self.options.packs:
+            return
+        if backend == ONNX and not self.options.thorough and self._fastest_right().seconds < ONNX_CALL_S:
+            return
+        loop, (wide,) = self.whole(LOOP)[0], self.whole("wide")
+        plans = {best.name: best.plan} if best is not None else {}
+        plans |= {LOOP: loop, "wide": wide}
+        plans |= {c.name: c.plan for c in self.all if c.name == COMPOSED}
+        if (threads := torch.get_num_threads()) > 1 and backend == ONNX:  # code of `aot` has no such threads
+            plans = {f"{LOOP} {OVER_THREADS}": replace(loop, workers=threads), **plans}
+        begin = time.perf_counter()
+        for origin, plan in plans.items():
+            name = f"{origin} on {backend}"
+            self.report(name, 0, 1)
+            if limit.over or time.perf_counter() - begin > self.options.compile_s:
+                why = f"the limit of {self.options.compile_s:.0f} s for compilation was reached"
+                self.dropped[name] = f"{TIME_OVER} before it was tried" if limit.over else why
+                continue
+            self.compile_within(writing.left)
+            self.screened(self.candidate(name, replace(plan, backend=backend, workers=plan.workers), origin))
 
-    def _groups(self, seconds: dict[str, float]) -> list[list[Node]]:
-        """Returns the nodes by signature, the most expensive first."""
+    # ------------------------------------------------------------ composition and refinement
+
+    def _compose(self, limit: TimeLimit) -> list[list[Node]]:
+        """Measures the plan in which every signature has the fastest strategy of the wide plans.
+
+        Returns: the nodes by signature, the most expensive first.
+        """
+        names = ["wide", *self._strategies()]
+        wides = [c for c in self.all if c.bound is not None and c.name in names]
+        for done, c in enumerate(wides):
+            self.report(f"nodes of {c.name}", done, len(wides))
+            if not limit.over:
+                budget_s = min(0.3, self.budget_s / 40)
+                self._costs[c.name] = cost_of_nodes(c.bound.executable, self.device, self.inputs, budget_s)
         groups: dict[str, list[Node]] = {}
         for node in self.tuned:
             groups.setdefault(self.signature(node), []).append(node)
-        return sorted(groups.values(), key=lambda nodes: -sum(seconds.get(n.name, 0.0) for n in nodes))
+        first = next(iter(self._costs.values()), {})
+        found = sorted(groups.values(), key=lambda nodes: -sum(first.get(n.name, 0.0) for n in nodes))
+        composed: dict[str, NodeChoice] = {}
+        for nodes in found:
+            seconds = {
+                c.used[nodes[0].name]: sum(self._costs[c.name].get(n.name, 0.0) for n in nodes)
+                for c in reversed(wides)
+                if c.name in self._costs
+            }
+            if len(seconds) > 1:
+                order = sorted(seconds, key=seconds.__getitem__)
+                words = ", ".join(f"{s} {seconds[s] * 1e3:.3f} ms" for s in order)
+                choice = NodeChoice(order[0], f"measured, {len(nodes)} alike: {words}")
+                composed.update({n.name: choice for n in nodes})
+        if composed:
+            self.screened(self.candidate(COMPOSED, with_choices(self.whole("wide")[0], composed)))
+        return found
 
     def signature(self, node: Node) -> str:
         """Returns what decides the time of a node: its op, the types and kinds of its arguments, its
@@ -327,27 +375,6 @@ class Search(CandidatePool):
             (node.op, read, literal(list(node.args)), {k: literal(v) for k, v in node.kwargs.items()})
         )
 
-    def _profiled_candidates(self) -> list[Candidate]:
-        return [c for c in self.all if c.name in self._costs]
-
-    def _composed(self, wide: Plan, groups: Sequence[Sequence[Node]]) -> Candidate | None:
-        """Returns the plan in which every signature has the fastest strategy of its profiles."""
-        composed: dict[str, NodeChoice] = {}
-        profiles = self._profiled_candidates()
-        for nodes in groups:
-            seconds = {
-                p.used[nodes[0].name]: sum(self._costs[p.name].get(n.name, 0.0) for n in nodes)
-                for p in reversed(profiles)
-            }
-            if len(seconds) > 1:
-                order = sorted(seconds, key=lambda s: seconds[s])
-                words = ", ".join(f"{s} {seconds[s] * 1e3:.3f} ms" for s in order)
-                choice = NodeChoice(order[0], f"measured, {len(nodes)} alike: {words}")
-                composed.update({n.name: choice for n in nodes})
-        return self.candidate(COMPOSED, with_choices(wide, composed)) if composed else None
-
-    # ------------------------------------------------------------ refinement and backends
-
     def _refine(
         self, best: Candidate, groups: Sequence[Sequence[Node]], start: float
     ) -> tuple[Candidate, list[str]]:
@@ -357,13 +384,14 @@ class Search(CandidatePool):
         """
         changes: list[str] = []
         first = best.name
-        if best.plan.looped():
+        if best.plan.looped() or best.backend != "eager":
             return best, changes
-        profiles, limit = self._profiled_candidates(), self.limit.part(REFINEMENT)
+        used = [c.used for c in self.all if c.name in self._costs]
+        limit = self.limit.part(REFINEMENT)
         for i, nodes in enumerate(groups):
             self.report("refine", i, len(groups))
             op, name = nodes[0].op, nodes[0].name
-            for strategy in dict.fromkeys(p.used[name] for p in profiles):
+            for strategy in dict.fromkeys(u[name] for u in used):
                 if time.perf_counter() - start > 0.75 * self.budget_s or limit.over:
                     return best, changes
                 if strategy == best.used[name] or strategy not in strategies_of(op):
@@ -371,7 +399,8 @@ class Search(CandidatePool):
                 other = self._changed(best, nodes, strategy)
                 if other is None:
                     continue
-                times = race({c.name: self.call(c) for c in (best, other)}, self.budget_s / 40)
+                pair = {c.name: self.call(c) for c in (best, other)}
+                times = race(pair, self.budget_s / 40, clock=self.clock)
                 if ratio(times, other.name, best.name) < GAIN:
                     gain = f"{ratio(times, best.name, other.name):.2f}x as a whole"
                     changes.append(f"{op} {strategy} instead of {best.used[name]}: {gain}")
@@ -389,42 +418,66 @@ class Search(CandidatePool):
         c = self.candidate(name, with_choices(best.plan, choices))
         return c if c is not None and c is not best and c.name == name and self.is_right(c) else None
 
-    def _on_backends(self, best: Candidate, limit: TimeLimit = NO_LIMIT) -> list[Candidate]:
-        """Returns the promising plans on every other backend. limit: when their compilation must end."""
-        (wide,) = self.whole("wide")
-        # the best plan first, because the time for compilation may end before the others
-        plans = {best.name: best.plan, "wide": wide, LOOP: self.whole("loop")[0]}
-        plans |= {c.name: c.plan for c in self.all if c.name == COMPOSED}
-        if (threads := torch.get_num_threads()) > 1:
-            plans[f"{LOOP} {OVER_THREADS}"] = replace(plans[LOOP], workers=threads)
-        candidates: list[Candidate | None] = []
-        begin = time.perf_counter()
-        for number, backend in enumerate(self.options.backends):
-            for origin, plan in plans.items():
-                if backend == "aot" and plan.workers:
-                    continue  # its code has no threads for members
-                name = f"{origin} on {backend}"
-                self.report(name, number, len(self.options.backends))
-                if limit.over or time.perf_counter() - begin > self.options.compile_s:
-                    self.dropped[name] = (
-                        f"the limit of {self.options.compile_s:.0f} s for compilation was reached"
-                    )
-                    if limit.over:
-                        self.dropped[name] = f"{TIME_OVER} before it was tried"
-                    continue
-                self.compile_within(limit.left)
-                c = self.screened(self.candidate(name, replace(plan, backend=backend), origin))
-                candidates.append(c if c is not None and self.is_right(c) else None)
-        return unique_candidates(candidates)
+    # ------------------------------------------------------------ the race
 
+    def also(self, name: str, plan: Plan, result: SearchResult, limit: TimeLimit) -> SearchResult:
+        """Returns the measurements with another plan, which was the fastest at another batch."""
+        predicted, other = self.named(PREDICTED), self.candidate(name, plan)
+        if predicted is None or other is None:
+            return result
+        self._always |= {other.name, *result.plans}
+        for c in self.all:
+            if c.name in self._always:
+                self.bound(c)
+        return self._raced(predicted, limit, result.changes)
 
-def _fastest_of(candidates: Sequence[Candidate], times: dict[str, list[float]]) -> Candidate:
-    name = fastest({c.name: times[c.name] for c in candidates})
-    return next(c for c in candidates if c.name == name)
+    def _fastest_right(self, backend: str = "") -> Candidate:
+        """Returns the fastest candidate so far whose answers are right. backend: "" for any."""
+        ready = [c for c in self.ready(*self.all) if backend in ("", c.backend)]
+        return next(c for c in sorted(ready, key=lambda c: c.seconds) if self.is_right(c))
 
+    def _raced(self, predicted: Candidate, limit: TimeLimit, changes: Sequence[str]) -> SearchResult:
+        """Races the candidates near the fastest one, the predicted plan (twice), and the loop."""
+        least = self._fastest_right().seconds
+        racing = [c for c in self.ready(*self.all) if c.name in self._always or c.seconds <= NEAR * least]
+        apart = 1.0
+        times = {c.name: [c.seconds] for c in racing}
+        if self.options.thorough or least < WIN * predicted.seconds:
+            racing, times, apart = self._race(predicted, racing, limit)
+            if self.options.thorough and len(racing) > 3:  # the best of many was also lucky
+                first = fastest(times)
+                near = [c for c in racing if c.name in KEPT or ratio(times, c.name, first) <= NEAR]
+                racing, last, apart = self._race(predicted, near, limit)
+                times |= last
+        first = fastest({c.name: times[c.name] for c in racing})
+        plans = {
+            c.name: MeasuredPlan(c.plan, c.program, c.used, weight_forms(c), ratio(times, c.name, first))
+            for c in racing
+        }
+        seconds_of = {c.name: c.seconds for c in self.all if c.name not in self.dropped}
+        seconds_of |= {n: statistics.median(t) for n, t in times.items()}
+        loop = self._loop.name if self._loop is not None and self._loop.name in plans else ""
+        if loop:
+            seconds_of[LOOP] = seconds_of[loop]  # `route` reads its time by this name
+        times_ms = {n: round(1e3 * s, 6) for n, s in seconds_of.items()}
+        return SearchResult(plans, times_ms, loop, apart, dict(self.dropped), tuple(changes))
 
-def _near(candidates: Sequence[Candidate], times: dict[str, list[float]]) -> list[Candidate]:
-    """Returns the fastest candidate, then those that are nearly as fast."""
-    front = _fastest_of(candidates, times).name
-    near = [c for c in candidates if ratio(times, c.name, front) <= NEAR]
-    return sorted(near, key=lambda c: c.name != front)
+    def _race(
+        self, predicted: Candidate, candidates: Sequence[Candidate], limit: TimeLimit
+    ) -> tuple[list[Candidate], dict[str, list[float]], float]:
+        """Returns the candidates whose answers are right, their times, and the noise of the race."""
+        racing = []
+        for done, c in enumerate(candidates):
+            self.report("check answers", done, len(candidates))
+            racing += [c] if self.is_right(c) else []
+        racing = affordable(racing, limit.left / LEAST_ROUNDS)
+        times = race(
+            {c.name: self.call(c) for c in racing} | {AGAIN: self.call(predicted)},
+            min(self.budget_s / 4 if self.options.thorough else RACE_S, limit.left),
+            limit_s=limit.left,
+            report=lambda done, total: self.report("race", done, total),
+            clock=self.clock,
+        )
+        apart = noise(times, AGAIN, PREDICTED)
+        del times[AGAIN]
+        return racing, times, apart

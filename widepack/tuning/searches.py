@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -22,16 +24,18 @@ from ..planning.plan import Plan
 from .candidate_pool import COMPILED, Workload
 from .search import Search, SearchOptions
 
-S = TypeVar("S", bound=Search)
+CHECKED = (1, 5, 64)
+"""The batches at which answers are compared with the members, if the probe alone does not decide."""
+MOST_MEMBERS_S = 5.0
+"""Seconds after which no further member runs for that."""
 
 
 def searches_of(
-    kind: type[S], entry: WideEntry, pattern: str, batches: Sequence[int], options: SearchOptions
-) -> tuple[dict[int, S], dict[int, str]]:
-    """Prepares a search of a class for each batch of a pattern. None of them is started.
+    entry: WideEntry, pattern: str, batches: Sequence[int], options: SearchOptions
+) -> tuple[dict[int, Search], dict[int, str]]:
+    """Prepares a search for each batch of a pattern. None of them is started.
 
     Args:
-        kind: The class of the searches.
         entry: The entry of a loaded artifact.
         pattern: The pattern of inputs.
         batches: The batches to measure.
@@ -44,9 +48,10 @@ def searches_of(
     letter = programs.inputs.letter
     sizes_of, refused = _sizes_of(entry, batches)
     simple = _simplified(entry, pattern)
-    bind = _binder(entry, pattern)
-    searches: dict[int, S] = {}
+    bind, check = _binder(entry, pattern), MemberCheck(entry, pattern)
+    searches: dict[int, Search] = {}
     lowered: dict[str, Lowered] = {}
+    bound: MutableMapping[tuple[int, str, int], Any] = WeakValueDictionary()
     for batch, sizes in sizes_of.items():
         inputs = programs.inputs.drawn(pattern, sizes)
         work = Workload(
@@ -55,10 +60,11 @@ def searches_of(
             device=programs.artifact.device,
             inputs=inputs,
             lowered=lowered,
+            bound=bound,
             plain=programs.source.plain,
         )
         label = f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"
-        searches[batch] = kind(work, bind, AnswerCheck(entry, pattern, inputs), options, label)
+        searches[batch] = Search(work, bind, AnswerCheck(check, inputs), options, label)
     for batch, classes in batch_classes({b: s.scaled for b, s in searches.items()}).items():
         searches[batch].classes = classes
     return searches, refused
@@ -106,23 +112,94 @@ def _binder(entry: WideEntry, pattern: str) -> Callable[[Program, Plan], Any]:
     return bind
 
 
+class MemberCheck:
+    """Checks bound programs of one pattern against its members.
+
+    A program must pass the artifact's probe, which has bounds for other devices too. `beyond` says whether it
+    is within the bounds of the build, which are narrower.
+    """
+
+    def __init__(self, entry: WideEntry, pattern: str) -> None:
+        self.entry, self.pattern = entry, pattern
+        self._found: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._calls: list[_CheckedCall] | None = None
+
+    def beyond(self, bound: Any) -> str:
+        """Returns where the answers exceed the bounds of the build; "" if they do not.
+
+        The build's bound of a member's error is for its error over all calls of the verification. Over the
+        few numbers of the probe alone, the error of a right program may be larger. Then other calls decide.
+        Raises: VerificationError for an answer that the probe refuses.
+        """
+        if bound not in self._found:
+            beyond = self.entry.programs.probe_check.run(self.pattern, [bound], again=True)
+            self._found[bound] = self._over_calls(bound, beyond) if beyond else ""
+        return self._found[bound]
+
+    def _over_calls(self, bound: Any, beyond: str) -> str:
+        """Returns where the answers of several calls exceed the bounds, or "". beyond: the probe's words."""
+        if self._calls is None:
+            self._calls = self._member_calls()
+        if not self._calls:
+            return beyond
+        runs = self.entry.programs.probe_check.runs
+        stats = runs.new_stats(self.pattern)
+        for call in self._calls:
+            found = bound.run(*call.given)
+            members = self.entry.programs.artifact.members
+            for place, (member, (own, truth)) in enumerate(zip(members, call.answers)):
+                for k, output in enumerate(stats):
+                    shared = bound.program.outputs[k].kind == "shared"
+                    output.add_own(own[k], truth[k])
+                    wide = found[k] if shared else found[k][place]
+                    output.add_wide(member, call.label, wide, own[k], truth[k])
+        if not runs.float64:
+            for output in stats:
+                output.widen()
+        return next((words for output in stats if (words := output.wrong())), "")
+
+    def _member_calls(self) -> list[_CheckedCall]:
+        """Runs the members on drawn inputs of several batches; returns [] if that takes too long."""
+        programs, end = self.entry.programs, time.perf_counter() + MOST_MEMBERS_S
+        letter, calls = programs.inputs.letter, list[_CheckedCall]()
+        for batch in CHECKED if letter else ():
+            sizes = {**programs.inputs.example, letter: batch}
+            if _refusal(self.entry, sizes):
+                continue
+            call = _CheckedCall(f"batch {batch}", programs.inputs.drawn(self.pattern, sizes), [])
+            for place in range(len(programs.artifact.chosen)):
+                if time.perf_counter() > end:
+                    return []
+                call.answers.append(programs.probe_check.runs.answers_to(self.pattern, place, call.given))
+            calls.append(call)
+        return calls
+
+
+@dataclass(frozen=True)
+class _CheckedCall:
+    """A call with the inputs of a wide program. answers: of each member, in its dtype and in float64."""
+
+    label: str
+    given: Sequence[torch.Tensor]
+    answers: list[tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
 class AnswerCheck:
     """Checks the answers of bound programs at the measured batch.
 
-    A program must pass the artifact's probe. Its answers must be those of the first program that was checked:
-    the plan by rules of thumb, which the build verified. The probe has bounds for other devices too. So if
-    the first program is within the bounds of the build here, the others must be, too.
+    They must be those of the first program that was checked: the predicted plan, which the build verified. If
+    that is within the bounds of the build here, the others must be, too.
     """
 
-    def __init__(self, entry: WideEntry, pattern: str, inputs: Sequence[torch.Tensor]) -> None:
-        self.entry, self.pattern, self.inputs = entry, pattern, inputs
+    def __init__(self, check: MemberCheck, inputs: Sequence[torch.Tensor]) -> None:
+        self.check, self.inputs = check, inputs
         self._first: Any = None
         self._first_within_bounds = False
 
     def __call__(self, bound: Any) -> str:
         """Returns why the answers are wrong, or ""."""
         try:
-            beyond = self.entry.programs.probe_check.run(self.pattern, [bound], again=True)
+            beyond = self.check.beyond(bound)
         except VerificationError as e:
             return str(e)
         answers = bound.run(*self.inputs)
@@ -131,7 +208,7 @@ class AnswerCheck:
             return ""
         if self._first_within_bounds and beyond:
             return beyond
-        return self.entry.programs.probe_check.differ(self.pattern, answers, self._first)
+        return self.check.entry.programs.probe_check.differ(self.check.pattern, answers, self._first)
 
 
 def _refusal(entry: WideEntry, sizes: Mapping[str, int]) -> str:

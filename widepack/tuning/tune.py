@@ -1,14 +1,16 @@
-"""Tunes an artifact: chooses its plans by measurement on this machine, and stores them in the user's cache or
-the artifact.
+"""Measures the plans of an artifact on this machine, and stores the fastest in the user's cache or the
+artifact.
 
-The plans of a pattern are searched for all batches together: those of all batch classes store each weight in
-one form (`one_form`).
+`tune` searches thoroughly. `measure_new` does the same for a new artifact in the seconds of a build, without
+timing single nodes and without compilation. The plans of a pattern are chosen for all batches together
+(`choice.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +18,8 @@ from os import PathLike, fspath
 
 import torch
 
+from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.opset import EXTRA
-from widepack_artifacts.program import Program, refs
 from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError, VerificationError
@@ -26,22 +28,29 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.random_ops import uses_random_ops
 from ..planning import plan_cache
-from ..planning.plan import Plan
+from ..planning.plan import for_size
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
+from ..system.cores import free_threads
 from ..system.machine import CHOOSABLE, backends_here, name_of
+from ..system.memory import available_bytes
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from ..system.timing import race, ratio
-from .candidate_pool import LOOP, RULES, Candidate
-from .report import MeasuredBatch, TuneReport, publish_plans
-from .search import COMPILE_S, Search, SearchOptions, SearchResult
+from .candidate_pool import LOOP, PREDICTED
+from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
+from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
+from .search import CALLS, COMPILE_S, ONNX, Search, SearchOptions, SearchResult
 from .searches import batch_classes, searches_of
 
 BATCHES = (1, 8, 32)
-WHERE = "(where)"  # a key beside the names of nodes: the session that owns the weights
+BUILD_S = 20.0  # the seconds in which a build measures, unless it is given others
+COPIES = 4  # copies of the weights that must fit into memory for plans that pack weights
+SMALL_BYTES = 32 << 20  # weights of at most this size may be in memory in several forms
+LARGE_BYTES = 1 << 30  # of weights of more than this size, `tune` keeps few copies while it measures
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
+
+_BUDGET = "WIDEPACK_BUDGET"
 
 
 @plain_modes()
@@ -79,12 +88,12 @@ def tune(
             machine has.
         cache: The folder of compiled programs. Default: as in `load`.
         compile_s: Seconds for each batch of a pattern after which no compilation begins.
-        write: Publish the plans in the artifact, beside those by rules of thumb. Default: store them in the
+        write: Publish the plans in the artifact, beside the predicted ones. Default: store them in the
             user's cache, those of each pattern as soon as they are measured. If publishing fails or is
             interrupted, the user's cache has the plans, too.
         total_s: Seconds that the whole call may take, with loading, lowering and compilation. Each batch of a
             pattern has an equal part, and measures for at most `budget_s` in it. With little time fewer
-            plans are tried; the plan by rules of thumb, the wide plan and the loop are always measured, so
+            plans are tried; the predicted plan, the wide plan and the loop are always measured, so
             a large artifact may need more. Default: no limit.
         progress: Called with (stage, done, total).
 
@@ -118,7 +127,14 @@ def tune(
     names = tuple(entries or ens.entries)
     _refuse_random_entries(path, ens, names)
     _check_places(path, write)
-    options = SearchOptions(budget_s, _other_backends(ens, backends), compile_s, progress)
+    options = SearchOptions(
+        budget_s,
+        _other_backends(ens, backends),
+        packs=_may_pack(ens),
+        sparing=_weight_bytes(ens.manifest) > LARGE_BYTES,
+        compile_s=compile_s,
+        progress=progress,
+    )
     device, digest, kept = str(ens.device), ens.manifest.digest, fspath(path)
     tuned: dict[tuple[str, str], TunedPattern] = {}
     try:
@@ -130,26 +146,148 @@ def tune(
             tuned[name, pattern] = one
             if not write:
                 kept = _store({(name, pattern): one}, digest, device) or kept
-        refused = {f"{n}, {p}, batch {b}": w for (n, p), t in tuned.items() for b, w in t.refused.items()}
         plans = {place: t.programs for place, t in tuned.items() if t.programs}
         if not plans:
-            reasons = "; ".join(f"{b}: {why}" for b, why in refused.items())
-            raise UsageError(f"no batch could be measured: {reasons}")
+            refused = _report(path, device, (), tuned, "", digest).refused
+            raise UsageError(
+                f"no batch could be measured: {'; '.join(f'{b}: {why}' for b, why in refused.items())}"
+            )
         if write:
             digest = publish_plans(path, device, plans, digest)
     except BaseException:  # also after an interruption the measured plans go to the cache
         if write:
             _store(tuned, digest, device)
         raise
+    return _report(path, device, options.backends, tuned, kept, digest)
+
+
+def build_seconds() -> float:
+    """Returns the seconds in which a build measures: those of the environment variable WIDEPACK_BUDGET, or
+    `BUILD_S`.
+
+    Raises:
+        UsageError: The variable is not a number from 0.
+    """
+    given = os.environ.get(_BUDGET, "")
+    try:
+        return checked_seconds(float(given or BUILD_S))
+    except (ValueError, UsageError) as e:
+        raise UsageError(
+            f"{_BUDGET}={given}: give the seconds in which a build measures plans, such as 20; with 0 it "
+            "only predicts them"
+        ) from e
+
+
+def checked_seconds(seconds: float) -> float:
+    """Returns the seconds of `build(budget=)`. Raises: UsageError if they are no number from 0."""
+    if isinstance(seconds, bool) or not 0 <= seconds < math.inf:
+        raise UsageError(f"budget={seconds}: give seconds from 0; with 0 a build only predicts its plans")
+    return float(seconds)
+
+
+@plain_modes()
+def measure_new(
+    path: str | PathLike[str],
+    *,
+    seconds: float = BUILD_S,
+    batches: Sequence[int] = BATCHES,
+    progress: Report | None = None,
+) -> TuneReport:
+    """Measures the plans of a new artifact, and publishes those that are faster than the predicted ones.
+
+    They are used on machines of this kind; other machines predict their own. So do patterns whose predicted
+    plans are the fastest, or for which the time is too short. The times of the pattern `each` are always
+    published where rows are independent, because `route` chooses by them.
+
+    Args:
+        path: The artifact, which no other process changes.
+        seconds: The time of all measurements. A measurement of long calls may take a few calls more.
+        batches: The batches to measure, where the time is enough. Batches beyond them use predicted plans.
+        progress: Called with (stage, done, total).
+
+    Returns:
+        A report with one row for each batch of a pattern that was measured.
+
+    Raises:
+        ArtifactError: The artifact is damaged, or cannot be written.
+    """
+    limit = TimeLimit.of(seconds)
+    threads = torch.get_num_threads()
+    busy = threads > 1 and free_threads(threads) == 1
+    ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA), threads=1 if busy else None)
+    digest, device = ens.manifest.digest, str(ens.device)
+    backends = tuple(b for b in backends_here(device) if b == ONNX)
+    options = SearchOptions(
+        seconds,
+        backends,
+        thorough=False,
+        packs=_may_pack(ens),
+        sparing=_weight_bytes(ens.manifest) > SMALL_BYTES,
+        progress=progress,
+    )
+    measured: dict[tuple[str, str], TunedPattern] = {}
+    pairs = list(itertools.product([n for n in ens.entries if _is_measured(ens, n)], PATTERNS))
+    try:
+        for done, (name, pattern) in enumerate(pairs):
+            part = limit.part(1 / (len(pairs) - done))
+            measured[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part)
+        plans = {
+            (name, pattern): one.programs
+            for (name, pattern), one in measured.items()
+            if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
+        }
+        if plans:
+            digest = publish_plans(path, device, plans, digest)
+        note = "other processes use the cores, so the plans were measured with one thread" if busy else ""
+        return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _is_measured(ens: WideModel, name: str) -> bool:
+    """Returns whether an entry has programs for this device and draws no random numbers."""
+    entry = ens.entry(name)
+    here = any(w.device == ens.device.type for w in entry.entry.wide)
+    return here and not uses_random_ops(entry.programs.source.member(0)[0])
+
+
+def _may_pack(ens: WideModel) -> bool:
+    """Returns whether the memory is enough for packed copies of the weights."""
+    available = available_bytes()
+    return available is None or COPIES * _weight_bytes(ens.manifest) < available
+
+
+def _weight_bytes(manifest: Manifest) -> int:
+    """Returns the bytes of the files of weights."""
+    return sum(file.bytes for name, file in manifest.files.items() if name.startswith("weights"))
+
+
+def _has_prices(entry: WideEntry, tuned: TunedPattern) -> bool:
+    """Returns whether `route` chooses between padded and grouped rows by the times of `each`."""
+    independent = entry.entry.rows is not None and entry.entry.rows.independent
+    several = len(entry.programs.artifact.chosen) > 1
+    return independent and several and any(LOOP in row.times_ms for row in tuned.rows)
+
+
+def _report(
+    path: str | PathLike[str],
+    device: str,
+    backends: Sequence[str],
+    tuned: Mapping[tuple[str, str], TunedPattern],
+    kept: str,
+    digest: str,
+    note: str = "",
+) -> TuneReport:
     return TuneReport(
         path=fspath(path),
         machine=name_of(device),
         threads=torch.get_num_threads(),
-        backends=("eager", *options.backends),
+        backends=("eager", *backends),
         rows=tuple(row for t in tuned.values() for row in t.rows),
-        refused=refused,
+        refused={f"{n}, {p}, batch {b}": w for (n, p), t in tuned.items() for b, w in t.refused.items()},
         kept=kept,
         digest=digest,
+        note=note,
     )
 
 
@@ -196,7 +334,7 @@ def _refuse_random_entries(path: str | PathLike[str], ens: WideModel, names: Seq
         if uses_random_ops(ens.entry(name).programs.source.member(0)[0]):
             raise UsageError(
                 f"{fspath(path)}: entry {name} draws random numbers at every call, but tune compares the"
-                " answers of strategies; its plans by rules of thumb stay"
+                " answers of strategies; its predicted plans stay"
             )
 
 
@@ -210,14 +348,17 @@ def _other_backends(ens: WideModel, backends: Sequence[str] | None) -> tuple[str
 class TunedPattern:
     """The plans of one pattern.
 
-    programs: the wide programs with their plans, one batch class after the other.
+    programs: the wide programs with their plans, one batch class after the other; where a plan names another
+    backend, the fastest one on `eager` follows it.
     rows: what was measured, one row for each batch.
-    refused: for each batch that was refused, the reason.
+    refused: for each batch that was not measured, the reason.
+    changed: whether a plan is another one than the predicted one.
     """
 
-    programs: list[tuple[Program, Plan]] = field(default_factory=list)
+    programs: Plans = field(default_factory=list)
     rows: list[MeasuredBatch] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    changed: bool = False
 
 
 def tune_pattern(
@@ -231,151 +372,121 @@ def tune_pattern(
 
     limit: when all searches must end. They share the time equally; what one leaves, the next ones have.
     """
-    searches, refused = searches_of(Search, entry, pattern, batches, options)
+    searches, refused = searches_of(entry, pattern, batches, options)
     results: dict[int, SearchResult] = {}
     for done, (batch, search) in enumerate(searches.items()):
+        if not options.thorough and results and _too_long(results, batch, limit):
+            refused[batch] = TIME_OVER
+            continue
+        part = limit.part(1 / (len(searches) - done + LAST))
         try:
-            results[batch] = search.run(limit.part(1 / (len(searches) - done + LAST)))
+            result = search.run(part, limit)
         except VerificationError as e:  # other batches may be right
-            refused[batch] = str(e)
+            result, search.dropped[PREDICTED] = None, str(e)
+        if result is None:
+            refused[batch] = search.dropped.get(PREDICTED, "the predicted plan does not run")
+        else:
+            results[batch] = result
+    wrong = [b for b in searches if refused.get(b, TIME_OVER) != TIME_OVER]
+    classes = batch_classes({b: s.scaled for b, s in searches.items() if b not in wrong})
     if not results:
         return TunedPattern(refused=refused)
-    searches = {b: searches[b] for b in results}
-    if options.progress is not None:
-        options.progress(f"{entry.name} {pattern}: one form of each weight", 0, 1)
-    chosen, on_eager = _serve(results, searches, min(options.budget_s, limit.left))
-    # the classes are wider than in the searches if a batch was refused
-    classes = batch_classes({b: s.scaled for b, s in searches.items()})
-    machine, threads = name_of(str(entry.programs.artifact.device)), torch.get_num_threads()
-    tuned = TunedPattern(refused=refused)
-    for batch, result in chosen.items():
-        best = result.best
-        # a second program for machines where the backend's compiled program or package does not exist
-        second = [on_eager[batch].best] if best.backend != "eager" else []
-        for c in (best, *second):
-            plan = replace(
-                c.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=result.times_ms
-            )
-            tuned.programs.append((c.program, plan))
-        tuned.rows.append(
-            MeasuredBatch(
-                entry=entry.name,
-                pattern=pattern,
-                batch=batch,
-                classes=classes[batch],
-                chosen=best.name,
-                backend=best.backend,
-                strategies=dict(Counter(best.used.values())),
-                ms=result.times_ms.get(best.name, 0.0) or without_forms(searches[batch], best),
-                rules=result.against_rules,
-                loop=result.against_loop,
-                times_ms=result.times_ms,
-                changes=tuple(result.changes),
-                dropped=result.dropped,
-            )
-        )
-    return tuned
+    if len(results) > 1 and not _are_small(entry) and conflicts(results):
+        results = _with_winners_of_others(searches, results, limit)
+    return _chosen(entry, pattern, results, classes, refused)
 
 
-def _serve(
-    results: Mapping[int, SearchResult], searches: Mapping[int, Search], budget_s: float
-) -> tuple[dict[int, SearchResult], dict[int, SearchResult]]:
-    """Returns the plans of all batches, and those for machines that have the backend `eager` only."""
-    chosen = one_form(results, searches, budget_s)
-    if all(r.best.backend == "eager" for r in chosen.values()):
-        return chosen, chosen
-    eager = {
-        b: r if r.best.backend == "eager" else replace(results[b], best=results[b].on_eager)
-        for b, r in chosen.items()
-    }
-    return chosen, one_form(eager, searches, budget_s)
+def _too_long(results: Mapping[int, SearchResult], batch: int, limit: TimeLimit) -> bool:
+    """Returns whether a few calls at a batch take longer than is left: they take at most as many times as
+    long as the batch is larger than the last one.
+    """
+    last = max(results)
+    seconds = min(results[last].times_ms.values()) / 1e3
+    return 2 * CALLS * seconds * batch / last > limit.left
 
 
-def one_form(
-    results: Mapping[int, SearchResult], searches: Mapping[int, Search], budget_s: float
+def _with_winners_of_others(
+    searches: Mapping[int, Search], results: Mapping[int, SearchResult], limit: TimeLimit
 ) -> dict[int, SearchResult]:
-    """Returns the results with plans that have one form of each weight beside the mapped one.
-
-    Weights in two packed orders would be in memory twice. If the best plans of the classes differ in that,
-    one of them serves all classes, except those that the loop serves best. It is the plan with the least time
-    over all batches.
+    """Returns the measurements of each batch with the fastest plans of the other batches, so that one of them
+    may serve all.
     """
-    forms = {b: forms_of(searches[b], r.best) for b, r in results.items()}
-    strategies: dict[str, set[str]] = {}
-    for form in forms.values():
-        for node, strategy in form.items():
-            strategies.setdefault(node, set()).add(strategy)
-    if all(len(s) == 1 for s in strategies.values()):
-        return dict(results)
-    totals: dict[int, float] = {}
-    served: dict[int, dict[int, SearchResult]] = {}
-    for leader in (b for b in results if forms[b]):
-        totals[leader], served[leader] = 0.0, {}
-        for b, search in searches.items():
-            plan = results[leader].best
-            found = _serve_batch(search, results[b], plan, leader, b == leader, budget_s)
-            served[leader][b], log_ratio = found
-            totals[leader] += log_ratio
-    chosen = served[min(totals, key=lambda of: totals[of])]
-    return {b: results[b] if r.best is results[b].best else r for b, r in chosen.items()}
+    found, more = dict(results), results
+    for batch, result in results.items():
+        for other in more:
+            best = min(more[other].plans, key=lambda n, o=other: more[o].plans[n].cost)  # type: ignore[misc]
+            plan = more[other].plans[best]
+            if other == batch or best in result.plans or limit.over:
+                continue
+            name = best if best in searches[batch].dropped else f"{best} of batch {other}"
+            found[batch] = searches[batch].also(name, plan.plan, found[batch], limit.part(LAST))
+    return found
 
 
-def _serve_batch(
-    search: Search, result: SearchResult, leader: Candidate, of: int, is_own: bool, budget_s: float
-) -> tuple[SearchResult, float]:
-    """Serves a batch with the leader's plan, the rules of thumb in the same form, or the loop: the fastest of
-    them.
-
-    Returns: the result with this plan, which was measured again beside the batch's best one; the logarithm of
-    its time relative to that, infinite if none of them runs.
-    """
-    mine: Candidate | None = leader if is_own else search.candidate(f"as at {of}", leader.plan)
-    mine = mine if mine is not None and search.is_right(search.bound(mine)) else None
-    rules, loop = search.named(RULES), search.named(LOOP)
-    same_form = rules is not None and forms_of(search, rules) in ({}, forms_of(search, leader))
-    options = {"mine": mine, "rules": rules if same_form else None, "loop": loop}
-    runs = {k: c for k, c in options.items() if c is not None}
-    calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(result.best)}.items()}
-    if rules is not None:
-        calls["(rules)"] = search.call(rules)
-    times = race(calls, budget_s / 20, limit_s=budget_s)
-    if not runs:
-        return result, math.inf
-    use = min(runs, key=lambda k: ratio(times, k, "best"))
-    against = {k: ratio(times, k, use) for k in ("(rules)", "loop") if k in times}
-    ms = {c.name: 1e3 * sorted(times[k])[len(times[k]) // 2] for k, c in runs.items()}
-    served = replace(
-        result,
-        best=runs[use],
-        times_ms={**result.times_ms, **ms},
-        against_rules=against.get("(rules)"),
-        against_loop=against.get("loop"),
-        changes=[],
+def _chosen(
+    entry: WideEntry,
+    pattern: str,
+    results: Mapping[int, SearchResult],
+    classes: Mapping[int, tuple[int, int | None]],
+    refused: dict[int, str],
+) -> TunedPattern:
+    """Returns the chosen plans of a pattern, and those on `eager` for machines without another backend."""
+    source, device = entry.programs.source, str(entry.programs.artifact.device)
+    predicted = [(s.program, s.plan) for s in source.by_rules(pattern)]
+    one_form = not _are_small(entry)
+    names = chosen_plans(results, one_form=one_form)
+    programs = programs_by_class(results, names, classes, predicted)
+    if any(plan.backend for _, plan in programs):
+        fallback = programs_by_class(results, chosen_plans(results, on_eager, one_form), classes, predicted)
+        programs = [*programs, *_fitting(programs, fallback)]
+    machine, threads = name_of(device), torch.get_num_threads()
+    return TunedPattern(
+        [(program, replace(plan, machine=machine, threads=threads)) for program, plan in programs],
+        [_row(entry, pattern, b, classes[b], results[b], names[b]) for b in names],
+        refused,
+        any(n != PREDICTED for n in names.values()),
     )
-    return served, math.log(ratio(times, use, "best"))
 
 
-def without_forms(search: Search, c: Candidate) -> float:
-    """Returns the milliseconds of a candidate that took no part in its batch's race."""
-    times = race({c.name: search.call(c)}, 0.0, limit_s=search.limit.left)[c.name]
-    return 1e3 * sorted(times)[len(times) // 2]
+def _are_small(entry: WideEntry) -> bool:
+    """Returns whether the weights may be in memory in several forms."""
+    return _weight_bytes(entry.programs.artifact.manifest) <= SMALL_BYTES
 
 
-def forms_of(search: Search, c: Candidate) -> dict[str, str]:
-    """Returns the strategies of the nodes that read weights, except nodes that read the mapped weights."""
-    looped = c.plan.looped()
-    if c.backend == "onnxruntime":  # it packs weights in its own way, in one session for each program
-        return {WHERE: f"{c.name} on onnxruntime"}
+def _fitting(programs: Plans, fallback: Plans) -> Plans:
+    """Returns the plans on `eager` for the batch classes whose plans name another backend."""
+    found = Plans()
+    for _, plan in programs:
+        if plan.backend:
+            program, other = for_size(fallback, plan.at or plan.batch[0], lambda row: row[1])
+            found.append((program, replace(other, batch=plan.batch)))
+    return found
 
-    def form(name: str) -> str:
-        if name not in looped:
-            return c.used[name]
-        return f"{c.plan.choices[name].strategy} in loops" if name in c.plan.choices else ""
 
-    reading = [
-        n.name
-        for n in search.first.nodes
-        if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))
-    ]
-    forms = {name: form(name) for name in reading if form(name)}
-    return {**forms, WHERE: ""} if forms else {}
+def _row(
+    entry: WideEntry,
+    pattern: str,
+    batch: int,
+    classes: tuple[int, int | None],
+    result: SearchResult,
+    name: str,
+) -> MeasuredBatch:
+    """Returns the report's row of a batch."""
+    best = result.plans[name]
+    loop = result.plans.get(result.loop)
+    return MeasuredBatch(
+        entry=entry.name,
+        pattern=pattern,
+        batch=batch,
+        classes=classes,
+        chosen=name,
+        backend=best.backend,
+        strategies=dict(Counter(best.used.values())),
+        ms=result.times_ms[name],
+        predicted=result.plans[PREDICTED].cost / best.cost if PREDICTED in result.plans else None,
+        loop=loop.cost / best.cost if loop is not None else None,
+        times_ms=result.times_ms,
+        noise=round(result.noise, 3),
+        changes=tuple(result.changes),
+        dropped=dict(result.dropped),
+    )

@@ -45,7 +45,7 @@ def _call_s(profile: Profile) -> float:
         paths = write_checkpoints(mlp, 2, folder)
         path = f"{folder}/small.wide"
         widepack.build(
-            paths, path, model=f"{MODELS}.mlp:mlp", inputs=["input=float32[B,64]"], pt2=False, race=False
+            paths, path, model=f"{MODELS}.mlp:mlp", inputs=["input=float32[B,64]"], pt2=False, budget=0
         )
         ens = widepack.load(path, backend="eager")
         program = entry_of(ens).programs.for_sizes("shared", {"B": 1}).program

@@ -12,6 +12,7 @@
 | `member_programs.py` | Runs the artifact's member programs as modules |
 | `members.py` | Makes the user's own modules, loads a member's weights into them; the eager loop |
 | `onnxruntime_sessions.py` | Runs N sessions of ONNX Runtime: one exported member |
+| `routes.py` | Calls of rows for several members, as a service without widepack would write them |
 | `table.py` | Lists the baselines: the members without widepack |
 | `vmap.py` | Makes one member a function of its weights, and runs `torch.func.vmap` of it |
 """

@@ -98,11 +98,11 @@ class Built:
             targets=(torch.device(options.device).type,),
             pt2=False,
         )
-        raced = report.raced.get("rows", ()) if report.raced else ()
+        measured = report.measured.get("rows", ()) if report.measured else ()
         facts = {
             "build_s": time.perf_counter() - begin,
             "weights_bytes": sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*")),
-            "raced": {f"{r['pattern']}, batch {r['batch']}": r["chosen"] for r in raced},
+            "raced": {f"{r['pattern']}, batch {r['batch']}": r["chosen"] for r in measured},
         }
         return cls(paths, artifact, facts, make, DTYPES[options.dtype or "float32"])
 

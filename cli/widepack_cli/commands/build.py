@@ -23,6 +23,7 @@ from ..shared.options import (
 )
 from ..shared.progress_bar import Progress
 from ..shared.report_lines import unused_lines
+from ..shared.threads import use_free_cores
 
 if TYPE_CHECKING:
     from widepack import BuildReport
@@ -147,11 +148,11 @@ TOML = "widepack.toml"
     "Repeatable.",
 )
 @click.option(
-    "--race/--no-race",
-    default=True,
-    show_default=True,
-    help="Time a few plans on this machine afterwards, for at most about 10 seconds, and publish those that "
-    "are faster than the plans by rules of thumb.",
+    "--budget",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="The most seconds in which plans are measured on this machine afterwards; the fastest are published "
+    "in the artifact. 0 only predicts. Default: 20.",
 )
 @click.option(
     "--tune",
@@ -227,7 +228,7 @@ def command(
     sort: str,
     names: str | None,
     strategies: tuple[str, ...],
-    race: bool,
+    budget: float | None,
     tune: bool,
     share: str,
     passes: int | None,
@@ -258,6 +259,7 @@ def command(
     from widepack.spec.config import parse_model_args
 
     with stdout_kept(as_json), Progress() as progress:
+        use_free_cores()
         report = build(
             paths,
             out if out is not None else "ens.wide",
@@ -282,7 +284,7 @@ def command(
             force=force,
             progress=progress,
             dry_run=dry_run,
-            race=race,
+            budget=budget,
             tune=tune,
             n=passes,
             dropout=dropout,

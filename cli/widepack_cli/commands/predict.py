@@ -12,6 +12,7 @@ from widepack_bench.text import duration, plural
 from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.row_options import columns_of, row_options
+from ..shared.threads import use_free_cores
 
 if TYPE_CHECKING:
     from widepack import PredictReport
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What runs the programs: auto, eager, compile, aot, onnxruntime.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: the free cores.")
 @click.option(
     "--allow-dependent-rows",
     is_flag=True,
@@ -114,6 +115,8 @@ def command(
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
+        if threads is None:
+            use_free_cores()
         report = widepack.predict(
             artifact,
             source,

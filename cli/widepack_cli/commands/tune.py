@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from widepack import TuneReport
     from widepack.tuning.report import MeasuredBatch
 
-HEAD = ["entry", "pattern", "batch", "for", "time", "rules of thumb", "loop", "plan"]
+HEAD = ["entry", "pattern", "batch", "for", "time", "predicted", "loop", "plan"]
 PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")}
 
 
@@ -107,7 +107,7 @@ def command(
     """Time the strategies of ARTIFACT's programs on this machine and keep the fastest plan of each batch
     class.
 
-    Every strategy that applies is timed, node by node and end to end, beside the plan by rules of thumb and
+    Every strategy that applies is timed, node by node and end to end, beside the predicted plan and
     the members in a loop. The best plans are timed on every installed backend. A plan is kept only if it is
     at least as fast as both, and if its answers pass the artifact's probe.
     """
@@ -152,7 +152,7 @@ def _row(r: MeasuredBatch) -> list[str]:
         str(r.batch),
         f"{least} to {'any' if most is None else most}",
         duration(r.ms),
-        _times(r.rules),
+        _times(r.predicted),
         _times(r.loop),
         f"{r.chosen}{backend}: {used}",
     ]

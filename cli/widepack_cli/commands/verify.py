@@ -24,6 +24,7 @@ from ..shared.options import (
     stdout_kept,
     weights_options,
 )
+from ..shared.threads import use_free_cores
 
 BATCHES = (1, 2, 5)
 
@@ -172,6 +173,7 @@ def checks(
     yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
     import widepack
 
+    use_free_cores()
     probed = "sizes" if manifest.probe or weights else "off"  # int8 weights say by themselves what is missing
     ens = widepack.load(
         artifact,

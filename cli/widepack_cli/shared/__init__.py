@@ -17,6 +17,7 @@
 | `report_lines.py` | Lines that several commands print about a report |
 | `revision.py` | Options and report of the commands that change members: `update`, `append`, `drop` |
 | `row_options.py` | Options of the commands that run an artifact over the rows of a file |
+| `threads.py` | Sets the threads of commands that run many small ops |
 | `trace_rows.py` | Rows of a trace: each node of the member program, its strategy |
 | `treemap.py` | Divides a rectangle into boxes with given areas, as square as is simple |
 """

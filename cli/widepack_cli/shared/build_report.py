@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from widepack import BuildReport
     from widepack.building.report import EntryReport
 
-RULES = "rules of thumb"
-
 
 def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
     """Returns the report as lines of text."""
@@ -31,7 +29,7 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
     text += unused_lines(report.unused)
     text += damaged(report.not_finite)
-    text += _race(report.raced)
+    text += _measured(report.measured)
     text.append(
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
     )
@@ -89,20 +87,38 @@ def _fleet(fleet: Mapping[str, Any] | None) -> list[str]:
     return text
 
 
-def _race(raced: Mapping[str, Any] | None) -> list[str]:
-    """Returns the lines of the race: the batches whose plan it changed."""
-    if raced is None:
+def _measured(measured: Mapping[str, Any] | None) -> list[str]:
+    """Returns the lines of the measured plans, one for each batch class."""
+    if measured is None:
         return []
-    if "failed" in raced:
-        return [f"race         failed, and the plans by rules of thumb stay: {raced['failed']}"]
-    changed = [
-        f"{row['pattern']} batch {row['batch']}: {row['chosen']} ({row['rules']:.2f}x)"
-        for row in raced["rows"]
-        if row["rules"] and row["chosen"] != RULES
+    if "failed" in measured:
+        return [f"plans        were not measured, and the predicted ones stay: {measured['failed']}"]
+    entries = {row["entry"] for row in measured["rows"]}
+    note = [f"plans        {measured['note']}"] if measured["note"] else []
+    return (
+        note
+        + [
+            f"plan         {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
+            for row in measured["rows"]
+        ]
+        + [
+            f"plan         {batch}: predicted, not measured: {why}"
+            for batch, why in measured["refused"].items()
+        ]
+    )
+
+
+def _plan_line(row: Mapping[str, Any]) -> str:
+    """Returns what was chosen for a batch class, and what was measured."""
+    least, most = row["classes"]
+    batches = f"batch {least}" if least == most else f"batch {least} to {most or 'any'}"
+    over = [
+        f"{row[key]:.2f}x over {name}"
+        for key, name in (("predicted", "the predicted plan"), ("loop", "the loop"))
+        if row[key]
     ]
-    return [
-        f"race         {len(raced['rows'])} timed; faster than rules of thumb: {'; '.join(changed) or 'none'}"
-    ]
+    time = f"{duration(row['ms'])} at {row['batch']}"
+    return f"{row['pattern']}, {batches}: {row['chosen']}, {time}; {', '.join(over)}"
 
 
 def _entry(entry: EntryReport) -> list[str]:

@@ -342,6 +342,13 @@ VALID |= {
         call(d.normal(3, 6, 4, 3, 3), [1, 1], [1, 1], [1, 1], 1, [2, 4, 8, 8])
     ],
     "widepack.pack_linear.default": lambda d: [call(d.normal(3, 6, 4), 5)],
+    "widepack.pack_inner_product.default": lambda d: [call(d.normal(6, 4))],
+    "widepack.pack_inner_products.default": lambda d: [call(d.normal(3, 6, 4))],
+    "widepack.inner_product.default": lambda d: [
+        call(d.normal(*rows, 4), d.normal(6, 4), bias)
+        for rows in ((), (5,), (2, 3))
+        for bias in (None, d.normal(6))
+    ],
     "widepack.streamed_linear.default": lambda d: [
         call(d.normal(3, rows, 4), d.normal(3, 4, 6), bias)
         for rows in (1, 5)

@@ -7,6 +7,7 @@ All new values are computed first. Then they are written or exchanged at once, w
 | a weight, or a view of one | The member's slice is written in place. Every view shows it. |
 | a derived weight | It is computed again. The rows of axis 0 that differ are written in place. |
 | a value that is prepacked, of another size, or overlapping | The new value replaces it. |
+| a list of N prepacked values | The member's value is packed again, and replaces the old one. |
 | a copy for a compiler (the weight's memory has gaps) | It is written like the weight. |
 | a copy inside a backend (ONNX Runtime) | The program is bound again and replaced. |
 
@@ -31,6 +32,8 @@ from ... import backends
 from ...backends.flat import Flat, dense
 from ...errors import UsageError
 from ...ir.edit import needed
+from ...kernels.library import FUNCTIONS
+from ...kernels.packed import PACKED_LISTS
 from ...runtime.executable import Executable, storage
 from ...runtime.graph_module import evaluate
 from ..open_artifact import OpenArtifact
@@ -224,7 +227,18 @@ class MemberUpdate:
 
     def _derived(self, run: Executable, number: int) -> Any:
         """Returns one of a program's weights or derived weights after the change."""
-        part = _program_of(run, number)
+        name, old = run.names[number], run.given[number]
+        pack = None if run.prologue is None else next((n for n in run.prologue.nodes if n.name == name), None)
+        if pack is None or pack.op not in PACKED_LISTS or not isinstance(pack.args[0], Ref):
+            return self._evaluated(run, name)
+        whole = self._evaluated(run, pack.args[0].name)
+        with torch.inference_mode():
+            (new,) = FUNCTIONS[pack.op](whole[self.place : self.place + 1], *pack.args[1:])
+        return [new if i == self.place else packed for i, packed in enumerate(old)]
+
+    def _evaluated(self, run: Executable, name: str) -> Any:
+        """Returns a value of all members, which depends on weights only, after the change."""
+        part = _program_of(run, name)
         with torch.inference_mode():
             return evaluate(part, [self.weight(s.source) for s in part.weights], run.device)[0]
 
@@ -241,13 +255,12 @@ def _compiled_copies(flat: Flat | None, number: int, old: Any) -> list[tuple[Any
     return [(w, p) for w, p in parts if not storage(w) == storage(_part(old, p)) != 0]
 
 
-def _program_of(run: Executable, number: int) -> Program:
+def _program_of(run: Executable, name: str) -> Program:
     """Returns the program that computes one value from weights only."""
-    name = run.names[number]
     if run.prologue is None:
         return replace(
             run.main,
-            weights=(run.main.weights[number],),
+            weights=tuple(s for s in run.main.weights if s.name == name),
             inputs=(),
             nodes=(),
             outputs=(Output(Ref(name), "shared"),),

@@ -61,15 +61,41 @@ class MemberRuns:
         exact: its weights as the checkpoint has them.
         Raises: RuntimeError and others from torch if the member's program fails.
         """
-        with torch.inference_mode():
-            own = self.own(pattern, place, weight)
-            truth = self._float64(pattern, place, exact) or [reference_of(o) for o in own]
+        inputs = self.inputs.of_probe(pattern), self.inputs.of_probe(pattern, True)
+        own, truth = self._answers(pattern, place, weight, exact, *inputs)
         stats = self.new_stats(pattern)
         for output, a, b in zip(stats, own, truth):
             output.add_own(a, b)
             if not self.float64:
                 output.widen()
         return OwnAnswers(own, truth, [output.bounds() for output in stats])
+
+    def answers_to(
+        self, pattern: str, place: int, inputs: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Runs one member. inputs: of a wide call.
+
+        Returns: for each output the answer in the member's dtype, and the float64 answer. Raises: as
+        `answers`.
+        """
+
+        def weight(name: str) -> Tensor:
+            return self.artifact.weights.of_member(name, place)
+
+        return self._answers(pattern, place, weight, weight, inputs, inputs)
+
+    def _answers(
+        self,
+        pattern: str,
+        place: int,
+        weight: Weight,
+        exact: Weight,
+        given: Sequence[Tensor],
+        given_exact: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        with torch.inference_mode():
+            own = self._own(pattern, place, weight, given)
+            return own, self._float64(pattern, place, exact, given_exact) or [reference_of(o) for o in own]
 
     def new_stats(self, pattern: str) -> list[ErrorStats]:
         """Returns for each output statistics without errors.
@@ -85,14 +111,19 @@ class MemberRuns:
         return stats
 
     def own(self, pattern: str, place: int, weight: Weight) -> list[Tensor]:
-        """Returns one member's answers in its own dtype."""
+        """Returns one member's answers to the probe's inputs in its own dtype."""
+        return self._own(pattern, place, weight, self.inputs.of_probe(pattern))
+
+    def _own(self, pattern: str, place: int, weight: Weight, given: Sequence[Tensor]) -> list[Tensor]:
         program, run = self._function(self.artifact.chosen[place], False)
         weights = [weight(s.source) for s in program.weights]
-        inputs = self._inputs(pattern, place, weight)
+        inputs = self._inputs(pattern, place, weight, given)
         self._admit(pattern, place, False, program, weights, inputs)
         return list(run(*weights, *inputs))
 
-    def _float64(self, pattern: str, place: int, exact: Weight) -> list[Tensor] | None:
+    def _float64(
+        self, pattern: str, place: int, exact: Weight, given: Sequence[Tensor]
+    ) -> list[Tensor] | None:
         """Returns a member's float64 answers; None if an op has no float64 kernel, or decides otherwise."""
         if not self.float64:
             return None
@@ -100,7 +131,7 @@ class MemberRuns:
 
         program, run = self._function(self.artifact.chosen[place], True)
         weights = [raise_value(exact(s.source)) for s in program.weights]
-        inputs = [raise_value(x) for x in self._inputs(pattern, place, exact, True)]
+        inputs = [raise_value(x) for x in self._inputs(pattern, place, exact, given)]
         self._admit(pattern, place, True, program, weights, inputs)
         try:
             found = run(*weights, *inputs)
@@ -108,13 +139,15 @@ class MemberRuns:
             return None
         return [reference_of(t) for t in found]
 
-    def _inputs(self, pattern: str, place: int, weight: Weight, exact: bool = False) -> list[Tensor]:
-        """Returns one member's inputs of a call. A state that begins as a weight has the member's value."""
+    def _inputs(self, pattern: str, place: int, weight: Weight, given: Sequence[Tensor]) -> list[Tensor]:
+        """Returns one member's inputs. given: those of a wide call.
+
+        A state that begins as a weight has the member's value.
+        """
         initial = {s.input: s.initial for s in self.entry.state if s.initial}
-        values = zip(self.inputs.per_member(pattern), self.inputs.of_probe(pattern, exact))
         return [
             weight(initial[k]) if k in initial else x[place] if own else x
-            for k, (own, x) in enumerate(values)
+            for k, (own, x) in enumerate(zip(self.inputs.per_member(pattern), given))
         ]
 
     def _admit(
@@ -176,6 +209,6 @@ class MemberRuns:
         """Returns the first node of a member's program that fails, as the end of a message; else ""."""
         program, _ = self._function(self.artifact.chosen[place], False)
         weights = [weight(s.source) for s in program.weights]
-        inputs = self._inputs(pattern, place, weight)
+        inputs = self._inputs(pattern, place, weight, self.inputs.of_probe(pattern))
         found = first_failing(program, weights, inputs, self.artifact.device)
         return "" if found is None else f": {place_of(found[0])}"

@@ -11,7 +11,7 @@ the folder of compiled programs. A load without a backend takes the compiled pro
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -104,6 +104,22 @@ class CompiledChoice:
         return strict_json.digest([content, pattern, threads, machine, torch.__version__])
 
 
+class _StoredWeights(Mapping[str, Any]):
+    """The weights that a program reads, taken from the artifact when somebody asks for them."""
+
+    def __init__(self, artifact: OpenArtifact, program: Program) -> None:
+        self._artifact, self._names = artifact, [s.source for s in program.weights]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._artifact.weights.get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class ProgramBinder:
     """Binds the programs of one entry."""
 
@@ -131,6 +147,7 @@ class ProgramBinder:
         self.artifact.check_unchanged()
         self.admission.check_slots(pattern, program)
         self._check_merged(pattern, program)
+        others = weights is not None
         if weights is None:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
         backend = self._backend(pattern, stored, options)
@@ -141,12 +158,17 @@ class ProgramBinder:
             program = for_compiler(program, backend, self.artifact.device)
             content = f"{stored.content} for {backend}" if stored.content else ""
             self.admission.check(pattern, program, weights, content)
-            run = self.artifact.executable(program, weights)
-            checks = ValueChecks(run.main, run.given)
+            made = backends.backend(backend)
+            stored_weights = _StoredWeights(self.artifact, program) if made.COPIES else weights
+            run = self.artifact.executable(program, stored_weights, lazy=True)
+            checks = ValueChecks(run.main, lambda: run.given)
             try:
                 self._refuse_unchecked(pattern, backend, run, checks)
                 task = self._task(pattern, stored, run, options)
-                function = backends.backend(backend).bind(task)
+                if made.COPIES:  # what it copied needs no second copy
+                    task = replace(task, weights=lambda: run.derived(weights))
+                task = replace(task, weights_key="" if others else self.artifact.weights_key)
+                function = made.bind(task)
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if options.backend != "auto":
                     raise
@@ -158,7 +180,7 @@ class ProgramBinder:
                         stacklevel=8,
                     )
                 return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
-            run.call = checks.before(function, run.eager) if checks.needed else function
+            run.call = checks.before(function, task.eager) if checks.needed else function
             runnable = Runnable(run, function)
         else:
             self.admission.check(pattern, program, weights, stored.content)
@@ -230,13 +252,13 @@ class ProgramBinder:
             batches = f", batch {plan.batch[0]} to {'any' if plan.batch[1] is None else plan.batch[1]}"
         return backends.Task(
             program=run.main,
-            weights=run.given,
+            weights=lambda: run.given,
             device=artifact.device,
             # The digest of what is compiled: the prologue may have taken a part of the program.
             content=strict_json.digest(run.main.to_json()),
             pattern=pattern,
             title=f"{inputs.title(pattern)}{batches}",
-            eager=run.eager,
+            eager=lambda *inputs: run.eager(*inputs),
             dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
             example=inputs.sizes_of(plan),
             guards=[g.expr for g in self.entry.guards],
@@ -244,7 +266,6 @@ class ProgramBinder:
             differ=partial(self.probe_check.differ, pattern),
             compile=options.compile,
             cache=options.cache,
-            located=artifact.weights.located,
             progress=options.progress,
             workers=min(plan.workers, torch.get_num_threads()),
             most_nodes=options.most_nodes,

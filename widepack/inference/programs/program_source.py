@@ -7,7 +7,8 @@ programs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -262,6 +263,16 @@ class ProgramSource:
                 )
         return ""
 
+    def _name_unused(self, pattern: str, preferred: Sequence[str], used: Collection[str]) -> None:
+        """Warns of strategies of the load that run no node. used: the strategies of all nodes."""
+        if unused := [name for name in preferred if name not in used]:
+            warnings.warn(
+                f"{self.inputs.title(pattern)}: strategies={', '.join(unused)} runs no node: no op of it has "
+                "that strategy, or its plan is a loop in which it has no form. `widepack trace` shows the "
+                "strategy of each node",
+                stacklevel=3,
+            )
+
     def lower(self, pattern: str, strategies: Sequence[str] = ()) -> list[tuple[Program, Plan]]:
         """Lowers the member programs of the loaded members for a pattern.
 
@@ -301,6 +312,10 @@ class ProgramSource:
                 )
                 wanted = StrategyRequest.parse(list(strategies) or artifact.options.strategies or "auto")
                 chosen = simple.plans(artifact.device.type, replace(wanted, plain=self.plain))
-                lowering.made[key] = [(simple.lower(plan).program, plan) for plan in chosen]
+                lowered = [simple.lower(plan) for plan in chosen]
+                lowering.made[key] = [(one.program, plan) for one, plan in zip(lowered, chosen)]
+            if not strategies:
+                used = {name for one in lowered for name in (*one.used.values(), *one.in_loops.values())}
+                self._name_unused(pattern, wanted.preferred, used)
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found

@@ -2,12 +2,12 @@
 
 Members with fewer rows get rows again, and those answers are left out. This is right for networks whose ops
 are faster for all members at once, such as small convolutions, if the groups are about equally large.
-The race of a build and `tune` measure where it is faster. Without their times a rule of thumb chooses it for
+`build` and `tune` measure where it is faster. Without their times a rule of thumb chooses it for
 packed convolutions of all members, which plans prefer to a loop over the members at small batches only.
 
 `RowPrices` predicts what rows of several members cost, from measured times of the pattern `each`.
 
-The race of a build and `tune` measure them.
+`build` and `tune` measure them.
 """
 
 from __future__ import annotations

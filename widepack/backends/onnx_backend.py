@@ -1,0 +1,114 @@
+"""Provides the backend `onnxruntime`: ONNX Runtime sessions for the main part of a wide program (the extra
+`onnx`).
+
+1. The ONNX graph of one member is written once, without weights, and is called once for each member in a
+   session (`onnx_graphs.py`, `onnx_repeat.py`). Each member has its own weights, of which ONNX Runtime packs
+   each matrix. Packed weights are mapped from the cache (`onnx_packed.py`).
+2. Inputs and outputs pass without a copy. An op uses as many threads as torch's ops.
+3. If the plan runs the members of a loop on several threads, a session of one thread runs each thread's
+   share of them. That is faster than threads within an op, and than ONNX Runtime's own parallel mode.
+4. Named dims stay dynamic. Before a graph is stored, and again by the artifact's probe, answers are checked
+   against the flat graph.
+5. What was bound is noted in the cache. The next load opens its sessions, without the weights of the artifact
+   and without the packages that write ONNX (`onnx_binding.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArtifactError
+from ..system.compiled_cache import CompiledCache, default_folder
+from .covering import refuse_other_devices
+from .flat import Flat, flatten_loops, in_order
+from .index_flags import is_flagged
+from .member_inputs import canonical, with_member_inputs
+from .member_loops import is_divisible
+from .onnx_binding import Binding, SessionInput, Share, binding_key, find, sessions, store
+from .onnx_graphs import FoundGraph, found_graph
+from .onnx_packed import packed
+from .onnx_session import Run
+from .task import Task, Unavailable, first_line
+from .variants import Checked, Variant
+
+NAME = "onnxruntime"
+COPIES = True
+
+
+def bind(task: Task) -> Checked:
+    """Binds sessions, and writes the ONNX graph first if there is none.
+
+    Raises: Unavailable without the packages; LoweringError if ONNX cannot express the program.
+    """
+    refuse_other_devices(task, NAME)
+    try:
+        version = metadata.version("onnxruntime")
+        import onnxruntime
+    except (ImportError, metadata.PackageNotFoundError) as e:
+        raise Unavailable(
+            f"backend 'onnxruntime' needs the package onnxruntime ({e}): pip install 'widepack[onnx]', or "
+            "load with backend='eager'"
+        ) from e
+    cache = CompiledCache(task.cache or default_folder())
+    key = binding_key(task, onnxruntime)
+    if key and (known := find(key, cache)) is not None:
+        runs = sessions(known, cache, None, None, onnxruntime)
+        return _checked(task, known, runs, cache.folder / known.graph)
+    flat = in_order(flatten_loops(task.program, task.weights(), NAME, task.title))
+    flat = canonical(with_member_inputs(flat))
+    found = found_graph(task, flat, onnxruntime)
+    try:
+        binding = _binding(task, flat, found, cache, onnxruntime)
+        store(key, binding, cache)
+        return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime), found.place)
+    except Exception as e:
+        raise ArtifactError(
+            f"{task.title}: ONNX Runtime {version} cannot run the ONNX graph of a member "
+            f"({type(e).__name__}: {first_line(e)}); remove the folder {found.place}, or "
+            "load with backend='eager'"
+        ) from e
+
+
+def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, onnxruntime: Any) -> Binding:
+    """Decides which sessions run which members, and packs their weights if these are in files."""
+    graph, shares = found.graph, []
+    for members in _shares(flat, task.workers):
+        entry = packed(graph, found.key, members, flat, cache, onnxruntime) if task.weights_key else ""
+        shares.append(Share(members.start, members.stop, entry))
+    loops, slots = flat.loops, flat.program.inputs
+    rows = loops.inputs if loops else {}
+    inputs = [
+        SessionInput(
+            flat.takes[i.number] if flat.takes else i.number, i.each, rows.get(slots[i.number].name, False)
+        )
+        for i in graph.inputs
+    ]
+    return Binding(
+        found.key,
+        tuple(shares),
+        tuple(inputs),
+        tuple(member for _, member in graph.outputs),
+        graph.booleans,
+        tuple(loops is not None and o.value.name in loops.joins for o in flat.program.outputs),
+        flat.shape,
+        found.least,
+        is_flagged(flat.program),
+    )
+
+
+def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Checked:
+    variants = [Variant(binding.run(runs), (), binding.least)]
+    return Checked(task, binding.shape, variants, place, flagged=binding.flagged)
+
+
+def _shares(flat: Flat, workers: int) -> list[range]:
+    """The members that each session runs: all of them, or a share of them for each thread."""
+    loops = flat.loops
+    count = loops.members if loops else 0
+    if loops is None or workers < 2 or not is_divisible(flat.program, loops):
+        return [range(count)]
+    workers = min(workers, count)
+    return [range(count * k // workers, count * (k + 1) // workers) for k in range(workers)]

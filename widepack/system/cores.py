@@ -1,0 +1,69 @@
+"""Finds the cores that this process may use, and whether other processes use them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from pathlib import Path
+
+from .threads import spread
+
+SHARE_S = 3e-2
+"""The seconds of a measurement of free cores."""
+FREE = 0.9
+"""The least part of the time in which free cores run this process."""
+
+
+def usable_cores() -> int:
+    """Returns the cores that this process may use: those of its affinity, and at most its cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, quota())))
+
+
+def quota(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
+    """Returns the cores that the cgroups of this process may use on average; infinity without a quota.
+
+    root: where the groups are. own: the file that names the group of this process.
+    """
+    try:
+        lines = (line.split(":", 2) for line in Path(own).read_text().splitlines())
+        path = next(group for number, _, group in lines if number == "0")
+    except (OSError, StopIteration, ValueError):
+        path = "/"
+    least, place = math.inf, Path(root) / path.strip("/")
+    for folder in (place, *place.parents):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+            least = min(least, float(quota) / float(period)) if quota != "max" else least
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return least
+
+
+def core_share(threads: int) -> float:
+    """Returns the part of the time in which the processor runs threads of this process that all have work.
+
+    It is 1 if as many cores are idle, and less if other processes use them. Takes about `SHARE_S`.
+    """
+    shares, data = [1.0] * threads, bytes(1 << 20)
+
+    def work(i: int) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while time.thread_time() - cpu < SHARE_S:
+            hashlib.sha256(data)  # releases the interpreter's lock
+        shares[i] = (time.thread_time() - cpu) / (time.perf_counter() - wall)
+
+    spread(work, threads, threads)
+    return min(shares)
+
+
+def free_threads(threads: int) -> int:
+    """Returns how many threads inside ops are fastest now, of at most `threads`.
+
+    It is one if other processes use the cores: the threads of an op wait for each other at its end, and so
+    for one that does not run.
+    """
+    threads = min(threads, usable_cores())
+    return threads if threads == 1 or core_share(threads) >= FREE else 1
