@@ -93,7 +93,7 @@ BACKEND = backends.backend
 
 def put_backend(monkeypatch: pytest.MonkeyPatch, bind: Callable[[Any], Any], name: str = "aot") -> None:
     """Replaces a backend by one that binds tasks with `bind`."""
-    fake = SimpleNamespace(NAME=name, bind=bind)
+    fake = SimpleNamespace(NAME=name, COPIES=False, bind=bind)
     monkeypatch.setattr(backends, "backend", lambda other: fake if other == name else BACKEND(other))
 
 

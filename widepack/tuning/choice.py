@@ -104,7 +104,7 @@ def programs_by_class(
         measured, (least, most) = results[batch].plans[name], classes[batch]
         if batch == last and name.startswith(LOOP):
             most = None
-        plan = replace(measured.plan, batch=(least, most), at=batch, times_ms=results[batch].times_ms)
+        plan = replace(measured.plan, batch=(least, most), times_ms=results[batch].times_ms)
         found.append((measured.program, plan))
     end = found[-1][1].batch[1]
     if end is None:

@@ -34,6 +34,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from ..ir import ops
 from ..ir.encoding import map_arguments
+from ..ir.op_records import is_recurrent_layer
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import strategies_of
 from ..runtime.executable import Executable
@@ -70,6 +71,8 @@ CALLS = 7  # of each candidate with long calls: at its start, and in the race
 WHERE = "(where)"  # a key beside the names of nodes: the session that owns the weights
 FORMS, ONNX_PART, COMPOSITION, REFINEMENT, BACKENDS = 0.5, 0.8, 0.4, 0.3, 0.6
 """Parts of the time that is left when a stage begins."""
+WIDE_PART = 0.3
+"""The part of the time that is left which writing a wide program for ONNX Runtime may take in a build."""
 RACE_S = 0.1
 """Seconds of a race of short calls, if the search is not thorough."""
 
@@ -246,14 +249,16 @@ class Search(CandidatePool):
         predicted = self.candidate(PREDICTED, self.prediction())
         if predicted is None or not self.is_right(predicted):
             return None
+        self._try_loop()
+        self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=True)
         self._try_forms(limit.part(FORMS))
-        self._try_backend(ONNX, writing or limit, limit.part(ONNX_PART))
+        self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=False)
         changes: list[str] = []
         if self.options.thorough:
             groups = self._compose(limit.part(COMPOSITION))
             best, changes = self._refine(self._fastest_right("eager"), groups, begin)
             for name in self.options.backends:
-                self._try_backend(name, limit, limit.part(BACKENDS), best)
+                self._try_backend(name, limit.part(BACKENDS), best)
         result = self._raced(predicted, limit, changes)
         if self.options.thorough or self.options.sparing:
             self.release_all_but(predicted)
@@ -261,22 +266,40 @@ class Search(CandidatePool):
 
     # ------------------------------------------------------------ the forms of a program
 
+    def _try_loop(self) -> None:
+        """Measures the loop over all members on `eager`."""
+        self.report(LOOP, 1, 2)
+        self._loop = self.screened(self.candidate(LOOP, self.whole(LOOP)[0]))
+
+    def _try_onnx(self, writing: TimeLimit, limit: TimeLimit, *, loop: bool) -> None:
+        """Measures the loop, or the wide plan, on ONNX Runtime, if it may be chosen and can win."""
+        if ONNX not in self.options.backends or not self.options.packs:
+            return
+        if not self.options.thorough and self._fastest_right().seconds < ONNX_CALL_S:
+            return
+        plan = self.whole(LOOP)[0] if loop else self.whole("wide")[0]
+        plans = {LOOP if loop else "wide": plan}
+        if loop and (threads := torch.get_num_threads()) > 1:
+            plans = {f"{LOOP} {OVER_THREADS}": replace(plan, workers=threads), **plans}
+        if not loop and not self.options.thorough:
+            if any(is_recurrent_layer(n.op) for n in self.first.nodes):
+                return  # a session has a node for each op of each step
+            writing = writing.part(WIDE_PART)
+        self._try_plans(ONNX, plans, writing, limit)
+
     def _try_forms(self, limit: TimeLimit) -> None:
         """Measures plans on `eager`, the most promising first, as long as there is time for a few calls."""
         plans = list(self._forms())
         for done, (name, plan) in enumerate(plans):
             self.report(name, done, len(plans))
-            spent = CALLS * max(c.seconds for c in self.all if c.name in KEPT)
-            if (limit.over or spent > limit.left) and name != LOOP:
+            if limit.over or CALLS * max(c.seconds for c in self.all if c.name in KEPT) > limit.left:
                 self.dropped[name] = f"{TIME_OVER} before it was tried"
                 continue
-            c = self.screened(self.candidate(name, plan))
-            self._loop = c if name == LOOP else self._loop
+            self.screened(self.candidate(name, plan))
 
     def _forms(self) -> Iterator[tuple[str, Plan]]:
-        """Yields the plans beside the predicted one, the most promising first."""
+        """Yields the plans beside the predicted one and the loop, the most promising first."""
         loop, (wide,) = self.whole(LOOP)[0], self.whole("wide")
-        yield LOOP, loop
         yield "wide", wide
         for plan in self.whole("auto"):
             yield f"{PREDICTED} for batch {plan.batch[0]}", plan
@@ -300,20 +323,18 @@ class Search(CandidatePool):
         names = dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request)
         return [n for n in names if n != PACKED or not self.plain]
 
-    def _try_backend(
-        self, backend: str, writing: TimeLimit, limit: TimeLimit, best: Candidate | None = None
-    ) -> None:
-        """Measures plans on another backend, if it may be chosen. best: a plan that runs on it, too."""
-        if backend not in self.options.backends or not self.options.packs:
-            return
-        if backend == ONNX and not self.options.thorough and self._fastest_right().seconds < ONNX_CALL_S:
-            return
-        loop, (wide,) = self.whole(LOOP)[0], self.whole("wide")
-        plans = {best.name: best.plan} if best is not None else {}
-        plans |= {LOOP: loop, "wide": wide}
+    def _try_backend(self, backend: str, limit: TimeLimit, best: Candidate) -> None:
+        """Measures plans on another backend. best: the fastest plan on `eager`."""
+        plans = {best.name: best.plan, "wide": self.whole("wide")[0], LOOP: self.whole(LOOP)[0]}
         plans |= {c.name: c.plan for c in self.all if c.name == COMPOSED}
-        if (threads := torch.get_num_threads()) > 1 and backend == ONNX:  # code of `aot` has no such threads
-            plans = {f"{LOOP} {OVER_THREADS}": replace(loop, workers=threads), **plans}
+        if backend != ONNX:  # other code has no threads for members
+            plans = {name: replace(plan, workers=0) for name, plan in plans.items()}
+        self._try_plans(backend, plans, self.limit, limit)
+
+    def _try_plans(
+        self, backend: str, plans: Mapping[str, Plan], writing: TimeLimit, limit: TimeLimit
+    ) -> None:
+        """Measures plans on a backend, as long as there is time. plans: by their names on `eager`."""
         begin = time.perf_counter()
         for origin, plan in plans.items():
             name = f"{origin} on {backend}"
@@ -323,7 +344,7 @@ class Search(CandidatePool):
                 self.dropped[name] = f"{TIME_OVER} before it was tried" if limit.over else why
                 continue
             self.compile_within(writing.left)
-            self.screened(self.candidate(name, replace(plan, backend=backend, workers=plan.workers), origin))
+            self.screened(self.candidate(name, replace(plan, backend=backend), origin))
 
     # ------------------------------------------------------------ composition and refinement
 
@@ -449,6 +470,8 @@ class Search(CandidatePool):
                 near = [c for c in racing if c.name in KEPT or ratio(times, c.name, first) <= NEAR]
                 racing, last, apart = self._race(predicted, near, limit)
                 times |= last
+        else:
+            racing = [c for c in racing if c.name in self._always and self.is_right(c)]
         first = fastest({c.name: times[c.name] for c in racing})
         plans = {
             c.name: MeasuredPlan(c.plan, c.program, c.used, weight_forms(c), ratio(times, c.name, first))

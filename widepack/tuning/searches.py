@@ -162,8 +162,8 @@ class MemberCheck:
         """Runs the members on drawn inputs of several batches; returns [] if that takes too long."""
         programs, end = self.entry.programs, time.perf_counter() + MOST_MEMBERS_S
         letter, calls = programs.inputs.letter, list[_CheckedCall]()
-        for batch in CHECKED if letter else ():
-            sizes = {**programs.inputs.example, letter: batch}
+        for batch in CHECKED if letter else CHECKED[:1]:
+            sizes = {**programs.inputs.example, **({letter: batch} if letter else {})}
             if _refusal(self.entry, sizes):
                 continue
             call = _CheckedCall(f"batch {batch}", programs.inputs.drawn(self.pattern, sizes), [])

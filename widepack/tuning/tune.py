@@ -439,6 +439,9 @@ def _chosen(
     if any(plan.backend for _, plan in programs):
         fallback = programs_by_class(results, chosen_plans(results, on_eager, one_form), classes, predicted)
         programs = [*programs, *_fitting(programs, fallback)]
+    last = max(names)
+    if names[last].startswith(LOOP):
+        classes = {**classes, last: (classes[last][0], None)}  # it serves all larger batches
     machine, threads = name_of(device), torch.get_num_threads()
     return TunedPattern(
         [(program, replace(plan, machine=machine, threads=threads)) for program, plan in programs],

@@ -101,10 +101,7 @@ def _measured(measured: Mapping[str, Any] | None) -> list[str]:
             f"plan         {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
             for row in measured["rows"]
         ]
-        + [
-            f"plan         {batch}: predicted, not measured: {why}"
-            for batch, why in measured["refused"].items()
-        ]
+        + [f"plan         {batch}: not measured: {why}" for batch, why in measured["refused"].items()]
     )
 
 
