@@ -125,6 +125,8 @@ def _unchanged(task: Task, binding: Binding) -> dict[Share, Run]:
     before = task.before
     if not isinstance(before, Sessions) or before.binding.graph != binding.graph:
         return {}
+    if len(binding.shares) < 2:  # one session runs all members
+        return {}
     members = [(s.start, s.stop) for s in binding.shares]
     if members != [(s.start, s.stop) for s in before.binding.shares]:
         return {}
