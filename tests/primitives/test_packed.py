@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from packed_cases import OWN, rand
+from packed_cases import OWN, needs_onednn, rand
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -30,6 +30,9 @@ LINEAR = [
     (3, 1, 7, 1),
     (2, 9, 1, 3),
     (4, 2, 32, 20),
+    (2, 64, 5, 6),
+    (3, 97, 4, 2),
+    (1, 200, 7, 3),
 ]  # members, rows, inputs, outputs
 
 
@@ -160,6 +163,25 @@ def test_fake_tensors_have_the_memory_layout_of_real_answers() -> None:
                     rand(n, rows, inputs), OWN.pack_linear(rand(n, outputs, inputs), rows), None
                 )
             assert same_memory(fake, real)
+
+
+@pytest.mark.parametrize("rows", [*range(1, 140), 256, 509, 1000])
+def test_images_of_rows_are_never_large(rows: int) -> None:
+    """oneDNN has another order of large weights from 64 rows on."""
+    images, each = packed.images_of_rows(rows)
+    assert each <= 63
+    assert rows <= images * each < rows + images
+
+
+@needs_onednn
+def test_one_packed_weight_serves_every_number_of_rows() -> None:
+    w = rand(2, 96, 80)
+    packs = [OWN.pack_linear(w, rows) for rows in (1, 64, 512)]
+    for rows in (1, 63, 64, 65, 131):
+        x = rand(2, rows, 80)
+        first, *others = (OWN.linear(x, p, None) for p in packs)
+        torch.testing.assert_close(first, x @ w.transpose(1, 2), rtol=1e-5, atol=1e-4)
+        assert all(torch.equal(first, y) for y in others)
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:

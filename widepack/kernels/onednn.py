@@ -18,7 +18,8 @@ from .checks.require import OperandError
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of layers whose weights oneDNN packs."""
-ROWS = 32  # for which the weight of a linear layer is packed
+ROWS = 32
+"""The number of rows for which the weight of a linear layer is packed. That order serves every number."""
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _MARK = "widepack_mark"
 

@@ -11,12 +11,13 @@
 | `pack_inner_products(weight)` | N members' weights `[N, O, I]`, reordered: a list of N |
 | `inner_product(x, weight, bias, act)` | one member's linear layer: `x [*, I]` -> `[*, O]` |
 
-`size` is an example of the input's sizes, and `rows` of a member's rows: hints for the order. The answer of
-`convolution` is channels-last in memory.
+`size` is an example of the input's sizes, a hint for the order. `rows` was one, and is not used. The answer
+of `convolution` is channels-last in memory.
 
-`linear` is a 1x1 convolution of N groups over an image of R x 1. This is the only form in which oneDNN takes
-weights in its own order for all members in one call. For another number of rows than `rows` it may take a
-hundred times as long; `inner_product` has one order for all.
+`linear` is a 1x1 convolution of N groups over images of rows. This is the only form in which oneDNN takes
+weights in its own order for all members in one call. From 64 rows of an image on, oneDNN has another order
+for large weights. A call over a weight in the other order takes 25 to 100 times as long. So an image has at
+most `MOST_ROWS` rows, and one packed weight serves every batch about as fast as one that is packed for it.
 
 `act` is `relu`, `gelu`, `sigmoid`, `silu`, `tanh` or empty. torch computes it in the answer's memory.
 oneDNN's fused relu is not used, because it makes 0 of NaN, which would hide a broken member. The ops of
@@ -54,6 +55,7 @@ ACTIVATIONS = {
 }
 """The op that computes each activation in place, by the name of its ATen op."""
 
+MOST_ROWS = 63
 PACKED_LISTS = frozenset({"widepack.pack_convolutions.default", "widepack.pack_inner_products.default"})
 """The ops that pack each member's weight by itself."""
 
@@ -203,9 +205,20 @@ def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     dtype = packed_dtype(weight, inputs)
     if dtype is None:
         return flat.clone(memory_format=torch.contiguous_format)
-    size = [1, members * inputs, max(rows, 1), 1]
+    size = [1, members * inputs, onednn.ROWS, 1]
     packed = onednn.reorder_convolution_weight(flat.to(dtype), [1, 1], [0, 0], [1, 1], members, size)
     return onednn.mark(packed, weight.dtype, "linear", members)
+
+
+def images_of_rows(rows: int) -> tuple[int, int]:
+    """Returns how many images the rows are, and the rows of each: all together at least as many."""
+    if rows <= MOST_ROWS:
+        return 1, rows
+    for each in (*range(onednn.ROWS, onednn.ROWS // 2 - 1, -1), *range(MOST_ROWS, onednn.ROWS, -1)):
+        if rows % each == 0:
+            return rows // each, each
+    images = -(-rows // MOST_ROWS)
+    return images, -(-rows // images)
 
 
 def _fake_linear(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -224,11 +237,15 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
     if rows == 0 and weight.is_mkldnn:
         return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
     if weight.is_mkldnn:
-        image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
+        images, each = images_of_rows(rows)
+        flat_rows = x.transpose(0, 1).reshape(rows, members * inputs)
+        if images * each > rows:
+            flat_rows = torch.nn.functional.pad(flat_rows, (0, 0, 0, images * each - rows))
+        image = flat_rows.reshape(images, each, 1, members * inputs).permute(0, 3, 1, 2)
         # oneDNN ignores strides, and a bias that all members share may have a stride of 0
         flat = None if bias is None else bias.to(weight.dtype).reshape(-1).contiguous()
         y = onednn.convolution(image.to(weight.dtype), weight, flat, [1, 1], [0, 0], [1, 1], members)
-        y = y.to(x.dtype).permute(0, 2, 3, 1).reshape(rows, members, -1)
+        y = y.to(x.dtype).permute(0, 2, 3, 1).reshape(images * each, members, -1)[:rows]
     else:
         w = weight.reshape(members, -1, inputs).transpose(1, 2)
         y = torch.bmm(x, w) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, w)

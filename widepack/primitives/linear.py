@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ..ir.values import Shared, Stacked, Value, WideValue, expression, hint
-from ..kernels.onednn import PACKED_DTYPES
+from ..kernels.onednn import PACKED_DTYPES, ROWS
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
 from ..registry.writer import Writer, put_shared, rank
@@ -161,13 +161,13 @@ def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = No
     b = None if bias is None else w.stack(bias)  # [N, O]
     if isinstance(x, Stacked):
         rows, back = flatten_rows(w, x.value, rank(x))
-        matrix = w.call("widepack.pack_linear.default", weight.value, hint(rows.fake.shape[1]))
+        matrix = w.call("widepack.pack_linear.default", weight.value, ROWS)
         return Stacked(back(w.call("widepack.linear.default", rows, matrix, b)))
     rows, back = flatten_rows(w, w.call("unsqueeze", put_shared(x), 0), rank(x))  # [1, R, I]
     matrix = w.call(
         "widepack.pack_linear.default",
         w.call("unsqueeze", w.call("flatten.using_ints", weight.value, 0, 1), 0),
-        hint(rows.fake.shape[1]),
+        ROWS,
     )
     flat = None if b is None else w.call("reshape", b, [1, -1])
     y = back(w.call("widepack.linear.default", rows, matrix, flat))  # [1, *, N*O]
