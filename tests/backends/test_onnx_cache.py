@@ -91,6 +91,7 @@ def test_a_load_from_the_cache_needs_onnxruntime_alone(
     torch.testing.assert_close(torch.load(answer), torch.stack([m(torch.ones(2, 16)) for m in members]))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("damage", ["cut off", "removed", "a bit"])
 def test_damaged_packed_weights_are_made_again(
     damage: str, artifact: Path, members: list[nn.Module], tmp_path: Path
