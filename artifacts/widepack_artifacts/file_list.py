@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,3 +62,17 @@ def read_file_name(value: Any, files: Mapping[str, File], where: str) -> str:
     if not isinstance(value, str) or value not in files:
         raise manifest_error(f"{where}: {str(value)[:80]!r} is not in the list of files")
     return value
+
+
+ONNX = "onnx"
+
+
+def graph_stem(content: str) -> str:
+    """The name of the file of an ONNX graph without its hash. content: the digest of the program."""
+    return f"programs/{ONNX}.{content[:32]}"
+
+
+def graph_file(files: Iterable[str], content: str) -> str:
+    """The file of a program's ONNX graph in an artifact's list of files; empty if it has none."""
+    begin = f"{graph_stem(content)}-"
+    return next((n for n in sorted(files) if n.startswith(begin) and n.endswith(f".{ONNX}")), "")

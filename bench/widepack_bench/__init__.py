@@ -6,7 +6,6 @@
 | `training` | training steps of fused members, beside the members trained one by one |
 | `as_built` | artifacts as built and loaded, beside what users write instead, in processes that take turns |
 | `advice` | `advise(artifact)`: what makes calls faster, predicted, tried and measured |
-| `estimate` | predicted times, from the kernels of a program and rates of this machine |
 | `layers` | one layer of `torch.nn` at a time, every strategy beside the baselines |
 | `baselines` | the members without widepack: an eager loop, `torch.func.vmap`, compiled, ONNX Runtime |
 | `measure` | interleaved timing, intervals, A against A, profiles, rooflines, inputs |

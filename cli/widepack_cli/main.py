@@ -49,6 +49,7 @@ SECTIONS = {
         "bench-layers": "Time layers of torch.nn: every strategy beside the baselines.",
         "bench-suite": "Time the suite of reference networks.",
         "primitives": "List the ops that run wide, with their strategies.",
+        "calibrate": "Measure what kernels take on this machine.",
         "selftest": "Check widepack's answers on this machine.",
         "info": "Show the versions and devices that widepack sees here.",
     },

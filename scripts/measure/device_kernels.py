@@ -6,7 +6,7 @@
 A row is one op at one size and dtype. On a CUDA device its time is that of a replay of a CUDA graph with
 `RUNS` calls, over `RUNS`: the device's time, without the host. Each call has operands of its own, which are
 together larger than the device's second-level cache where one call's are not small. `predicted_us` is the
-device's time by `widepack.planning.cuda_costs`. The last row is the time in which the host starts a kernel.
+device's time by `widepack.kernel_times.cuda`. The last row is the time in which the host starts a kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 import widepack  # noqa: F401  defines its ops
 from widepack.ir import ops
-from widepack.planning.cuda_costs import CudaModel, call_time
+from widepack.kernel_times.cuda import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta
 from widepack.system.devices import DEVICES, Device
 from widepack.system.timing import once
@@ -167,7 +167,7 @@ def main() -> int:
                     torch.cuda.empty_cache()
 
     with torch.inference_mode():
-        return run(given, rows(), predicted_for=model.device.name)
+        return run(given, rows(), predicted_for=model.limits.name)
 
 
 if __name__ == "__main__":

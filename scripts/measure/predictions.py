@@ -5,11 +5,11 @@ networks of other sizes.
 
 Networks of the kind `known` were used while the predictions were written; those of the kind `drawn` were not.
 One thread, backend `eager`, artifacts as they are built. Predictions come from the kernels of the programs
-and from rates of this machine, which are measured first, with kernels alone. No network takes part in that.
-All forms of a network run interleaved in one process: the plan by rules of thumb, the wide plan, the loop
-plan, and the members' modules one after the other (`modules`). `speedup` is the time of the modules over the
-time of the plan by rules. `noise` is the ratio of this plan to itself in the same run. `regret` is the time
-of the plan that the rules, or the predictions, choose over the time of the fastest plan.
+and from kernel times of this machine, which are measured first, with kernels alone. No network takes part in
+that. All forms of a network run interleaved in one process: the plan by rules of thumb, the wide plan, the
+loop plan, and the members' modules one after the other (`modules`). `speedup` is the time of the modules over
+the time of the plan by rules. `noise` is the ratio of this plan to itself in the same run. `regret` is the
+time of the plan that the rules, or the predictions, choose over the time of the fastest plan.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from runner import built, parser, run
 from torch import nn
 
 import widepack
+from widepack.kernel_times.profile import Profile
+from widepack.kernel_times.program import loop_seconds, wide_seconds
+from widepack_bench.advice.machine_times import times_here
 from widepack_bench.baselines.table import loop
-from widepack_bench.estimate.calibration import rates_here
-from widepack_bench.estimate.call_time import loop_seconds, wide_seconds
-from widepack_bench.estimate.rates import Rates
 from widepack_bench.measure.inputs import make
 from widepack_bench.measure.loading import entry_of
 from widepack_bench.measure.processors import quiet
@@ -137,7 +137,7 @@ def cases() -> list[Case]:
     return [*suite, *known, *drawn()]
 
 
-def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
+def measured(case: Case, times: Profile, seconds: float) -> dict[str, Any]:
     """Builds a case, predicts it and times it."""
     with tempfile.TemporaryDirectory() as folder:
         modules, artifact = built(folder, case.member, case.members, case.inputs, shared=case.shared)
@@ -148,12 +148,12 @@ def measured(case: Case, rates: Rates, seconds: float) -> dict[str, Any]:
         auto = entries["auto"]
         args, kwargs, sizes = make(auto.entry, case.batch)
         predicted = {
-            plan: wide_seconds(entry.programs.for_sizes("shared", sizes).program, sizes, rates)
+            plan: wide_seconds(entry.programs.for_sizes("shared", sizes).program, sizes, times)
             for plan, entry in entries.items()
         }
         members = [auto.programs.source.member_program(i) for i in range(case.members)]
         count = sum(1 for _ in modules[0].modules())
-        predicted["modules"] = loop_seconds(members, sizes, rates, modules=count)
+        predicted["modules"] = loop_seconds(members, sizes, times, modules=count)
         calls = {plan: partial(entry, *args, **kwargs) for plan, entry in entries.items()}
         with torch.inference_mode():
             found = race(
@@ -221,9 +221,9 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 if __name__ == "__main__":
     given = parser(__doc__, "predictions-cpu.json", seconds=1.5).parse_args()
     with quiet(1):
-        rates = rates_here(1)
+        times = times_here(1)
         measures = {
-            f"{k}: {case.name}, {case.members}, {case.batch}": partial(measured, case, rates, given.seconds)
+            f"{k}: {case.name}, {case.members}, {case.batch}": partial(measured, case, times, given.seconds)
             for k, case in enumerate(cases())
         }
         sys.exit(run(given, measures, summary=summaries))

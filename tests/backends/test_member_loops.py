@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from widepack.backends import backend
 from widepack.backends.flat import flatten_loops
 from widepack.backends.member_inputs import canonical, with_member_inputs
 from widepack.backends.member_loops import cut, is_divisible, of_members, one_member
+from widepack.backends.onnx_backend import Sessions
 from widepack.backends.task import Sizes, Task
 from widepack.runtime.graph_module import graph_module
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
@@ -310,3 +312,22 @@ def test_an_index_of_one_member_that_is_out_of_range_is_an_error(workers: int, t
         wrong[member, 2, 1] = 4
         with pytest.raises(IndexError):
             bound(wrong)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_member_with_other_weights_gets_its_share_anew(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    wide = program((INPUT,), (loop("l", LINEAR, X, W), part("y", "l")), Y)
+    weight, x = torch.randn(N, 4, 4), torch.randn(5, 4)
+    first = backend("onnxruntime").bind(task(wide, weight, x, tmp_path, 2))
+    other = weight.clone()
+    other[N - 1] = torch.randn(4, 4)
+    given = replace(task(wide, other, x, tmp_path, 2), before=first, member=N - 1)
+    second = backend("onnxruntime").bind(given)
+    assert isinstance(first, Sessions)
+    assert isinstance(second, Sessions)
+    assert second.runs[0] is first.runs[0]
+    assert second.runs[1] is not first.runs[1]
+    with torch.inference_mode():
+        given.differ(second(x), given.eager(x))

@@ -91,6 +91,7 @@ def test_a_load_from_the_cache_needs_onnxruntime_alone(
     torch.testing.assert_close(torch.load(answer), torch.stack([m(torch.ones(2, 16)) for m in members]))
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("damage", ["cut off", "removed", "a bit"])
 def test_damaged_packed_weights_are_made_again(
     damage: str, artifact: Path, members: list[nn.Module], tmp_path: Path
@@ -134,10 +135,12 @@ def test_without_space_weights_stay_in_memory(
     assert not files(tmp_path / "cache", onnx_packed.WEIGHTS)
 
 
+@pytest.mark.parametrize("strategies", ["loop", "wide"])
 def test_a_swap_changes_the_answers_of_its_member_alone(
-    artifact: Path, members: list[nn.Module], tmp_path: Path
+    strategies: str, artifact: Path, members: list[nn.Module], tmp_path: Path
 ) -> None:
-    ens = opened(artifact, tmp_path / "cache")
+    cache = tmp_path / "cache"
+    ens = widepack.load(artifact, backend="onnxruntime", strategies=strategies, cache=cache)
     new = net()
     torch.save(new.state_dict(), tmp_path / "new.pt")
     ens.swap(1, tmp_path / "new.pt")

@@ -39,6 +39,7 @@ class Steps(nn.Module):
         return y, state[1] if isinstance(state, tuple) else state
 
 
+@pytest.mark.extended(keep=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_recurrent_layer_is_one_op(name: str, tmp_path: Path) -> None:

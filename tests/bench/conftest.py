@@ -1,4 +1,4 @@
-"""Rates that are measured fast, and the artifact that the tests of advice are about."""
+"""Kernel times that are measured fast, and the artifact that the tests of advice are about."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from advised import advised
 from support import Artifacts
 
+from widepack.kernel_times import calibration
 from widepack_bench.advice.subject import AdvisedArtifact
-from widepack_bench.estimate import calibration
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -50,6 +50,7 @@ NOT_RUN = {
     "widepack compile": "needs a compiler and ONNX Runtime; tests/backends/test_aot.py runs it with them",
     "widepack analyze llama/": "needs a folder of Hugging Face; tests/costs/test_architectures.py reads one",
     "widepack export ens.wide --to onnx": "needs the packages of ONNX; tests/exporters runs it with them",
+    "widepack calibrate": "measures for half a minute; tests/cli/test_calibrate.py runs it with short blocks",
     "widepack selftest": "runs for minutes; tests/bench/test_selftest.py runs it for some ops",
 }
 """Why an example of `--help` is not run. A key is the beginning of a command line."""

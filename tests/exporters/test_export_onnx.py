@@ -90,6 +90,7 @@ def test_each_member_sees_its_own_input_in_onnx(onnx: Any, net: Path, tmp_path: 
         assert_same(outputs["y"][i], module(*calls[i])["y"].detach())
 
 
+@pytest.mark.extended
 def test_an_onnx_file_may_point_into_the_artifact(onnx: Any, small: Path, tmp_path: Path) -> None:
     artifact = tmp_path / "below" / "e.wide"
     shutil.copytree(small, artifact)
@@ -123,6 +124,7 @@ def test_an_onnx_file_may_point_into_the_artifact(onnx: Any, small: Path, tmp_pa
     assert file_names(moved) == {"below", "e.onnx"}
 
 
+@pytest.mark.extended
 def test_some_members_and_one_alone_in_onnx(onnx: Any, small: Path, tmp_path: Path) -> None:
     x, ids = call_of(6)
     report = export(small, tmp_path / "two.onnx", members=["m2", 0])
@@ -183,6 +185,7 @@ class Unnamed(nn.Module):
         return h.sum(1), h
 
 
+@pytest.mark.extended
 def test_a_state_that_is_returned_without_a_name(onnx: Any, tmp_path: Path) -> None:
     modules = [seeded(Unnamed, i) for i in range(N)]
     build(
@@ -230,6 +233,7 @@ def test_sizes_that_depend_on_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
         assert_same(outputs[i], module(x, ids).detach())
 
 
+@pytest.mark.extended
 def test_weights_too_large_for_protobuf_are_in_a_second_file(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +255,7 @@ def test_weights_too_large_for_protobuf_are_in_a_second_file(
     assert file_names(tmp_path) == set(again.files)
 
 
+@pytest.mark.extended
 def test_a_file_that_answers_wrongly_is_not_kept(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from widepack import load
 from widepack.backends.graph_capture import recorder_for
 from widepack.inference.load import on_device
-from widepack.planning.cuda_costs import CudaModel, call_time
+from widepack.kernel_times.cuda import CudaModel, call_time
 from widepack.runtime.meta_values import metas, run_on_meta
 from widepack.verification.tf32_bounds import tf32_kinds
 

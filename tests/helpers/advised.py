@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from widepack_bench.advice.machine_times import times_here
 from widepack_bench.advice.subject import AdvisedArtifact, Workload
-from widepack_bench.estimate.calibration import rates_here
 
 
 def advised(path: Path, folder: Path, **changed: Any) -> AdvisedArtifact:
     """Returns an artifact with a batch of 8 on one thread. changed: fields of `Workload`."""
     values: dict[str, Any] = {"path": path, "entry": "", "pattern": "shared", "batch": 8, "threads": 1}
-    return AdvisedArtifact.of(Workload(**{**values, **changed}), rates_here(1, "float32"), folder)
+    return AdvisedArtifact.of(Workload(**{**values, **changed}), times_here(1, "float32"), folder)

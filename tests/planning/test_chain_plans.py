@@ -10,9 +10,9 @@ import pytest
 from small import all_kinds, node, program
 
 from widepack.ir.kinds import kinds
+from widepack.kernel_times.call_time import CallTime
 from widepack.kernels.triton_kernels.predictions import MOST_ROWS
 from widepack.planning.chain_plans import PlannedChain, divided, linear_chains
-from widepack.planning.cuda_costs import CallTime
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, NodeChoice, Plan
 from widepack.planning.request import StrategyRequest

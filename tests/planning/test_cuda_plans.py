@@ -14,9 +14,9 @@ from torch import nn
 
 from widepack.building.preview import Preview
 from widepack.checkpoints.named_factory import find_factory
+from widepack.kernel_times.cuda import CudaModel
 from widepack.lowering.pattern_programs import PatternPrograms
 from widepack.planning import cuda_plans as cuda
-from widepack.planning.cuda_costs import CudaModel
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, Plan
 from widepack.planning.request import StrategyRequest

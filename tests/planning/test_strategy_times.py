@@ -10,8 +10,8 @@ from oracle import WALKED, tensors, wide
 
 from widepack.ir.encoding import map_arguments
 from widepack.ir.values import Shared, Stacked, Value
+from widepack.kernel_times.cuda import CudaModel
 from widepack.kernels.checks.require import OperandError
-from widepack.planning.cuda_costs import CudaModel
 from widepack.planning.strategy_times import NodeRuns, TimedWriter
 from widepack.registry.registry import REGISTRY
 from widepack.registry.samples import SAMPLES, Draw, Sample

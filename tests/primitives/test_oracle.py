@@ -19,6 +19,7 @@ from oracle import (
     member,
     memories,
     outputs,
+    put,
     run_all,
     runs,
     tensors,
@@ -127,6 +128,34 @@ def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
                         assert op in UNDEFINED or (a.shape == b.shape and torch.equal(bits(a), bits(b))), (
                             f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}"
                         )
+
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+@pytest.mark.extended(keep=1)
+@pytest.mark.parametrize("op", [ATTENTION, *(op for op in WALKED if op not in (ATTENTION, *UNDEFINED))])
+def test_nan_in_one_number_of_an_input_is_where_the_member_has_it(op: str) -> None:
+    """torch has several kernels for an op, and not all of them answer NaN for the same numbers."""
+    for where, many, kinds in runs(op, 3):
+        first = next(iter(tensors(many[1])), None)
+        if first is None or not kinds[0] or not first.is_floating_point() or not ops.pure(op, *many[0]):
+            continue
+        ill = first.clone(memory_format=torch.contiguous_format)
+        ill.view(-1)[:1] = float("nan")
+        one = put(many[1], iter([ill, *list(tensors(many[1]))[1:]]))
+        args, kwargs, calls = wide([many[0], one, many[2]], kinds, "major")
+        if refuses(op, calls[1]):
+            continue
+        alone = list(tensors([member(op, calls[1])]))
+        w = EagerWriter(3)
+        w.op = op
+        for s in applicable(w, op, args, kwargs):
+            if s.name == "split":  # it reads a base and factors
+                continue
+            found = tensors([outputs(s.rule(w, *args, **kwargs), 3)[1]])
+            for a, b in zip(found, alone):
+                assert torch.equal(a.isnan(), b.isnan()), f"{where}, strategy {s.name}"
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 20])

@@ -165,9 +165,22 @@ def test_fake_tensors_have_the_memory_layout_of_real_answers() -> None:
             assert same_memory(fake, real)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 33, 63, 64, 65, 127, 129, 300])
+def test_without_avx512_images_have_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """For other numbers oneDNN has no fast kernel there. The answers stay the same."""
+    monkeypatch.setattr(packed, "_takes_every_count", lambda: False)
+    images, each = packed.images_of_rows(rows)
+    assert each in packed.COUNTS and images * each >= rows and (images == 1) == (rows <= 64)
+    torch.manual_seed(0)
+    x, w, b = torch.randn(3, rows, 12), torch.randn(3, 20, 12), torch.randn(3, 20)
+    y = torch.ops.widepack.linear.default(x, torch.ops.widepack.pack_linear.default(w, 4), b)
+    torch.testing.assert_close(y, torch.baddbmm(b[:, None], x, w.transpose(1, 2)))
+
+
 @pytest.mark.parametrize("rows", [*range(1, 140), 256, 509, 1000])
-def test_images_of_rows_are_never_large(rows: int) -> None:
+def test_images_of_rows_are_never_large(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """oneDNN has another order of large weights from 64 rows on."""
+    monkeypatch.setattr(packed, "_takes_every_count", lambda: True)
     images, each = packed.images_of_rows(rows)
     assert each <= 63
     assert rows <= images * each < rows + images

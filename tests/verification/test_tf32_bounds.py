@@ -51,7 +51,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_torchs_defaults() -> None:
-    """The defaults on which the plans for CUDA rest (planning/cuda_costs.py)."""
+    """The defaults on which the plans for CUDA rest (kernel_times/cuda.py)."""
     assert tf32_kinds(CUDA) == {"convolutions", "recurrent layers"}
     assert tf32_kinds(CPU) == frozenset()
 

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError
+from ..errors import ArtifactError, WidepackError
 from ..system.compiled_cache import CompiledCache, default_folder
 from .covering import refuse_other_devices
 from .flat import Flat, flatten_loops, in_order
@@ -53,23 +53,30 @@ def bind(task: Task) -> Checked:
             "load with backend='eager'"
         ) from e
     cache = CompiledCache(task.cache or default_folder())
+    try:
+        return _bound(task, cache, onnxruntime)
+    except WidepackError:
+        raise
+    except Exception as e:
+        raise ArtifactError(
+            f"{task.title}: ONNX Runtime {version} cannot run what is in the cache ({type(e).__name__}: "
+            f"{first_line(e)}); remove the folder {cache.folder}, or load with backend='eager'"
+        ) from e
+
+
+def _bound(task: Task, cache: CompiledCache, onnxruntime: Any) -> Checked:
+    """Opens the sessions that the cache notes for a program, or makes them."""
     key = binding_key(task, onnxruntime)
     if key and (known := find(key, cache)) is not None:
-        runs = sessions(known, cache, None, None, onnxruntime)
+        runs = sessions(known, cache, None, None, onnxruntime, {})
         return _checked(task, known, runs, cache.folder / known.graph)
     flat = in_order(flatten_loops(task.program, task.weights(), NAME, task.title))
     flat = canonical(with_member_inputs(flat))
     found = found_graph(task, flat, onnxruntime)
-    try:
-        binding = _binding(task, flat, found, cache, onnxruntime)
-        store(key, binding, cache)
-        return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime), found.place)
-    except Exception as e:
-        raise ArtifactError(
-            f"{task.title}: ONNX Runtime {version} cannot run the ONNX graph of a member "
-            f"({type(e).__name__}: {first_line(e)}); remove the folder {found.place}, or "
-            "load with backend='eager'"
-        ) from e
+    binding = _binding(task, flat, found, cache, onnxruntime)
+    store(key, binding, cache)
+    kept = _unchanged(task, binding)
+    return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime, kept), found.place)
 
 
 def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, onnxruntime: Any) -> Binding:
@@ -99,9 +106,32 @@ def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, on
     )
 
 
-def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Checked:
+class Sessions(Checked):
+    """Sessions as a function. binding: how they run the program. runs: the sessions."""
+
+    binding: Binding
+    runs: Sequence[Run]
+
+
+def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Sessions:
     variants = [Variant(binding.run(runs), (), binding.least)]
-    return Checked(task, binding.shape, variants, place, flagged=binding.flagged)
+    made = Sessions(task, binding.shape, variants, place, flagged=binding.flagged)
+    made.binding, made.runs = binding, runs
+    return made
+
+
+def _unchanged(task: Task, binding: Binding) -> dict[Share, Run]:
+    """The sessions of what was bound before whose members are the same: those of other threads' shares."""
+    before = task.before
+    if not isinstance(before, Sessions) or before.binding.graph != binding.graph:
+        return {}
+    if len(binding.shares) < 2:  # one session runs all members
+        return {}
+    members = [(s.start, s.stop) for s in binding.shares]
+    if members != [(s.start, s.stop) for s in before.binding.shares]:
+        return {}
+    pairs = zip(binding.shares, before.runs)
+    return {share: run for share, run in pairs if task.member not in share.members}
 
 
 def _shares(flat: Flat, workers: int) -> list[range]:

@@ -215,14 +215,21 @@ def store(key: str, binding: Binding, cache: CompiledCache) -> None:
 
 
 def sessions(
-    binding: Binding, cache: CompiledCache, flat: Flat | None, graph: FoundGraph | None, onnxruntime: Any
+    binding: Binding,
+    cache: CompiledCache,
+    flat: Flat | None,
+    graph: FoundGraph | None,
+    onnxruntime: Any,
+    kept: Mapping[Share, Run],
 ) -> list[Run]:
-    """Opens the sessions. flat, graph: of those whose weights are in memory."""
+    """Opens the sessions. flat, graph: of those whose weights are in memory. kept: those that are open."""
     threads = 1 if len(binding.shares) > 1 else 0
     made = []
     for share in binding.shares:
         entry = cache.find(share.entry) if share.entry else None
-        if entry is not None:
+        if share in kept:
+            made.append(kept[share])
+        elif entry is not None:
             booleans = [binding.booleans[k] for k in binding.outputs_of(share)]
             made.append(opened(entry[0], booleans, threads, onnxruntime))
         else:

@@ -1,4 +1,5 @@
-"""Finds the ONNX graph of one member of a program: in this process, in the cache, or by writing it.
+"""Finds the ONNX graph of one member of a program: in this process, in the cache, or in a trusted artifact;
+else writes it.
 
 A graph says nothing of weights, of the number of members, or of how a call's inputs are divided among them.
 So one graph serves all patterns of inputs and all batches with the same body (`member_inputs.py`). It is
@@ -38,10 +39,12 @@ _known: dict[str, FoundGraph] = {}
 
 @dataclass(frozen=True)
 class FoundGraph:
-    """A member's graph. key: of the program that it is of. least: as in `covering.agree`. place: its folder
-    in the cache; None if it is in no folder.
+    """A member's graph. content: the digest of the program that it is of. key: the same with the version of
+    torch that wrote it. least: as in `covering.agree`. place: its folder in the cache; None if it is in no
+    folder.
     """
 
+    content: str
     key: str
     graph: MemberGraph
     least: dict[str, int]
@@ -54,10 +57,12 @@ def found_graph(task: Task, flat: Flat, onnxruntime: Any) -> FoundGraph:
     flat: the program, with names by their order. Raises: Unavailable without the packages that write it;
     LoweringError if ONNX cannot express it.
     """
-    key = _key(task, flat)
+    content = _content(task, flat)
+    torchs = [torch.__version__, str(torch.version.git_version)]
+    key = strict_json.digest([content, *torchs]).removeprefix("sha256:")
     if key in _known:
         return _known[key]
-    found = _stored(task, flat, key, onnxruntime)
+    found = _stored(task, flat, content, key, onnxruntime)
     while len(_known) >= _MOST:
         _known.pop(next(iter(_known)))
     _known[key] = found
@@ -69,8 +74,16 @@ def forget() -> None:
     _known.clear()
 
 
-def _key(task: Task, flat: Flat) -> str:
-    """The digest of all that a graph depends on."""
+def graph_in(place: Path) -> dict[str, bytes]:
+    """The graph of an entry of the cache, by the digest of the program that it is of; empty without one."""
+    entry = CompiledCache(place.parent).find(place.name)
+    if entry is None or "content" not in entry[1]:
+        return {}
+    return {str(entry[1]["content"]): (entry[0] / FILE).read_bytes()}
+
+
+def _content(task: Task, flat: Flat) -> str:
+    """The digest of all that a graph depends on, beside the packages that write it."""
     loops = flat.loops
     parts = {
         "form": _FORM,
@@ -81,63 +94,61 @@ def _key(task: Task, flat: Flat) -> str:
         "outputs": list(loops.outputs) if loops else [],
         "dims": {d: [least, most] for d, (least, most, _) in task.dims.items()},
         "guards": list(task.guards),
-        "torch": [torch.__version__, str(torch.version.git_version)],
     }
     return strict_json.digest(parts).removeprefix("sha256:")
 
 
-def _stored(task: Task, flat: Flat, key: str, onnxruntime: Any) -> FoundGraph:
+def _stored(task: Task, flat: Flat, content: str, key: str, onnxruntime: Any) -> FoundGraph:
     cache = CompiledCache(task.cache or default_folder())
     if (entry := cache.find(key)) is not None:
         place, record = entry
-        graph = MemberGraph.of_record((place / FILE).read_bytes(), record["graph"])
-        return FoundGraph(key, graph, {str(d): int(n) for d, n in record["least"].items()}, place)
+        graph = MemberGraph.of_file((place / FILE).read_bytes())
+        least = {str(d): int(n) for d, n in record["least"].items()}
+        return FoundGraph(content, key, graph, least, place)
     made: list[FoundGraph] = []
 
     def write(folder: Path) -> dict[str, Any]:
-        made.append(_written(task, flat, key, onnxruntime))
-        graph = made[0].graph
-        (folder / FILE).write_bytes(graph.model)
-        return {"form": _FORM, "title": task.title, "graph": graph.record(), "least": made[0].least}
+        graph, least = _of_artifact(task, flat, content, onnxruntime) or _written(task, flat, onnxruntime)
+        made.append(FoundGraph(content, key, graph, least))
+        (folder / FILE).write_bytes(graph.file())
+        return {"form": _FORM, "title": task.title, "content": content, "least": least}
 
     try:
-        place, record = cache.make(key, write)
+        place, _ = cache.make(key, write)
     except UsageError:
         if not made:
             raise
         return made[0]  # the cache cannot be written
     if made:
         return replace(made[0], place=place)
-    return _stored(task, flat, key, onnxruntime)  # another process wrote it
+    return _stored(task, flat, content, key, onnxruntime)  # another process wrote it
 
 
-def _written(task: Task, flat: Flat, key: str, onnxruntime: Any) -> FoundGraph:
+def _of_artifact(
+    task: Task, flat: Flat, content: str, onnxruntime: Any
+) -> tuple[MemberGraph, dict[str, int]] | None:
+    """The artifact's graph, if the artifact is trusted, and if its answers are right."""
+    data = task.graph(content)
+    if data is None:
+        return None
+    try:
+        graph = MemberGraph.of_file(data)
+        return graph, _compared(task, flat, graph, onnxruntime)
+    except Exception:  # noqa: BLE001  it is written anew
+        return None
+
+
+def _written(task: Task, flat: Flat, onnxruntime: Any) -> tuple[MemberGraph, dict[str, int]]:
     """Writes a graph, and compares it with the flat graph. Raises: Unavailable, LoweringError."""
-    from .onnx_model import member_graph, onnx_model
-
     if task.progress:
         task.progress(f"writing {task.title} as ONNX", 0, 1)
     dims = {d: (least, most) for d, (least, most, _) in task.dims.items()}
     try:
+        from .onnx_model import member_graph, onnx_model
+
         made = onnx_model(flat, task.device, dims, task.example, task.title, flags=True)
         graph = member_graph(flat, made)
-        one = flat.loops is not None and flat.program.members == 1
-        count = flat.loops.members if flat.loops else 1
-        members = range(1 if one else count)
-        session_run = in_memory(graph, members, flat, onnxruntime)
-        loops, slots = flat.loops, flat.program.inputs
-        takes = flat.takes or range(len(slots))
-        rows = {i.name: loops is not None and loops.inputs.get(slots[i.number].name) for i in graph.inputs}
-
-        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return session_run(
-                [
-                    given[takes[i.number]][m] if rows[i.name] else given[takes[i.number]]
-                    for i in graph.inputs
-                    for m in (members if i.each else (-1,))
-                ]
-            )
-
+        return graph, _compared(task, flat, graph, onnxruntime)
     except WidepackError:
         raise
     except ImportError as e:
@@ -150,7 +161,29 @@ def _written(task: Task, flat: Flat, key: str, onnxruntime: Any) -> FoundGraph:
             f"torch {torch.__version__} cannot write {task.title} as an ONNX file that ONNX Runtime "
             f"runs: {first_cause(e)}; load with backend='eager'"
         ) from e
-    return FoundGraph(key, graph, compared(task, flat, run, one))
+
+
+def _compared(task: Task, flat: Flat, graph: MemberGraph, onnxruntime: Any) -> dict[str, int]:
+    """Compares a graph with the flat graph. Returns: as `agree`. Raises: LoweringError, and what ONNX Runtime
+    raises.
+    """
+    loops, slots = flat.loops, flat.program.inputs
+    one = loops is not None and flat.program.members == 1
+    members = range(1 if one or loops is None else loops.members)
+    takes = flat.takes or range(len(slots))
+    rows = {i.name: loops is not None and loops.inputs.get(slots[i.number].name) for i in graph.inputs}
+    session_run = in_memory(graph, members, flat, onnxruntime)
+
+    def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return session_run(
+            [
+                given[takes[i.number]][m] if rows[i.name] else given[takes[i.number]]
+                for i in graph.inputs
+                for m in (members if i.each else (-1,))
+            ]
+        )
+
+    return compared(task, flat, run, one)
 
 
 def compared(task: Task, flat: Flat, run: Run, one: bool) -> dict[str, int]:

@@ -11,13 +11,14 @@ a load from the cache, or of a graph that an artifact has, needs onnxruntime alo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from . import onnx_wire as wire
 
 DOMAIN = "widepack.member"
+_METADATA = "widepack.graph"
 SELECT, JOIN, ANY_OF = "Select", "Join", "Any"
 REST = "rest"
 """The attribute of a join: the sizes of a member's value behind the first one, which are numbers."""
@@ -58,18 +59,26 @@ class MemberGraph:
     outputs: tuple[tuple[str, int], ...]
     booleans: tuple[bool, ...]
 
-    def record(self) -> dict[str, Any]:
-        """Returns what `of_record` takes, without the file."""
-        return {
+    def file(self) -> bytes:
+        """Returns the graph as one file, whose metadata says what it reads and answers."""
+        record = {
             "inputs": [asdict(i) for i in self.inputs],
             "weights": [asdict(w) for w in self.weights],
             "outputs": [list(o) for o in self.outputs],
             "booleans": list(self.booleans),
         }
+        entry = wire.write([(1, _METADATA), (2, json.dumps(record, sort_keys=True))])
+        return wire.write([*wire.read(self.model), (wire.MODEL_METADATA, entry)])
 
     @classmethod
-    def of_record(cls, model: bytes, record: Mapping[str, Any]) -> MemberGraph:
-        """Reads a record. Raises: KeyError, TypeError, ValueError."""
+    def of_file(cls, data: bytes) -> MemberGraph:
+        """Reads what `file` wrote. Raises: KeyError, TypeError, ValueError."""
+        fields = wire.read(data)
+        texts = {
+            wire.text(entry, 1): wire.text(entry, 2)
+            for entry in map(wire.read, wire.messages(fields, wire.MODEL_METADATA))
+        }
+        record = json.loads(texts[_METADATA])
         inputs, weights = (
             tuple(
                 GraphInput(
@@ -85,6 +94,7 @@ class MemberGraph:
             for key in ("inputs", "weights")
         )
         outputs = tuple((str(name), int(member)) for name, member in record["outputs"])
+        model = wire.write((n, v) for n, v in fields if n != wire.MODEL_METADATA)
         return cls(model, inputs, weights, outputs, tuple(map(bool, record["booleans"])))
 
     def inputs_of(self, members: range) -> list[tuple[str, int, int]]:

@@ -67,6 +67,10 @@ class Task:
         compile: Whether the backend may compile.
         cache: The folder of compiled programs; None for the default one.
         weights_key: Identifies the values of the weights; "" for values that no file has.
+        before: What is bound to the same program with another checkpoint of `member`; None for a first bind.
+        member: The place of the only member whose weights differ from those of `before`.
+        graph: Returns the ONNX graph that the artifact has of a program, by its digest; None if it has none,
+            or if nobody vouches for the artifact.
         progress: Reports progress; may be None.
         most_nodes: The most nodes of a program that may be compiled; 0 for any number.
         workers: The number of members that a loop may run at once.
@@ -87,6 +91,9 @@ class Task:
     compile: bool
     cache: Path | None
     weights_key: str = ""
+    before: BoundFunction | None = None
+    member: int = -1
+    graph: Callable[[str], bytes | None] = lambda _: None
     progress: Report | None = None
     most_nodes: int = 0
     workers: int = 0

@@ -23,25 +23,11 @@ from ..ir.limits import recurrent_result, tensors
 from ..ir.op_records import is_recurrent_layer
 from ..ir.torch_internals import is_overload
 from ..runtime.flop_formulas import FlopFormula, kernel_formula, own_formula
-from ..runtime.kernel_count import is_view
+from ..runtime.kernel_count import NO_KERNEL, is_view
 from .counts import Kernel
 from .expressions import SizeSymbols
 from .live_storages import LiveStorages
 
-_NO_KERNEL = frozenset(
-    [
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "as_strided_",
-        "empty_like",
-        "lift_fresh",
-        "new_empty",
-        "squeeze_",
-        "t_",
-        "transpose_",
-        "unsqueeze_",
-    ]
-)
 _RESAMPLING = ("aten.upsample_", "aten._upsample_")
 """Ops that torch implements by others where sizes are symbols, and by one kernel where they are numbers."""
 
@@ -72,7 +58,7 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = ops.name_of(func).split(".")[1] if is_overload(func) else ""
-        if func.namespace != "prim" and not self._silent and not is_view(func) and name not in _NO_KERNEL:
+        if func.namespace != "prim" and not self._silent and not is_view(func) and name not in NO_KERNEL:
             self.add(func, args, kwargs or {}, result, kernel_formula(func))
         self.note(result)
         return result

@@ -113,7 +113,8 @@ def load(
             and was measured to be faster, else `eager`), `eager`, `compile`, `aot` or `onnxruntime`.
         verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
             probe. The digest of the manifest and the hashes of the programs are always checked.
-        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.
+        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact. Who gives it
+            vouches for the artifact: ONNX Runtime may read its ONNX graphs.
         prologue: True computes derived weights once, now. False keeps every weight in the mapped file.
         warmup: True binds the programs of pattern `shared` and runs the probe now. False does so at the first
             call.
@@ -177,13 +178,14 @@ def load_parts(
         """Opens every part from the files of one digest."""
         chosen, parts = divided_members(reader, options, len(devices), "devices")
         pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
+        trusted = options.get("expect") is not None
         gate = Gate()
         models: list[WideModel] = []
         for device, places in zip(devices, parts):
             part: LoadArguments = {**pinned, "members": [chosen[i] for i in places]}
             if models and options.get("verify") == "hashes":
                 part["verify"] = "sizes"  # the first part has read every file
-            models.append(load_here(path, device=device, gate=gate, **part))
+            models.append(load_here(path, device=device, gate=gate, trusted=trusted, **part))
         again: LoadArguments = {**pinned, "warmup": False, "threads": None, "progress": None}
         return DeviceModel(models, parts, gate, partial(load_parts, Path(path).absolute(), devices, again))
 

@@ -90,7 +90,8 @@ def load(
         chosen, parts = divided_members(reader, options, ranks.size, "processes")
         mine: LoadArguments = {**options, "members": [chosen[i] for i in parts[ranks.rank]]}
         mine["expect"] = reader.manifest.digest
-        return load_here(path, device=where, gate=gate, **mine), chosen, parts
+        trusted = options.get("expect") is not None
+        return load_here(path, device=where, gate=gate, trusted=trusted, **mine), chosen, parts
 
     here, chosen, parts = ranks.agreed(
         lambda: opened_in_parts(path, options, opening),

@@ -78,6 +78,7 @@ def load(
     max_error: float | None = None,
     graph: bool | str = False,
     gate: Gate | None = None,
+    trusted: bool | None = None,
 ) -> WideModel:
     """Loads an artifact on one device.
 
@@ -87,6 +88,7 @@ def load(
             `widepack.load` takes them.
         cache, progress, limit, allow_ops, memory, weights, max_error, graph: The same.
         gate: What calls pass and a swap closes. Models that answer calls together share one.
+        trusted: Whether a user vouches for the artifact; default whether `expect` is given.
 
     Raises:
         ArtifactError, UsageError, VerificationError: As `widepack.load`.
@@ -96,6 +98,7 @@ def load(
     _check_choices(verify, backend, compile, cache, simplify, memory)
     _check_limit(limit)
     check_expected(expect)
+    trusted = given["trusted"] = expect is not None if trusted is None else trusted
     if threads is not None:
         _set_threads(threads)
     path, place = path_of(path), on_device(device)
@@ -117,6 +120,7 @@ def load(
         memory=memory,
         int8=int8,
         max_error=max_error,
+        trusted=trusted,
     )
     if place.type == "cpu" and memory != "least":
         keep_freed()

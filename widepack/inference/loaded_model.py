@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=LoadedEntry)
 
+_OF_MODULES = ("eval", "train", "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "requires_grad_")
+"""What modules of torch have, and a loaded model has not."""
+
 
 class LoadedModel(ModelCalls, Generic[E]):
     """A loaded artifact: its entries, the calls of `forward`, and single members.
@@ -77,8 +80,10 @@ class LoadedModel(ModelCalls, Generic[E]):
         entries: dict[str, E] = self.__dict__.get("_entries", {})
         if name in entries:
             return entries[name]
+        habit = "; device and dtype are arguments of widepack.load, and members always answer in eval mode"
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r}; its entries are {', '.join(entries)}"
+            f"{habit if name in _OF_MODULES else ''}"
         )
 
     def __dir__(self) -> list[str]:

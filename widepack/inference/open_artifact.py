@@ -20,6 +20,7 @@ from torch import Tensor
 
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.file_identity import bytes_on_disk
+from widepack_artifacts.file_list import graph_file
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.manifest_weights import Weight
 from widepack_artifacts.program import Kind, Program
@@ -27,7 +28,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 from widepack_artifacts.wide_program import WideProgram
 
-from ..errors import UsageError
+from ..errors import ArtifactError, UsageError
 from ..runtime.admission import check_counts, check_member_slots
 from ..runtime.budget import Budget
 from ..runtime.executable import Executable, storage
@@ -153,6 +154,7 @@ class LoadOptions:
         memory: `auto` merges factored weights when a call has many rows, `least` never, `most` at load.
         int8: Whether programs of few rows read int8 weights.
         max_error: The largest error that int8 weights may make; None for any.
+        trusted: Whether the user named the artifact's digest.
     """
 
     device: torch.device
@@ -170,6 +172,7 @@ class LoadOptions:
     memory: str = "auto"
     int8: bool = False
     max_error: float | None = None
+    trusted: bool = False
 
 
 @dataclass(frozen=True)
@@ -389,6 +392,20 @@ class OpenArtifact:
             lazy=lazy,
             bound=lambda run: self.limits.add_derived(run, weights.values()),
         )
+
+    def trusted_graph(self, content: str) -> bytes | None:
+        """Returns the ONNX graph that the artifact has of a program, if the load names the artifact's digest.
+
+        content: the digest of the program. ONNX Runtime parses the file, and was not made for files of
+        strangers; so of no other artifact a graph is read.
+        """
+        if not self.options.trusted:
+            return None
+        name = graph_file(self.manifest.files, content)
+        try:
+            return self.reader.bytes(name) if name else None
+        except (ArtifactError, OSError):  # another artifact was published at the path since
+            return None
 
     @property
     def weights_key(self) -> str:

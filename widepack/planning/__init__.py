@@ -10,7 +10,6 @@
 | `batch_growth.py` | Computes how figures of a program grow with its batch: bytes of activations |
 | `chain_plans.py` | Plans for chains of small linear layers on a GPU: the strategy `chain` |
 | `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide, or a loop |
-| `cuda_costs.py` | Predicts how long the call of an op takes on a CUDA device, from sizes alone |
 | `cuda_plans.py` | Makes the plans of a CUDA device by predicted times |
 | `expert_plans.py` | Plans for networks that select a matrix for each row: the strategy `experts` |
 | `heuristics.py` | Makes plans by rules of thumb: it calls the files of each device and region |
@@ -24,6 +23,7 @@
 | `split_plans.py` | Plans for weights that are a base plus thin factors |
 | `channels_last_plans.py` | Changes plans for members that train: convolutions in channels-last memory |
 | `strategy_times.py` | Predicts the time of every strategy of every node, on torch's meta device |
+| `time_reasons.py` | Writes predicted times as words, for the reasons of plans |
 | `training_plans.py` | Changes plans for members that train: large linear layers run through oneDNN |
 | `working_set.py` | Computes how many bytes of activations an op reads and writes |
 """

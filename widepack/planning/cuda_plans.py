@@ -1,7 +1,7 @@
 """Makes the plans of a CUDA device by predicted times: the fastest strategy of each node, by batch class.
 
-The model (`cuda_costs.py`) predicts a call at the batches `BATCHES`. At each of them, several walks through
-the program choose strategies, and the walk with the least total time counts:
+The model (`kernel_times/cuda.py`) predicts a call at the batches `BATCHES`. At each of them, several walks
+through the program choose strategies, and the walk with the least total time counts:
 
 1. each node takes its first strategy
 2. each node takes its fastest strategy, where that saves `MARGIN`
@@ -24,10 +24,12 @@ from dataclasses import dataclass
 
 from widepack_artifacts.program import Kind, Node, Program
 
-from .cuda_costs import CallTime, CudaModel, copy_time
+from ..kernel_times.call_time import CallTime
+from ..kernel_times.cuda import CudaModel
 from .plan import NodeChoice, Plan
 from .regions import Regions
-from .strategy_times import Choose, NodeTimes, ProgramTimes, TimedWriter, walk
+from .strategy_times import Choose, NodeRuns, ProgramTimes, TimedWriter, walk
+from .time_reasons import microseconds, node_choice
 
 BATCHES = (2, 256)
 """The batches at which times are predicted."""
@@ -112,7 +114,7 @@ class Predictor:
                 best = least
         members = self._wide.members
         alone = walk(self._program, self._slots, sizes, self._alone, self._fixed, _first, self._training)
-        copies = copy_time(alone.results, self.model)
+        copies = self.model.copy(alone.results)
         return BatchTimes(batch, best, (alone.total + copies).times(members))
 
     def times(self, sizes: Mapping[str, int], choose: Choose) -> ProgramTimes:
@@ -120,8 +122,8 @@ class Predictor:
         return walk(self._program, self._slots, sizes, self._wide, self._fixed, choose, self._training)
 
     def _preferring(self, name: str) -> Choose:
-        return lambda node, times: (
-            name if name in times and node.name in self._convolutions else _fastest(node, times)
+        return lambda node, runs: (
+            name if name in runs.times and node.name in self._convolutions else _fastest(node, runs)
         )
 
 
@@ -205,12 +207,12 @@ def predictions(predictor: Predictor, sizes: Mapping[str, int], batch: str) -> l
     return []
 
 
-def _first(node: Node, times: Mapping[str, CallTime]) -> str:
-    return next(iter(times))
+def _first(node: Node, runs: NodeRuns) -> str:
+    return next(iter(runs.times))
 
 
-def _fastest(node: Node, times: Mapping[str, CallTime]) -> str:
-    first = next(iter(times))
+def _fastest(node: Node, runs: NodeRuns) -> str:
+    times, first = runs.times, next(iter(runs.times))
     least = min(times, key=lambda name: times[name].seconds)
     return least if times[least].seconds <= MARGIN * times[first].seconds else first
 
@@ -244,7 +246,9 @@ def _boundary(
 
 
 def _as_in(strategies: Mapping[str, str]) -> Choose:
-    return lambda node, times: strategies[node.name] if strategies[node.name] in times else next(iter(times))
+    return lambda node, runs: (
+        strategies[node.name] if strategies[node.name] in runs.times else next(iter(runs.times))
+    )
 
 
 def reason(found: list[BatchTimes], batch: str, loop: bool, model: CudaModel) -> str:
@@ -263,35 +267,9 @@ def reason(found: list[BatchTimes], batch: str, loop: bool, model: CudaModel) ->
         if loop:
             names, times = ["a loop over the members takes", "one op for all of them"], times[::-1]
         at = f"at {batch} = {p.batch} " if batch else ""
-        rows.append(f"{at}{names[0]} about {_us(times[0])}, {names[1]} {_us(times[1])}")
-    words = f"predicted for an {model.short}: " + "; ".join(rows)
+        rows.append(f"{at}{names[0]} about {microseconds(times[0])}, {names[1]} {microseconds(times[1])}")
+    words = f"predicted for {model.place}: " + "; ".join(rows)
     part = 0.0 if loop else found[-1].fused_part
     if part < LEAST_FUSED:
         return words
     return f"{words}; pointwise ops and norms are {part:.0%} of it, which the backend `compile` can fuse"
-
-
-def node_choice(times: NodeTimes, model: CudaModel, first: bool = False) -> NodeChoice:
-    """Returns the choice of a node, with its predicted time and that of the next best strategy.
-
-    Args:
-        times: The times of the node's strategies.
-        model: The device.
-        first: Whether lowering takes the chosen strategy without a plan.
-    """
-    own = times.time
-    kernels = f"{own.kernels} kernel{'' if own.kernels == 1 else 's'}"
-    words = f"about {_us(own.seconds)} on an {model.short}: {kernels}, bound by {own.bound}"
-    others = sorted((t.seconds, name) for name, t in times.times.items() if name != times.chosen)
-    if others:
-        words += f"; next {others[0][1]}, {_us(others[0][0])}"
-    return NodeChoice(times.chosen, words, first=first)
-
-
-def _us(seconds: float) -> str:
-    """Returns microseconds with two digits that count: `3.2 us`, `140 us`, `1,300 us`."""
-    micro = seconds * 1e6
-    if micro >= 9.95:
-        digits = max(0, len(str(int(micro))) - 2)
-        return f"{round(micro, -digits):,.0f} us"
-    return f"{micro:.1f} us"

@@ -9,8 +9,9 @@ from itertools import pairwise
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
 
 from ..ir import ops
+from ..kernel_times.call_time import NOTHING, CallTime
+from ..kernel_times.cuda import CudaModel
 from ..kernels.triton_kernels.predictions import PredictedTimes
-from .cuda_costs import NOTHING, CallTime, CudaModel
 from .plan import NodeChoice
 from .strategy_times import TimedWriter, walk
 
@@ -62,7 +63,7 @@ class SeparateLayers:
                 {"R": rows},
                 self._writer,
                 self._fixed,
-                lambda node, times: next(iter(times)),
+                lambda node, runs: next(iter(runs.times)),
             )
         except Exception:  # noqa: BLE001  # a strategy that does not run on meta tensors
             return None

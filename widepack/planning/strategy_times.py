@@ -9,7 +9,7 @@ runs once at load, and takes no time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,13 +24,24 @@ from ..ir.limits import tensors as tensors_in
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import memory_id
 from ..ir.values import Ragged, Shared, Stacked, Value
+from ..kernel_times.call_time import NOTHING, CallTime
+from ..kernel_times.model import TimeModel
 from ..registry.registry import family_of, strategies_of
 from ..registry.writer import Writer, unwrap, wide_items
-from ..runtime.meta_values import META, meta_key, run_on_meta
+from ..runtime.meta_values import META, meta_key
 from ..spec.dtypes import dtype_of
 from ..system import deadline
 from .apply_choice import apply_choice, runs_once
-from .cuda_costs import NOTHING, CallTime, CudaModel, call_time, view_time
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """A form of a weight that is made at load: the op that makes it, its sizes, strides and bytes."""
+
+    op: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class NodeTimes:
     """The strategies of a node with their times, in the order in which they are tried; the chosen one.
 
     first: the strategy that lowering takes without a plan; None if that depends on the kind of device.
+    forms: the forms of weights that each strategy makes at load.
     family: of the op, as `widepack primitives` lists it.
     """
 
@@ -45,6 +57,7 @@ class NodeTimes:
     chosen: str
     first: str | None
     family: str = ""
+    forms: Mapping[str, frozenset[WeightForm]] = field(default_factory=dict)
 
     @property
     def time(self) -> CallTime:
@@ -73,17 +86,18 @@ class ProgramTimes:
 class NodeRuns:
     """The runs of a node by each strategy that may be chosen, in the order in which they are tried.
 
-    values, times: the wide value and the time of each. first: the strategy that lowering takes by itself;
-    None if that depends on the kind of device.
+    values, times: the wide value and the time of each. forms: the forms of weights that each makes at load.
+    first: the strategy that lowering takes by itself; None if that depends on the kind of device.
     """
 
     values: Mapping[str, Any]
     times: Mapping[str, CallTime]
+    forms: Mapping[str, frozenset[WeightForm]]
     first: str | None
 
 
-Choose = Callable[[Node, Mapping[str, CallTime]], str]
-"""Chooses a strategy from the times of those that apply, in the order in which they are tried."""
+Choose = Callable[[Node, NodeRuns], str]
+"""Chooses a strategy from the runs of those that apply, in the order in which they are tried."""
 
 
 class TimedWriter(Writer):
@@ -97,16 +111,18 @@ class TimedWriter(Writer):
 
     Attributes:
         spent: The time of the calls since it was last set.
+        made: The forms of weights that were made since it was last set.
         prologue: The wide values of a member program that exist before a call, by name.
     """
 
-    def __init__(self, members: int, model: CudaModel, left_out: Collection[str] = ()) -> None:
-        super().__init__(members, "cuda")
+    def __init__(self, members: int, model: TimeModel, left_out: Collection[str] = ()) -> None:
+        super().__init__(members, model.device)
         self.model, self.left_out = model, left_out
         self.spent = NOTHING
+        self.made: set[WeightForm] = set()
         self.prologue: dict[str, Any] = {}
         self._early: dict[int, Value] = {}
-        self._known: dict[Any, tuple[Any, CallTime]] = {}
+        self._known: dict[Any, tuple[Any, CallTime, set[WeightForm]]] = {}
         self._runs: dict[Any, NodeRuns] = {}
 
     def tensor(self, type_: str, sizes: Mapping[str, int], members: int) -> Value:
@@ -122,9 +138,11 @@ class TimedWriter(Writer):
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         given = [a for a in iter_arguments([args, kwargs]) if isinstance(a, Value)]
-        result, time = self._timed(op, list(unwrap(args)), unwrap(kwargs))
+        weights = {memory_id(x) for a in given if id(a) in self._early for x in tensors_in(a.fake)}
+        result, time, new = self._timed(op, list(unwrap(args)), unwrap(kwargs), weights)
         value = Value(None, result)
         if all(id(a) in self._early for a in given) and ops.pure(op, args, kwargs):
+            self.made |= new
             return self.mark_early(value)
         self.spent += time
         return value
@@ -147,12 +165,12 @@ class TimedWriter(Writer):
         names: list[str | None] = [fixed]
         if fixed is None and not runs_once(node, args, kwargs):
             names = [s.name for s in fits if not s.on_request and (s.derivative or not training)] or names
-        values, times = {}, {}
+        values, times, forms = {}, {}, {}
         for name in names:
-            self.spent = NOTHING
+            self.spent, self.made = NOTHING, set()
             value, used = apply_choice(self, node, args, kwargs, name)
-            values[used], times[used] = value, self.spent
-        found = NodeRuns(values, times, self._first(node, args, kwargs))
+            values[used], times[used], forms[used] = value, self.spent, frozenset(self.made)
+        found = NodeRuns(values, times, forms, self._first(node, args, kwargs))
         if key is not None:
             self._runs[key] = found
         return found
@@ -193,30 +211,29 @@ class TimedWriter(Writer):
             return None
         return key
 
-    def _timed(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, CallTime]:
-        """Returns the result of a call and its time. Equal calls are run once."""
+    def _timed(
+        self, op: str, args: list[Any], kwargs: dict[str, Any], weights: set[int]
+    ) -> tuple[Any, CallTime, set[WeightForm]]:
+        """Returns the result of a call, its time, and its results in new memory. Equal calls are run once."""
         try:
-            key = (op, meta_key(args), meta_key(kwargs))
+            own = tuple(memory_id(t) in weights for t in tensors_in([args, list(kwargs.values())]))
+            key = (op, own, meta_key(args), meta_key(kwargs))
             if key in self._known:
                 return self._known[key]
         except TypeError:  # an argument that has no hash
             key = None
         if deadline.limited():  # the program is of a file that nobody has checked yet
             refuse_call(op, args, kwargs)
-        result = run_on_meta(op, args, kwargs)
-        found = result, self._time(op, args, kwargs, result)
+        result, time = self.model.call(op, args, kwargs, weights)
+        read = {memory_id(t) for t in tensors_in([args, list(kwargs.values())])}
+        found = result, time, {_form(op, t) for t in tensors_in(result) if memory_id(t) not in read}
         if key is not None:
             self._known[key] = found
         return found
 
-    def _time(self, op: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> CallTime:
-        made = list(tensors_in(result))
-        if op in ops.PYTHON or not made:
-            return NOTHING
-        known = {memory_id(t) for t in tensors_in([args, list(kwargs.values())])}
-        if ops.may_view(op) and all(memory_id(t) in known for t in made):
-            return view_time()
-        return call_time(op, args, kwargs, result, self.model)
+
+def _form(op: str, value: torch.Tensor) -> WeightForm:
+    return WeightForm(op, tuple(value.shape), value.stride(), value.numel() * value.element_size())
 
 
 def _tensors_of(args: Any) -> Any:
@@ -303,5 +320,5 @@ def _node_times(
     fixed: the strategy that is decided already, or None.
     """
     runs = writer.runs_of(node, args, kwargs, fixed, training)
-    chosen = choose(node, runs.times) if len(runs.times) > 1 else next(iter(runs.times))
-    return runs.values[chosen], NodeTimes(runs.times, chosen, runs.first, family_of(node.op))
+    chosen = choose(node, runs) if len(runs.times) > 1 else next(iter(runs.times))
+    return runs.values[chosen], NodeTimes(runs.times, chosen, runs.first, family_of(node.op), runs.forms)

@@ -37,7 +37,7 @@ def _may_skip(
     """Whether the op that skips keys may save work."""
     if w.device != "cpu" or dropout_p or not (is_causal if mask is None else isinstance(mask, Shared)):
         return False
-    if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and not 2 <= rank(mask) <= 4):
+    if not _folds(q, k, v, mask) or (mask is not None and rank(mask) < 2):
         return False
     fewest = [n for t in (q, k) if (n := t.value.sizes[-2]) is not None]  # type: ignore[union-attr]
     return all(n >= LEAST for n in fewest) and q.value.dtype.is_floating_point  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def blocks(
     **kwargs: Any,
 ) -> WideValue:
     """folds members into the batch; of long sequences, skips keys that the mask forbids"""
-    q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
+    q, k, v = (Stacked(w.stack(t)) for t in (q, k, v))
     operands = w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q)
     return w.unfold(w.call("widepack.masked_attention.default", *operands, *rest, **kwargs), q)  # type: ignore[no-any-return]
 
@@ -70,9 +70,9 @@ def folded(
     **kwargs: Any,
 ) -> WideValue:
     """folds members into the batch; a mask that all samples share is not repeated"""
-    if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and rank(mask) > 4):
+    if not _folds(q, k, v, mask):
         return _leading(w, q, k, v, mask, *rest, **kwargs)
-    q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
+    q, k, v = (Stacked(w.stack(t)) for t in (q, k, v))
     y = w.call(
         "scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs
     )
@@ -85,26 +85,23 @@ def _leading(
     """Runs operands of any rank, with the member axis as one more leading dim.
 
     It serves operands without heads or batch, operands with windows beside them, and operands that broadcast:
-    all are raised to the largest rank first.
+    all are raised to the largest rank first. The result has no four dims: for a query with NaN, torch's
+    kernel for four dims answers 0, and the one that such members run answers NaN.
     """
     top = max(rank(t) for t in (q, k, v, mask) if t is not None)
-    values = [w.align(Stacked(w.stack(t)), top) for t in (q, k, v)]
-    m = None if mask is None else w.align(mask, top) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
-    return Stacked(w.call("scaled_dot_product_attention", *values, m, *rest, **kwargs))
+    raised = top + (top == 3)
+    values = [w.align(Stacked(w.stack(t)), raised) for t in (q, k, v)]
+    m = None if mask is None else w.align(mask, raised) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
+    y = w.call("scaled_dot_product_attention", *values, m, *rest, **kwargs)
+    return Stacked(y if raised == top else w.call("squeeze.dim", y, 1))
 
 
-def _batches(w: Writer, values: list[Stacked]) -> list[Stacked]:
-    """Repeats a batch of 1 where another operand has a larger batch.
-
-    A batch that is folded with the members does not broadcast.
-    """
-    batch = next((s for v in values if (s := w.sizes(v)[0]) != 1), 1)
-    return [
-        v
-        if batch == 1 or v.value.sizes[1] != 1
-        else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))]))
-        for v in values
-    ]
+def _folds(q: WideValue, k: WideValue, v: WideValue, mask: WideValue | None) -> bool:
+    """Whether members can be folded into the batch: all have one batch and heads, and no batch broadcasts."""
+    if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and rank(mask) > 4):
+        return False
+    alone = {t.value.sizes[-4] == 1 for t in (q, k, v)}  # type: ignore[union-attr]
+    return len(alone) == 1
 
 
 def _mask(w: Writer, mask: WideValue | None, q: Stacked) -> Value | None:

@@ -3,7 +3,7 @@
     y[i] = conv(x[i], W[i]) + b[i]    x: [N, B, C, *s]    W: [N, O, C/g, *k]    y: [N, B, O, *s']
     y[i] = conv_transpose(x[i], W[i]) + b[i]              W: [N, C, O/g, *k]
 
-A GPU runs one convolution of N groups at a part of the rate of N convolutions (planning/cuda_costs.py). The
+A GPU runs one convolution of N groups at a part of the rate of N convolutions (kernel_times/cuda.py). The
 op (kernels/member_convs.py) starts N kernels, so a kernel of a member must take longer than its start.
 """
 

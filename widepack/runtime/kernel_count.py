@@ -17,6 +17,22 @@ from ..ir.torch_internals import base_name, schema_of
 from .graph_module import graph_module
 from .prologue import split
 
+NO_KERNEL = frozenset(
+    [
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "as_strided_",
+        "empty_like",
+        "lift_fresh",
+        "new_empty",
+        "squeeze_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    ]
+)
+"""Ops that start no kernel, and are no views: they check, allocate, or change a tensor's sizes in place."""
+
 
 class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
     """Counts the ops that run in the block, without views."""

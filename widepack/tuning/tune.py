@@ -39,6 +39,7 @@ from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
 from .candidate_pool import LOOP, PREDICTED
 from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
+from .graph_files import publish_graphs
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
 from .search import CALLS, COMPILE_S, ONNX, Search, SearchOptions, SearchResult
 from .searches import batch_classes, searches_of
@@ -153,7 +154,7 @@ def tune(
                 f"no batch could be measured: {'; '.join(f'{b}: {why}' for b, why in refused.items())}"
             )
         if write:
-            digest = publish_plans(path, device, plans, digest)
+            digest = publish_graphs(path, publish_plans(path, device, plans, digest))
     except BaseException:  # also after an interruption the measured plans go to the cache
         if write:
             _store(tuned, digest, device)
@@ -237,7 +238,7 @@ def measure_new(
             if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
         }
         if plans:
-            digest = publish_plans(path, device, plans, digest)
+            digest = publish_graphs(path, publish_plans(path, device, plans, digest))
         note = "other processes use the cores, so the plans were measured with one thread" if busy else ""
         return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
     finally:

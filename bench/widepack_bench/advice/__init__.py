@@ -3,6 +3,7 @@
 | module | what it does |
 |---|---|
 | `run.py` | `advise(artifact)`: predicts, opens, checks and times every move |
+| `machine_times.py` | measures the kernel times of this machine |
 | `subject.py` | the artifact as it is now, its inputs, and what its members answer |
 | `move.py` | a move: what it is called, how a user does it, how it is tried |
 | `plan_moves.py` | moves that write other plans or another artifact |

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 import widepack
 from widepack.inference.entry import WideEntry
+from widepack.kernel_times.program import wide_seconds, work_at
 from widepack.rows.axes import row_axis_of
 
-from ..estimate.call_time import weight_bytes, wide_seconds
 from ..measure.answers import leaves
 from ..measure.inputs import arranged
 from ..measure.loading import entry_of
@@ -49,7 +49,7 @@ def _in_rows(subject: AdvisedArtifact, parts: int) -> float:
     rows = subject.entry.entry.rows
     assert rows is not None
     sizes = {**subject.sizes, rows.dim: subject.sizes[rows.dim] // parts}
-    return parts * wide_seconds(subject.program_of(subject.entry, sizes), sizes, subject.rates)
+    return parts * wide_seconds(subject.program_of(subject.entry, sizes), sizes, subject.times)
 
 
 def _open_rows(subject: AdvisedArtifact, parts: int) -> Opened:
@@ -116,8 +116,8 @@ def member_moves(subject: AdvisedArtifact) -> Iterator[Move]:
 
 def _in_members(subject: AdvisedArtifact, parts: int) -> float:
     program = subject.program_of(_part(subject, parts, 0))
-    others = (parts - 1) * weight_bytes(program, subject.sizes)
-    return parts * wide_seconds(program, subject.sizes, subject.rates, between=others)
+    others = (parts - 1) * work_at(program, subject.sizes).weight_bytes
+    return parts * wide_seconds(program, subject.sizes, subject.times, between=others)
 
 
 def _part(subject: AdvisedArtifact, parts: int, number: int) -> WideEntry:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from widepack.kernel_times.calibration import seconds
+from widepack.kernel_times.program import work_at
 from widepack.system.timing import without_gc
 
 from ..errors import BenchError
-from ..estimate.calibration import seconds
-from ..estimate.call_time import large_results
 from ..measure.inputs import make
 from ..measure.loading import entry_of, load_on
 from ..measure.processors import quiet
@@ -37,7 +37,8 @@ def _predicted(subject: AdvisedArtifact) -> float | None:
     now = subject.seconds(subject.entry)
     if now is None:
         return None
-    return max(now / 2, now - large_results(subject.program, subject.sizes, ALWAYS_RETURNED) * _fault_s())
+    large = work_at(subject.program, subject.sizes).large_results(ALWAYS_RETURNED)
+    return max(now / 2, now - large * _fault_s())
 
 
 def _fault_s() -> float:

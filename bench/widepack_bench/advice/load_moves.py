@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 import widepack
+from widepack.kernel_times.program import compiled_seconds
 from widepack.spec.dtypes import find_dtype
 
-from ..estimate.calibration import rates_here
-from ..estimate.call_time import compiled_seconds
 from ..measure.loading import entry_of
+from .machine_times import times_here
 from .move import Move, Opened, opened
 from .plan_moves import is_tuned
 from .subject import AdvisedArtifact
@@ -36,7 +36,7 @@ def _with_threads(subject: AdvisedArtifact, threads: int) -> float | None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return subject.seconds(subject.entry, rates_here(threads, subject.rates.dtype))
+        return subject.seconds(subject.entry, times_here(threads, subject.times.dtype))
     finally:
         torch.set_num_threads(before)
 
@@ -81,9 +81,9 @@ def _loaded(
 
 
 def _compiled(subject: AdvisedArtifact) -> float:
-    return compiled_seconds(subject.program, subject.sizes, subject.rates)
+    return compiled_seconds(subject.program, subject.sizes, subject.times)
 
 
 def _in_dtype(subject: AdvisedArtifact, dtype: str) -> float | None:
     name = str(find_dtype(dtype)).removeprefix("torch.")
-    return subject.seconds(subject.entry, rates_here(subject.work.threads, name))
+    return subject.seconds(subject.entry, times_here(subject.work.threads, name))

@@ -15,12 +15,12 @@ import torch
 
 import widepack
 from widepack.errors import WidepackError
+from widepack.kernel_times.program import compiled_seconds, wide_seconds
 from widepack.planning.plan import Plan, for_size, scaled
 from widepack.registry.registry import REGISTRY
 from widepack.system.machine import CHOOSABLE, backends_here, name_of
 from widepack_artifacts.program import Program
 
-from ..estimate.call_time import compiled_seconds, wide_seconds
 from ..measure.loading import entry_of, load_on
 from .move import Move, NotPossible, Opened, opened
 from .subject import AdvisedArtifact
@@ -92,14 +92,14 @@ def _tuned(name: str, how: str, backends: Sequence[str], predict: Callable[[], f
 def _candidates(subject: AdvisedArtifact) -> Mapping[str, float]:
     """Predicts the plans of which one strategy is preferred wherever it applies. Returns seconds by name."""
     source = subject.entry.programs.source
-    found = {"now": wide_seconds(subject.program, subject.sizes, subject.rates)}
+    found = {"now": wide_seconds(subject.program, subject.sizes, subject.times)}
     ops = {n.op for i in range(subject.count) for n in source.member_program(i).nodes if n.op in REGISTRY}
     names = {s for op in ops for s in REGISTRY[op].strategies}
     for name in ["wide", "loop", *sorted(names)]:
         try:
             lowered = source.lower(subject.work.pattern, [name])
             program = _serving(lowered, subject)
-            found[name] = wide_seconds(program, subject.sizes, subject.rates)
+            found[name] = wide_seconds(program, subject.sizes, subject.times)
         except (WidepackError, RuntimeError):  # the strategy applies nowhere, or a size depends on values
             continue
     return found
@@ -116,7 +116,7 @@ def _best_plan(subject: AdvisedArtifact) -> float:
 
 
 def _best_compiled(subject: AdvisedArtifact, plan: Callable[[], float]) -> float:
-    return min(plan(), compiled_seconds(subject.program, subject.sizes, subject.rates))
+    return min(plan(), compiled_seconds(subject.program, subject.sizes, subject.times))
 
 
 def copied(path: Path, out: Path) -> None:

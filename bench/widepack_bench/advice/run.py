@@ -26,7 +26,6 @@ from widepack.system.timing import race
 from widepack_artifacts.reader import Reader
 
 from ..baselines.compiled import compiler_settings
-from ..estimate.calibration import rates_here
 from ..measure.levels import LEVELS, load_levels
 from ..measure.loading import entry_of
 from ..measure.processors import quiet
@@ -34,6 +33,7 @@ from ..report.environment import environment
 from .call_moves import member_moves, row_moves
 from .environment_moves import allocator_moves
 from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
+from .machine_times import times_here
 from .move import Move
 from .plan_moves import plan_in_use, plan_moves, rebuilt
 from .report import Advice, MeasuredMove
@@ -113,10 +113,10 @@ def advise(
     dtype = _dtype_of(Reader(path), entry)  # refuses what is no artifact before anything is measured
     with _prepared(threads, Path(path)) as (count, folder):
         say("measuring this machine", 0, 1)
-        rates = rates_here(count, dtype)
+        times = times_here(count, dtype)
         say("load", 0, 1)
         work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
-        subject = AdvisedArtifact.of(work, rates, folder, progress)
+        subject = AdvisedArtifact.of(work, times, folder, progress)
         moves = _chosen(
             list(moves_of(subject, threads, dtypes, backends, model, model_args or {})), only, out is not None
         )
@@ -157,7 +157,7 @@ def _published(path: Path, out: Path) -> None:
 
 
 def _dtype_of(reader: Reader, entry: str) -> str:
-    """Returns the dtype of an entry's weights, for which rates are measured."""
+    """Returns the dtype of an entry's weights, for which times are measured."""
     entries = reader.manifest.entries
     name = entry if entry in entries else reader.manifest.entry or next(iter(entries))
     return main_dtype(reader.program(entries[name].member[0]))

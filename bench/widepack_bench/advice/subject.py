@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_map
 
 from widepack.inference.entry import WideEntry
 from widepack.ir.torch_internals import without_fast_path
+from widepack.kernel_times.profile import Profile
+from widepack.kernel_times.program import loop_seconds, wide_seconds
 from widepack.system.progress import Report as Progress
 from widepack_artifacts.program import Program
 
 from ..baselines.member_programs import flat_members
 from ..baselines.table import Run, loop
 from ..errors import BenchError
-from ..estimate.call_time import loop_seconds, wide_seconds
-from ..estimate.rates import Rates
 from ..measure.answers import difference, leaves
 from ..measure.inputs import batch_dim, make
 from ..measure.loading import entry_of, load_on
@@ -48,7 +48,7 @@ class AdvisedArtifact:
     """A workload on the artifact as it is loaded now.
 
     entry: the loaded entry. args, kwargs, sizes: of the call. members: the members one after the other, whose
-    answers are expected. rates: of this machine.
+    answers are expected. times: of kernels on this machine.
     """
 
     work: Workload
@@ -58,13 +58,13 @@ class AdvisedArtifact:
     sizes: Mapping[str, int]
     members: Run
     expected: Any
-    rates: Rates
+    times: Profile
     folder: Path
     progress: Progress | None = None
 
     @classmethod
     def of(
-        cls, work: Workload, rates: Rates, folder: Path, progress: Progress | None = None
+        cls, work: Workload, times: Profile, folder: Path, progress: Progress | None = None
     ) -> AdvisedArtifact:
         """Loads the artifact. folder: for what moves write.
 
@@ -91,7 +91,7 @@ class AdvisedArtifact:
             sizes=sizes,
             members=members,
             expected=expected,
-            rates=rates,
+            times=times,
             folder=folder,
             progress=progress,
         )
@@ -146,10 +146,10 @@ class AdvisedArtifact:
         """Returns the wide program that a call of an entry runs. sizes: default those of the call."""
         return entry.programs.for_sizes(self.work.pattern, sizes or self.sizes).program
 
-    def seconds(self, entry: WideEntry, rates: Rates | None = None) -> float | None:
+    def seconds(self, entry: WideEntry, times: Profile | None = None) -> float | None:
         """Predicts the seconds of a call of an entry. Returns None where a size depends on values."""
         with suppress(RuntimeError):
-            return wide_seconds(self.program_of(entry), self.sizes, rates or self.rates)
+            return wide_seconds(self.program_of(entry), self.sizes, times or self.times)
         return None
 
     def loop_seconds(self) -> float | None:
@@ -157,5 +157,5 @@ class AdvisedArtifact:
         source = self.entry.programs.source
         programs = [source.member_program(i) for i in range(self.count)]
         with suppress(RuntimeError):
-            return loop_seconds(programs, self.sizes, self.rates, modules=1)
+            return loop_seconds(programs, self.sizes, self.times, modules=1)
         return None

@@ -12,6 +12,7 @@
 | `bench_layers.py` | `widepack bench-layers`: layers of torch.nn and reference blocks |
 | `bench_suite.py` | `widepack bench-suite`: the reference networks with random weights, wide |
 | `build.py` | `widepack build`: turns checkpoints into an artifact |
+| `calibrate.py` | `widepack calibrate`: measures what kernels take on this machine |
 | `compile.py` | `widepack compile`: compiles the programs of an artifact |
 | `demo.py` | `widepack demo`: eight classifiers from training to an answer, by the commands |
 | `demo_model.py` | A small classifier of handwritten digits (8 x 8 pixels, from scikit-learn) |

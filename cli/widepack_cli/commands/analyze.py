@@ -151,6 +151,8 @@ def _costs(
     if not (Path(subject) / "manifest.json").is_file():
         from . import analyze_model
 
+        if subject.endswith(".wide") and not Path(subject).exists():
+            raise Refusal(f"{subject}: it does not exist; give an artifact, or a factory with --input")
         if not inputs:
             raise click.UsageError(
                 f'{subject}: a model needs its inputs: --input "x=float32[B,3,32,32]"; an artifact is a '

@@ -308,7 +308,7 @@ class _Swap:
                     old.changes(bound, since, partial(e.binder.rebind, pattern))
                 except UsageError:  # the compiled program cannot take another member: a new one replaces it
                     values = {s.source: old.weight(s.source) for s in bound.program.weights}
-                    new_run = e.binder.rebind(pattern, bound, values)
+                    new_run = e.binder.rebind(pattern, bound, values, new.place)
                     since.replace(bound.replace_runnable, new_run, bound.runnable, 1)
 
 

@@ -9,7 +9,7 @@ All new values are computed first. Then they are written or exchanged at once, w
 | a value that is prepacked, of another size, or overlapping | The new value replaces it. |
 | a list of N prepacked values | The member's value is packed again, and replaces the old one. |
 | a copy for a compiler (the weight's memory has gaps) | It is written like the weight. |
-| a copy inside a backend (ONNX Runtime) | The program is bound again and replaced. |
+| a copy inside a backend (ONNX Runtime) | The session of the member's share is replaced. |
 
 Rows are compared bit by bit, so no knowledge of the prologue is needed: rows that are not written are equal
 already.
@@ -39,8 +39,8 @@ from ...runtime.graph_module import evaluate
 from ..open_artifact import OpenArtifact
 from ..programs.bound_program import BoundProgram, Runnable
 
-Rebind = Callable[[BoundProgram, Mapping[str, Any]], Runnable]
-"""Binds a bound program to other weights, given by name."""
+Rebind = Callable[[BoundProgram, Mapping[str, Any], int], Runnable]
+"""Binds a bound program to other weights of one member, given by name, and its place."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -195,7 +195,7 @@ class MemberUpdate:
         if backends.backend(bound.backend).COPIES:
             if any(s.source in self.values for s in bound.program.weights):
                 weights = {s.source: self.weight(s.source) for s in bound.program.weights}
-                into.replace(bound.replace_runnable, rebind(bound, weights), bound.runnable, 1)
+                into.replace(bound.replace_runnable, rebind(bound, weights, self.place), bound.runnable, 1)
             return
         run, function = bound.executable, bound.runnable.function
         flat = function.flat if function is not None else None

@@ -135,11 +135,14 @@ class ProgramBinder:
         options: LoadOptions | None = None,
         fallback: StoredProgram | None = None,
         weights: Mapping[str, Any] | None = None,
+        before: BoundProgram | None = None,
+        member: int = -1,
     ) -> BoundProgram:
         """Makes a wide program ready to run.
 
         options: default those of the load. fallback: what runs on `eager` if the plan's own backend is not
-        available; default the same program. weights: by name; default those of the model. Raises:
+        available; default the same program. weights: by name; default those of the model. before: what is
+        bound now, from which the weights differ for one member, at this place among the loaded ones. Raises:
         ArtifactError, also if a mapped file was changed in place; UsageError.
         """
         options = options or self.artifact.options
@@ -168,6 +171,8 @@ class ProgramBinder:
                 if made.COPIES:  # what it copied needs no second copy
                     task = replace(task, weights=lambda: run.derived(weights))
                 task = replace(task, weights_key="" if others else self.artifact.weights_key)
+                if before is not None:
+                    task = replace(task, before=before.runnable.function, member=member)
                 function = made.bind(task)
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if options.backend != "auto":
@@ -222,10 +227,14 @@ class ProgramBinder:
                 f"or divides by a number, that {backend!r} does not check; use backend='eager'"
             )
 
-    def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:
-        """Binds a bound program on the same backend to other weights. weights: by name."""
+    def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any], member: int) -> Runnable:
+        """Binds a bound program on the same backend to other weights of one member.
+
+        weights: of all members, by name. member: its place among the loaded ones.
+        """
         options = replace(self.artifact.options, backend=bound.backend)
-        return self.bind(pattern, bound.stored, options, weights=weights).runnable
+        made = self.bind(pattern, bound.stored, options, weights=weights, before=bound, member=member)
+        return made.runnable
 
     def _backend(self, pattern: str, stored: StoredProgram, options: LoadOptions) -> str:
         """Returns the name of the backend for a program. Raises: UsageError."""
@@ -267,6 +276,7 @@ class ProgramBinder:
             compile=options.compile,
             cache=options.cache,
             progress=options.progress,
+            graph=artifact.trusted_graph,
             workers=min(plan.workers, torch.get_num_threads()),
             most_nodes=options.most_nodes,
         )

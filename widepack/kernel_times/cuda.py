@@ -22,10 +22,10 @@ its times are no promise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,13 +33,16 @@ from torch import Tensor
 from ..ir import ops
 from ..ir.limits import tensors as tensors_in
 from ..ir.op_records import record
+from ..ir.torch_internals import memory_id
 from ..kernels.grouped_experts import OP as GROUPED_EXPERTS
 from ..kernels.grouped_experts import SORTING_KERNELS
 from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.triton_kernels.launches import steps_fit
 from ..kernels.triton_kernels.predictions import GATES, OWN_START, STEP_OPS, TRITON_START, step_times
 from ..runtime.flop_formulas import own_formula
+from ..runtime.meta_values import run_on_meta
 from ..system.devices import DEVICES, LAUNCH_S, Device
+from .call_time import NOTHING, CallTime
 
 VIEW_S = 1e-6
 """Seconds in which the host makes a view. An assumption."""
@@ -68,77 +71,56 @@ _GATES = {f"widepack.{cell}_steps": gates for cell, gates in GATES.items()}
 class CudaModel:
     """A device, and how it computes products of float32.
 
-    device: its limits. tf32_products, tf32_convolutions: whether TF32 is on; the defaults are torch's.
+    limits: of the device. tf32_products, tf32_convolutions: whether TF32 is on; the defaults are torch's.
     """
 
-    device: Device = DEVICES["h100"]
+    limits: Device = DEVICES["h100"]
     tf32_products: bool = False
     tf32_convolutions: bool = True
 
+    device: ClassVar[str] = "cuda"
+
+    def call(
+        self, op: str, args: Any, kwargs: Mapping[str, Any], weights: Collection[int]
+    ) -> tuple[Any, CallTime]:
+        """Runs an op on torch's meta device. Returns its result and its time. Arguments: as `TimeModel`."""
+        result = run_on_meta(op, args, kwargs)
+        made = list(tensors_in(result))
+        if op in ops.PYTHON or not made:
+            return result, NOTHING
+        known = {memory_id(t) for t in tensors_in([args, list(kwargs.values())])}
+        if ops.may_view(op) and all(memory_id(t) in known for t in made):
+            return result, view_time()
+        return result, call_time(op, args, kwargs, result, self)
+
+    def views(self, count: int) -> CallTime:
+        """Returns the time of a number of views."""
+        return view_time().times(count)
+
+    def copy(self, values: Sequence[Tensor]) -> CallTime:
+        """Returns the time in which each value is copied."""
+        return copy_time(values, self)
+
+    @property
+    def place(self) -> str:
+        """The device in words."""
+        return f"an {self.short}"
+
     @property
     def short(self) -> str:
-        """The name of the device for a reason: `H100`."""
-        return self.device.name.split(",")[0].removeprefix("NVIDIA ").split()[0]
+        """The name of the device: `H100`."""
+        return self.limits.name.split(",")[0].removeprefix("NVIDIA ").split()[0]
 
     def rate(self, dtype: torch.dtype, convolution: bool = False) -> float:
         """Returns the FLOP for each second of products of a dtype."""
         name = str(dtype).removeprefix("torch.")
-        single, tf32 = self.device.flops["float32"], self.device.tf32
+        single, tf32 = self.limits.flops["float32"], self.limits.tf32
         if name in _HALF:
-            return self.device.flops.get(name, single)
+            return self.limits.flops.get(name, single)
         if name == "float32":
             on = self.tf32_convolutions if convolution else self.tf32_products
             return tf32 if on and tf32 else single
         return single / 2 if name == "float64" else single / 4  # complex: four products
-
-
-@dataclass(frozen=True)
-class CallTime:
-    """The time of a call.
-
-    host: seconds of the host. device: seconds of the device. kernels: how many it starts. computing, moving:
-    seconds of the device by what bounds the kernels.
-    """
-
-    host: float = 0.0
-    device: float = 0.0
-    kernels: int = 0
-    computing: float = 0.0
-    moving: float = 0.0
-
-    def __add__(self, other: CallTime) -> CallTime:
-        return CallTime(
-            self.host + other.host,
-            self.device + other.device,
-            self.kernels + other.kernels,
-            self.computing + other.computing,
-            self.moving + other.moving,
-        )
-
-    def times(self, count: int) -> CallTime:
-        """Returns the time of `count` such calls."""
-        return CallTime(
-            count * self.host,
-            count * self.device,
-            count * self.kernels,
-            count * self.computing,
-            count * self.moving,
-        )
-
-    @property
-    def seconds(self) -> float:
-        """The time: host and device work at once, and the slower one counts."""
-        return max(self.host, self.device)
-
-    @property
-    def bound(self) -> str:
-        """What takes the time: `starts`, `computing` or `moving bytes`."""
-        if self.host >= self.device:
-            return "starts"
-        return "computing" if self.computing > self.moving else "moving bytes"
-
-
-NOTHING = CallTime()
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +194,7 @@ def _grouped_experts(given: Mapping[str, Any], moved: float, model: CudaModel) -
         int(weight.shape[2]),
         used,
         model.rate(x.dtype),
-        model.device.multiprocessors,
+        model.limits.multiprocessors,
     )
     unread = _bytes(weight) * (1 - used / experts)
     small = _kernel(0.0, 16.0 * rows, model).times(SORTING_KERNELS)
@@ -227,7 +209,7 @@ def _steps(gates: int, given: Mapping[str, Any], model: CudaModel) -> CallTime:
     x, h, w_x = given["x"], given["h"], given["w_x"]
     members, batch, width = (int(n) for n in h.shape)
     steps, tf32 = max(1, int(x.shape[1])), model.tf32_products
-    rate, processors = model.rate(x.dtype), model.device.multiprocessors
+    rate, processors = model.rate(x.dtype), model.limits.multiprocessors
     projected = products_s(steps * batch, gates * width, int(x.shape[-1]), members, rate, processors)
     sums = float(members * steps * batch * gates * width * x.element_size())
     before = _kernel(projected, _bytes([x, w_x]) + sums, model)
@@ -250,7 +232,7 @@ def copy_time(values: Sequence[Tensor], model: CudaModel) -> CallTime:
 
 def _kernel(computing: float, moved: float, model: CudaModel, starts: int = 1) -> CallTime:
     """Returns the time of kernels. computing: seconds. moved: bytes. starts: how many the host starts."""
-    moving = moved / (model.device.bandwidth * BANDWIDTH_PART)
+    moving = moved / (model.limits.bandwidth * BANDWIDTH_PART)
     bound = computing > moving
     return CallTime(
         starts * LAUNCH_S,
@@ -286,7 +268,7 @@ def _product_s(given: Mapping[str, Any], result: Any, model: CudaModel) -> float
     if b.dim() > 2:
         rows = int(result.shape[-2])
         count = result.numel() // (rows * columns)
-    return products_s(rows, columns, depth, count, model.rate(a.dtype), model.device.multiprocessors)
+    return products_s(rows, columns, depth, count, model.rate(a.dtype), model.limits.multiprocessors)
 
 
 def _convolution(name: str, given: Mapping[str, Any], result: Any, model: CudaModel) -> CallTime:
@@ -308,10 +290,10 @@ def _convolution(name: str, given: Mapping[str, Any], result: Any, model: CudaMo
     rate = model.rate(x.dtype, convolution=True)
     if groups > 1 and inputs == 1:
         flop = 2.0 * rows * groups * outputs * depth  # one channel in each group: no tiles, FP32 units
-        return _kernel(flop / (model.device.flops["float32"] * PRODUCT_PART), moved, model)
+        return _kernel(flop / (model.limits.flops["float32"] * PRODUCT_PART), moved, model)
     part = grouped_part(x) if groups > 1 else 1.0
     return _kernel(
-        products_s(rows, outputs, depth, groups, rate * part, model.device.multiprocessors), moved, model
+        products_s(rows, outputs, depth, groups, rate * part, model.limits.multiprocessors), moved, model
     )
 
 
@@ -338,7 +320,7 @@ def _member_convs(given: Mapping[str, Any], result: Tensor, model: CudaModel) ->
         outputs, depth = int(weight.shape[2]) * window, int(weight.shape[1]) // groups
         rows = max(1, x[0].numel() // max(1, int(weight.shape[1])))
     rate = model.rate(x.dtype, convolution=True) * (grouped_part(x[0]) if groups > 1 else 1.0)
-    computing = members * products_s(rows, outputs, depth, groups, rate, model.device.multiprocessors)
+    computing = members * products_s(rows, outputs, depth, groups, rate, model.limits.multiprocessors)
     copies = 0 if x[0].is_contiguous() else 1
     moved = _bytes([x, weight]) + 3 * _bytes(result) + 2 * copies * _bytes(x)
     starts = members * (2 + copies)

@@ -1,47 +1,51 @@
-"""Measures the rates of this machine with the threads of this process. Takes about ten seconds.
+"""Measures the kernel times of this machine with the threads of this process. Takes about ten seconds.
 
-Every kind of kernel runs alone at a few general sizes, which are those of no network. A small artifact gives
-what a call takes beside its kernels.
+Every kind of kernel runs alone at a few general sizes, which are those of no network. With one thread the
+clock is the processor time of the thread, so that other processes disturb less.
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import widepack
-from widepack.costs.amounts import kernels_at
-from widepack.ir import ops
-from widepack.system.timing import without_gc
+from ..ir import ops
+from ..system.machine import name_of
+from ..system.timing import without_gc
+from .curves import Curve, ProductTimes
+from .profile import LEAST_S, Profile
 
-from ..measure.loading import entry_of
-from ..models.factory import MODELS
-from ..models.mlp import mlp
-from ..models.weights import write_checkpoints
-from .kernel_work import work_of
-from .rates import LEAST_S, MODULE_BYTES, Curve, ProductTimes, Rates, curve, product_times
-
-BLOCK_S = 4e-4
-BLOCKS = 5
-ROWS = (1, 4, 16, 64, 256)
+MODULE_BYTES = 4096
+"""About what the Python objects of a module take, all in all."""
+BLOCK_S = 2e-4
+BLOCKS = 8
+ROWS = (1, 2, 4, 16, 48, 64, 256)
 WIDTHS = (32, 64, 128, 256, 512, 1024)
+NARROW, NARROW_WIDTHS = 8, (32, 128, 512)
+"""The outputs of narrow matrices, and their inputs."""
 ELEMENTS = (1, 1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 21)
 BYTES = (1 << 19, 1 << 20, 1 << 22, 3 << 22, 1 << 24, 3 << 23, 1 << 25, 1 << 26, 1 << 27)
 COLD = 256
 """The rows and columns of the matrices that are read in turn."""
 CHANNELS = (4, 16, 64, 128)
-PLACES = ((1, 4), (1, 8), (1, 16), (4, 16), (4, 32))
+PLACES = ((1, 4), (1, 8), (1, 16), (4, 32))
 """Samples and the side of an image, for convolutions."""
 MEMBERS = 8
 STEPS = 8
+FRESH = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
+LIVE = 4
+"""The results that are in memory at the same time."""
+READ_ROWS = (1, 4, 16, 48)
+READ_WIDTHS = (256, 512)
+READ_BYTES = 80 << 20
+"""The bytes of all matrices that are read from memory: more than a cache holds."""
 MODULES = (32, 256, 2048)
 GROUPS = 4
 
@@ -66,64 +70,72 @@ _BATCH_NORM = ops.resolve("aten._native_batch_norm_legit_no_training.default")
 _SOFTMAX = ops.resolve("aten._softmax.default")
 
 
-@cache
-def rates_here(threads: int, dtype: str = "float32") -> Rates:
-    """Measures the rates of this machine's processor.
+def measure(dtype: str = "float32", progress: Callable[[str, int, int], None] | None = None) -> Profile:
+    """Measures the kernel times of this machine's processor, with torch's current number of threads.
 
     Args:
-        threads: The number of torch's threads, which the caller has set.
         dtype: Of all values.
-
-    Returns:
-        The rates. A process measures them once for each argument.
+        progress: Called with (what is measured, done, total).
     """
     make = _Drawn(getattr(torch, dtype))
     starts: dict[str, float] = {}
     products: dict[str, ProductTimes] = {}
+    others: dict[str, Curve] = {}
+    total = len(_PRODUCTS) + len(_OTHERS) + 1
     with torch.inference_mode(), without_gc():
-        for kind, measure in _PRODUCTS.items():
-            count, runs = measure(make)
+        for kind, sized in _PRODUCTS.items():
+            if progress is not None:
+                progress(kind, len(starts), total)
+            count, runs = sized(make)
             found = {at: seconds(run) for at, run in runs.items()}
             # each step of a recurrent layer starts kernels of its own
             starts[kind] = start = 0.0 if kind in RECURRENT else _start(found, count)
-            products[kind] = product_times(
+            products[kind] = ProductTimes.through(
                 {at: max((s - start) / count(at), LEAST_S) for at, s in found.items()}
             )
-        others = {
-            kind: curve({n: seconds(run) for n, run in runs(make).items()}) for kind, runs in _OTHERS.items()
-        }
-        cold = _cold(make)
+        for kind, listed in _OTHERS.items():
+            if progress is not None:
+                progress(kind, len(starts) + len(others), total)
+            others[kind] = Curve.through({n: seconds(run) for n, run in listed(make).items()})
+        if progress is not None:
+            progress("memory", total - 1, total)
+        cold, fresh = _cold(make), _fresh(make)
+        reading = {kind: _reading(make, kind, products[kind]) for kind in _MATRICES}
         x = make(4, 4)
         view_s = seconds(partial(aten.view.default, x, [16]))
         modules = _modules(x, starts["product"])
-    rates = Rates(
-        threads=threads,
+    return Profile(
+        machine=name_of("cpu"),
+        torch=torch.__version__.partition("+")[0],
+        threads=torch.get_num_threads(),
         dtype=dtype,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         starts=starts,
         products=products,
         others=others,
         cold=cold,
+        reading=reading,
+        fresh=fresh,
         view_s=view_s,
         modules=modules,
-        call_s=0.0,
     )
-    return replace(rates, call_s=_call_s(rates))
 
 
 def seconds(run: Run) -> float:
-    """Returns the seconds of a call: the median over a few blocks of calls."""
+    """Returns the seconds of a call: the least of a few blocks of calls. Other processes only add time."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     run()
-    begin = time.perf_counter()
+    begin = clock()
     run()
-    once = max(time.perf_counter() - begin, 1e-7)
+    once = max(clock() - begin, 1e-7)
     inner = max(1, round(BLOCK_S / once))
     times = []
-    for _ in range(BLOCKS if once < 20 * BLOCK_S else 2):
-        begin = time.perf_counter()
+    for _ in range(BLOCKS if once < 20 * BLOCK_S else 3):
+        begin = clock()
         for _ in range(inner):
             run()
-        times.append((time.perf_counter() - begin) / inner)
-    return statistics.median(times)
+        times.append((clock() - begin) / inner)
+    return min(times)
 
 
 def _start(
@@ -142,7 +154,7 @@ def _modules(x: Tensor, start: float) -> Curve:
     for count in MODULES:
         chain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(count))).to(x.dtype)
         found[count * MODULE_BYTES] = max(LEAST_S, seconds(partial(chain, x)) / count - start)
-    return curve(found)
+    return Curve.through(found)
 
 
 def _cold(make: Make) -> Curve:
@@ -159,7 +171,41 @@ def _cold(make: Make) -> Curve:
 
         found[total] = seconds(run) / (len(matrices) * size)
     least = found[BYTES[0]]
-    return curve({total: max(s - least, 1e-15) for total, s in found.items()})
+    return Curve.through({total: max(s - least, 1e-15) for total, s in found.items()})
+
+
+def _fresh(make: Make) -> Curve:
+    """Measures what a byte of a result takes more where each result has memory of its own, by its size."""
+    found: dict[float, float] = {}
+    hot = 0.0
+    for before, count in zip((0, *FRESH), FRESH):
+        x = make(count)
+        once = seconds(partial(aten.add.Tensor, x, x))
+        # the memory of a very large result is always new
+        hot = once if count < FRESH[-1] else hot * count / before
+
+        def run(x: Tensor = x) -> None:
+            live = [x] * LIVE
+            for _ in range(3 * LIVE):
+                live = [*live[1:], aten.add.Tensor(live[-1], live[0])]
+
+        found[x.nbytes] = max((seconds(run) / (3 * LIVE) - hot) / x.nbytes, 1e-15)
+    return Curve.through(found)
+
+
+def _reading(make: Make, kind: str, times: ProductTimes) -> Curve:
+    """Measures what a byte of weights takes more from memory, by the rows of a product.
+
+    The larger of two sizes counts: torch reads large matrices in an order that processors foresee.
+    """
+    found = dict.fromkeys(map(float, READ_ROWS), 1e-15)
+    for width in READ_WIDTHS:
+        count = READ_BYTES // (4 * width * width)
+        matrices = make(count, width, width)
+        for n in READ_ROWS:
+            once = seconds(_MATRICES[kind](make(count, n, width), matrices, make(count, width))) / count
+            found[n] = max(found[n], (once - times.at(n, width * width)) / matrices[0].nbytes)
+    return Curve.through(found)
 
 
 Sized = tuple[Callable[[tuple[float, float]], float], dict[tuple[float, float], Run]]
@@ -174,50 +220,69 @@ def _members(_: tuple[float, float]) -> float:
     return float(MEMBERS)
 
 
-def _matrices(run: Callable[[Tensor, Tensor, Tensor], Run], members: bool, rows: Sequence[int]) -> Sizes:
-    """Returns products of rows with square matrices, of one or all members. run: takes x, w and b."""
+def _matrices(kind: str, outputs: int = 0) -> Sizes:
+    """Returns products of rows with matrices of one kind: square, or with few outputs."""
+    run = _MATRICES[kind]
+    rows = ROWS[:1] if kind == "streamed product" else ROWS
 
     def sized(make: Make) -> Sized:
-        lead = (MEMBERS,) if members else ()
-        runs = {
-            (float(n), float(d * d)): run(make(*lead, n, d), make(*lead, d, d), make(*lead, d))
-            for n, d in itertools.product(rows, WIDTHS[:-1] if members else WIDTHS)
-        }
-        return (_members if members else _one), runs
+        runs: dict[tuple[float, float], Run] = {}
+        lead = MEMBERS if kind != "product" else 1
+        widths = NARROW_WIDTHS if outputs else WIDTHS[:-1] if lead > 1 else WIDTHS
+        for n, d in itertools.product(rows, widths):
+            shape = (d, outputs or d)
+            w = make(lead, *(shape if kind in ("turned product", "streamed product") else shape[::-1]))
+            runs[n, d * shape[1]] = run(make(lead, n, d), w, make(lead, shape[1]))
+        return (_members if lead > 1 else _one), runs
 
     return sized
 
 
-def _packed(x: Tensor, w: Tensor, b: Tensor) -> Run:
-    return partial(own.linear.default, x, own.pack_linear.default(w, x.shape[1]), b)
-
-
-def _convolution(make: Make, groups: int = 1, packed: bool = False) -> Sized:
+def _convolution(
+    make: Make, groups: int = 1, window: int = 3, packed: bool = False, last: bool = False
+) -> Sized:
     runs: dict[tuple[float, float], Run] = {}
+    pad = [window // 2] * 2
     for (samples, side), channels in itertools.product(PLACES, CHANNELS):
         x = make(samples, groups * channels, side, side)
-        w, b = make(groups * channels, channels, 3, 3), make(groups * channels)
-        at = samples * side * side, 9 * channels * channels
-        if packed:
-            p = own.pack_convolution.default(w, [1, 1], [1, 1], [1, 1], groups, list(x.shape))
+        if last or packed:
             x = x.contiguous(memory_format=torch.channels_last)
-            runs[at] = partial(own.convolution.default, x, p, b, [1, 1], [1, 1], [1, 1], groups)
-        else:
-            runs[at] = partial(
-                aten.convolution.default, x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], groups
-            )
+        w, b = make(groups * channels, channels, window, window), make(groups * channels)
+        runs[samples * side * side, (window * channels) ** 2] = _conv_run(x, w, b, pad, groups, packed)
     return (_one if groups == 1 else lambda _: float(groups)), runs
 
 
-def _depthwise(make: Make) -> Sized:
+def _depthwise(make: Make, packed: bool = False, last: bool = False) -> Sized:
     runs: dict[tuple[float, float], Run] = {}
-    for (samples, side), size in itertools.product(PLACES, (3, 7)):
-        x, w, b = make(samples, 64, side, side), make(64, 1, size, size), make(64)
-        pad = [size // 2] * 2
-        runs[samples * side * side, size * size] = partial(
-            aten.convolution.default, x, w, b, [1, 1], pad, [1, 1], False, [0, 0], 64
-        )
+    for (samples, side), window in itertools.product(PLACES, (3, 7)):
+        x, w, b = make(samples, 64, side, side), make(64, 1, window, window), make(64)
+        if last or packed:
+            x = x.contiguous(memory_format=torch.channels_last)
+        runs[samples * side * side, window * window] = _conv_run(x, w, b, [window // 2] * 2, 64, packed)
     return lambda _: 64.0, runs
+
+
+def _conv_run(x: Tensor, w: Tensor, b: Tensor, pad: list[int], groups: int, packed: bool) -> Run:
+    one = [1, 1]
+    if packed:
+        p = own.pack_convolution.default(w, one, pad, one, groups, list(x.shape))
+        return partial(own.convolution.default, x, p, b, one, pad, one, groups)
+    return partial(aten.convolution.default, x, w, b, one, pad, one, False, [0, 0], groups)
+
+
+def _convolutions() -> dict[str, Sizes]:
+    """Returns convolutions by kind: of one group or several, over 3x3 or 1x1 places, in torch's own memory
+    order or with neighbouring channels, with plain or packed weights.
+    """
+    found: dict[str, Sizes] = {}
+    forms: dict[str, dict[str, Any]] = {"": {}, "channels-last ": {"last": True}, "packed ": {"packed": True}}
+    for form, options in forms.items():
+        found[f"{form}depthwise convolution"] = partial(_depthwise, **options)
+        for grouped, groups in (("", 1), ("grouped ", GROUPS)):
+            for small, window in (("", 3), ("1x1 ", 1)):
+                kind = f"{form}{grouped}{small}convolution"
+                found[kind] = partial(_convolution, groups=groups, window=window, **options)
+    return found
 
 
 def _attention(make: Make) -> Sized:
@@ -235,7 +300,7 @@ def _sequences(run: Callable[[Make, int, int], Run], gates: int, members: int = 
 
     def sized(make: Make) -> Sized:
         runs: dict[tuple[float, float], Run] = {}
-        for rows, width in itertools.product((1, 8, 64), (32, 128, 256)):
+        for rows, width in itertools.product((1, 8, 64), (32, 128)):
             runs[rows, 2 * gates * width * width] = run(make, rows, width)
         return lambda _: float(STEPS * members), runs
 
@@ -271,18 +336,21 @@ def _packed_lstm(x: Tensor, h: Tensor, w: Tensor, b: Tensor) -> Run:
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_steps", "gru_steps", "rnn_steps", "packed_lstm")
-_PRODUCTS: Mapping[str, Sizes] = {
-    "product": _matrices(lambda x, w, b: partial(aten.addmm.default, b, x, w.t()), False, ROWS),
-    "batched product": _matrices(
-        lambda x, w, b: partial(aten.baddbmm.default, b[:, None], x, w.transpose(1, 2)), True, ROWS
+_MATRICES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Run]] = {
+    "product": lambda x, w, b: lambda: [aten.addmm.default(c, y, v.t()) for y, v, c in zip(x, w, b)],
+    "batched product": lambda x, w, b: partial(aten.baddbmm.default, b[:, None], x, w.transpose(1, 2)),
+    "turned product": lambda x, w, b: partial(aten.baddbmm.default, b[:, None], x, w),
+    "packed product": lambda x, w, b: partial(
+        own.linear.default, x, own.pack_linear.default(w, x.shape[1]), b
     ),
-    "packed product": _matrices(_packed, True, ROWS),
-    "streamed product": _matrices(partial(partial, own.streamed_linear.default), True, ROWS[:1]),
-    "convolution": _convolution,
-    "grouped convolution": partial(_convolution, groups=GROUPS),
-    "packed convolution": partial(_convolution, packed=True),
-    "packed grouped convolution": partial(_convolution, groups=GROUPS, packed=True),
-    "depthwise convolution": _depthwise,
+    "member product": lambda x, w, b: partial(own.member_products.default, x, w, b),
+    "streamed product": lambda x, w, b: partial(own.streamed_linear.default, x[:, :1], w, b),
+}
+"""Products of all members with square matrices. Each takes x, w and b."""
+_PRODUCTS: Mapping[str, Sizes] = {
+    **{kind: _matrices(kind) for kind in _MATRICES},
+    **{f"narrow {kind}": _matrices(kind, NARROW) for kind in _MATRICES},
+    **_convolutions(),
     "attention": _attention,
     "lstm": _layer("lstm", 4),
     "gru": _layer("gru", 3),
@@ -338,24 +406,10 @@ _OTHERS: Mapping[str, Callable[[Make], dict[float, Run]]] = {
     "norm": _over_elements(_norm),
     "softmax": _over_elements(lambda x: _SOFTMAX(x, -1, False)),
     "reduction": _over_elements(lambda x: aten.mean.dim(x, [-1])),
+    "joining": _over_elements(lambda x: aten.cat.default([x, x])),
     "copy": _over_elements(lambda x: aten.clone.default(x.t(), memory_format=torch.contiguous_format)),
     "gather": _over_elements(_gathered),
     "pool": partial(_pools, torch.contiguous_format),
     "channels-last pool": partial(_pools, torch.channels_last),
     "batch norm": _batch_norms,
 }
-
-
-def _call_s(rates: Rates) -> float:
-    """Measures what the call of a wide program takes beside its kernels, with an artifact of two members."""
-    with tempfile.TemporaryDirectory(prefix="widepack-rates-") as folder:
-        paths = write_checkpoints(mlp, 2, folder)
-        path = f"{folder}/small.wide"
-        widepack.build(
-            paths, path, model=f"{MODELS}.mlp:mlp", inputs=["input=float32[B,64]"], pt2=False, budget=0
-        )
-        ens = widepack.load(path, backend="eager")
-        program = entry_of(ens).programs.for_sizes("shared", {"B": 1}).program
-        kernels = [work_of(k) for k in kernels_at(program, {"B": 1})]
-        with torch.inference_mode():
-            return max(0.0, seconds(partial(ens, torch.ones(1, 64))) - rates.kernels(kernels, 0.0))

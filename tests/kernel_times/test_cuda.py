@@ -11,10 +11,12 @@ import torch
 from paths import ROOT
 from torch import Tensor
 
+from widepack.kernel_times import cuda as cuda_costs
+from widepack.kernel_times.call_time import CallTime
+from widepack.kernel_times.cuda import KERNEL_S, CudaModel, call_time, products_s
 from widepack.kernels.member_convs import OP as MEMBER_CONVS
 from widepack.kernels.triton_kernels.predictions import step_times
-from widepack.planning import cuda_costs, cuda_plans
-from widepack.planning.cuda_costs import KERNEL_S, CallTime, CudaModel, call_time, products_s
+from widepack.planning import cuda_plans
 from widepack.runtime.meta_values import run_on_meta
 from widepack.system.devices import DEVICES, LAUNCH_S
 
@@ -94,7 +96,7 @@ def test_tf32_is_on_in_convolutions_and_off_in_products_by_default() -> None:
     assert timed(*conv, model=neither).computing == pytest.approx(faster * timed(*conv).computing)
     half = (torch.bfloat16, torch.float16)
     assert all(MODEL.rate(t) == H100.flops["float16"] for t in half)
-    assert replace(both, device=DEVICES["v100"]).rate(torch.float32) == DEVICES["v100"].flops["float32"]
+    assert replace(both, limits=DEVICES["v100"]).rate(torch.float32) == DEVICES["v100"].flops["float32"]
 
 
 def grouped(members: int, batch: int, channels: int, side: int, dtype: torch.dtype = torch.float32) -> Any:
