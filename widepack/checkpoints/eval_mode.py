@@ -37,12 +37,17 @@ def in_eval_mode(module: nn.Module) -> nn.Module:
 
     Raises: UsageError for an error of the module's own code.
     """
+    _in_mode(module, False)
+    return module
+
+
+def _in_mode(module: nn.Module, mode: bool) -> None:
+    method = "train" if mode else "eval"
     try:
-        module.eval()
+        getattr(module, method)()
     except Exception as e:
         words = " ".join(str(e).split())[:300]
-        raise UsageError(f"eval() of {type(module).__name__} raised {type(e).__name__}: {words}") from e
-    return module
+        raise UsageError(f"{method}() of {type(module).__name__} raised {type(e).__name__}: {words}") from e
 
 
 def eval_results(module: nn.Module, label: str) -> list[str]:
@@ -50,10 +55,7 @@ def eval_results(module: nn.Module, label: str) -> list[str]:
 
     label: the checkpoint, for messages. Raises: UsageError if `eval()` changes weights, with their names.
     """
-    before, beside = _copies(_saved(module)), _copies(_beside(module))
-    in_eval_mode(module)
-    after, now = dict(_saved(module)), dict(_beside(module))
-    changed = [n for n in {**before, **after} if not _same_bits(before.get(n), after.get(n))]
+    changed, beside = _changes(module, False)
     if changed:
         name = type(module).__name__
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
@@ -64,8 +66,26 @@ def eval_results(module: nn.Module, label: str) -> list[str]:
             " a model whose eval() changes no weight, or the whole module with torch.save(m), for a build"
             " without a model and with trust_pickle (--trust-pickle)"
         )
+    return beside
+
+
+def changed_by_mode(module: nn.Module, mode: bool) -> list[str]:
+    """Calls `train()` or `eval()` of a module, and returns the names of all that it changes beside the modes.
+
+    mode: whether `train()` is called. Raises: UsageError for an error of the module's own code.
+    """
+    weights, beside = _changes(module, mode)
+    return [*weights, *beside]
+
+
+def _changes(module: nn.Module, mode: bool) -> tuple[list[str], list[str]]:
+    """Returns the weights that `train()` or `eval()` changes, and what it sets beside them."""
+    before, beside = _copies(_saved(module)), _copies(_beside(module))
+    _in_mode(module, mode)
+    after, now = dict(_saved(module)), dict(_beside(module))
+    changed = [n for n in {**before, **after} if not _same_bits(before.get(n), after.get(n))]
     parts = set(map(id, module.modules()))
-    return [n for n in {**beside, **now} if not _kept(beside.get(n), now.get(n), parts)]
+    return changed, [n for n in {**beside, **now} if not _kept(beside.get(n), now.get(n), parts)]
 
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ captured from one member, and that autograd can differentiate.
 | `members.py` | Defines the part of `Fused` about single members: `unfuse`, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
 | `module_copy.py` | Copies a module with the functions and the classes that hold parts of it |
+| `own_modes.py` | Follows members whose own `train()` or `eval()` does more than set the mode |
 | `own_modules.py` | Compares the copies that a fused module works on with the user's own modules |
 | `parts.py` | Defines the parts of a fused module: one for each submodule of the members |
 | `programs.py` | Holds and runs the programs of a fused module for one mode, dtype and device: one capture |

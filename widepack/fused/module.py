@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
+from ..checkpoints.eval_mode import has_own_mode
 from ..errors import UsageError
 from ..inference.input_values import each_if_tensor
 from ..inference.output import build_answer
@@ -27,6 +28,7 @@ from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
 from .members import FusedMembers
+from .own_modes import follow_own_mode
 from .parts import refuse_apply, refuse_setting
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
@@ -329,9 +331,30 @@ class Fused(FusedMembers):
         return self.current_entry().random
 
     def train(self, mode: bool = True) -> Fused:
-        """Sets train or eval mode for all parts, as `nn.Module.train` does, and returns the module."""
+        """Sets train or eval mode for all parts, as the members' own `train` does, and returns the module.
+
+        Args:
+            mode: Whether it is train mode. Default: True.
+
+        Returns:
+            The module.
+
+        Raises:
+            UsageError: The members' own `train()` or `eval()` changes their weights or other values, and so
+                their answers.
+        """
         self.forget()
+        before = [(part, part.training) for part in self.modules()]
         super().train(mode)
+        if not has_own_mode(self._recipe.skeletons[0].module):
+            return self
+        try:
+            with self._apart(), torch.inference_mode(False), torch.no_grad():
+                follow_own_mode(self, mode)
+        except UsageError:
+            for part, training in before:
+                part.training = training
+            raise
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,0 +1,62 @@
+"""Tests of fused members whose own `train()` or `eval()` does more than set the mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from checkpoints.test_eval_mode import Average, Cached, Deployed, Frozen, LowRank, Scaled
+
+X = torch.linspace(-2, 3, 20).reshape(5, 4)
+
+
+def seeded(make: Any, count: int = 2) -> list[nn.Module]:
+    members = []
+    for i in range(count):
+        torch.manual_seed(i)
+        members.append(make())
+    return members
+
+
+def answers(members: list[nn.Module]) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([m(X) for m in members])
+
+
+@pytest.mark.parametrize("make", [Average, Scaled])
+def test_an_eval_that_changes_answers_is_refused_after_training(make: Any) -> None:
+    fused = widepack.fuse(seeded(make), X)
+    before = fused(X)
+    with pytest.raises(widepack.UsageError, match=rf"eval\(\) of {make.__name__} changes"):
+        fused.eval()
+    assert fused.training and torch.equal(fused(X), before)
+    evaluated = [m.eval() for m in fused.unfuse()]  # the way out
+    torch.testing.assert_close(widepack.fuse(evaluated, X)(X), answers([m.eval() for m in seeded(make)]))
+
+
+@pytest.mark.parametrize("make", [LowRank, Deployed, Cached])
+def test_an_eval_that_keeps_the_answers_is_followed(make: Any) -> None:
+    fused = widepack.fuse(seeded(make), X)
+    torch.testing.assert_close(fused.eval()(X), answers([m.eval() for m in seeded(make)]))
+    torch.testing.assert_close(fused.train()(X), answers(seeded(make)))
+
+
+@pytest.mark.parametrize("make", [LowRank, Cached])
+def test_members_that_were_fused_in_eval_mode_do_not_train_otherwise(make: Any) -> None:
+    fused = widepack.fuse([m.eval() for m in seeded(make)], X)
+    with pytest.raises(widepack.UsageError, match=rf"train\(\) of {make.__name__} changes"):
+        fused.train()
+    assert not fused.training
+
+
+def test_a_norm_that_train_keeps_in_eval_mode_stays_so() -> None:
+    members = [m.train() for m in seeded(Frozen)]
+    fused = widepack.fuse(members, X)
+    fused.eval()
+    fused.train()
+    torch.testing.assert_close(fused(X), answers(members))
+    assert all(torch.equal(m.norm.running_mean, torch.zeros(4)) for m in fused.unfuse())  # type: ignore[union-attr]
