@@ -203,7 +203,7 @@ def test_a_program_of_another_machine_or_torch_is_refused(
         (torch.backends.cpu, "get_cpu_capability", lambda: other),
         (torch, "__version__", "2.13.1"),
         (torch.version, "git_version", "another build"),
-        (aot, "_processor", lambda: "fma sse2"),
+        (aot, "instructions", lambda: "fma sse2"),
         (aot, "OPTIONS", {**aot.OPTIONS, "max_autotune": True}),
     ]
     for where, name, value in changes:

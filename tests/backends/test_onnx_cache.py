@@ -175,3 +175,18 @@ def test_a_member_gives_gradients(artifact: Path, members: list[nn.Module], tmp_
     (found,) = torch.autograd.grad(ens[1](x).sum(), x)
     (want,) = torch.autograd.grad(members[1](x).sum(), x)
     torch.testing.assert_close(found, want)
+
+
+def test_a_load_writes_only_small_graphs_unasked(
+    artifact: Path, members: list[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An artifact of a stranger must not make a load work for minutes."""
+    monkeypatch.setattr(onnx_graphs, "MOST_UNASKED", 2)
+    with pytest.raises(widepack.Unavailable, match="writes at most 2 as ONNX without being asked"):
+        opened(artifact, tmp_path / "cache")
+    asked = widepack.load(
+        artifact, backend="onnxruntime", strategies="loop", cache=tmp_path / "cache", compile="now"
+    )
+    right(asked, members)
+    onnx_graphs.forget()
+    right(opened(artifact, tmp_path / "cache"), members)

@@ -31,6 +31,8 @@ from .task import Task, Unavailable, first_cause
 from .variants import Checked, Variant
 
 FILE = "member.onnx"
+MOST_UNASKED = 1000
+"""The most nodes of a member that a load writes as ONNX without being asked; each takes about 10 ms."""
 _FORM = 1
 _SIZES = (1, 2, 5)  # the graph has no condition on sizes
 _MOST = 64
@@ -140,6 +142,12 @@ def _of_artifact(
 
 def _written(task: Task, flat: Flat, onnxruntime: Any) -> tuple[MemberGraph, dict[str, int]]:
     """Writes a graph, and compares it with the flat graph. Raises: Unavailable, LoweringError."""
+    if not task.compile and (nodes := len(flat.program.nodes)) > MOST_UNASKED:
+        raise Unavailable(
+            f"{task.title} has {nodes:,} nodes for one member, and a load writes at most {MOST_UNASKED:,} as "
+            "ONNX without being asked.\n`widepack compile ARTIFACT --backend onnxruntime` writes them once, "
+            "load(compile='now') writes them here, and backend='eager' needs no file."
+        )
     if task.progress:
         task.progress(f"writing {task.title} as ONNX", 0, 1)
     dims = {d: (least, most) for d, (least, most, _) in task.dims.items()}
