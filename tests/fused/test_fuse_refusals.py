@@ -502,3 +502,30 @@ def test_weights_that_forward_changes_in_train_mode() -> None:
         ".* make them buffers, which a fused module keeps for each member",
     ):
         fused.train()(draw(5, 4))
+
+
+class Cond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: self.fc(x), lambda x: -self.fc(x), (x,))
+
+
+def test_control_flow_of_torch_is_named() -> None:
+    with pytest.raises(CaptureError, match="Cond uses torch's cond, control flow .* choose with torch.where"):
+        widepack.fuse(members(Cond), draw(5, 4))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 3), torch.jit.script(nn.GELU())), "1"),
+        (lambda: torch.jit.script(nn.Linear(4, 3)), "the member"),
+    ],
+)
+def test_scripted_parts_are_named(make: Callable[[], nn.Module], where: str) -> None:
+    with pytest.raises(CaptureError, match=f"contains {where}, compiled by torch.jit, .* Use plain modules"):
+        widepack.fuse(members(make), draw(5, 4))

@@ -190,6 +190,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
             "tensors, numbers, strings and None, in tuples, lists, dicts, named tuples, dataclasses and "
             "distributions of torch: return its tensors in one of these"
         )
+    if words := control_flow(error, module, at):
+        return words
     if text.startswith("FlexAttention "):
         return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"
     return _nested_or_scripted(error, module, at) or (
@@ -197,15 +199,23 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     )
 
 
+def control_flow(error: Exception, module: nn.Module, at: str) -> str:
+    """The message for control flow of torch (`torch.cond`) whose body torch did not compile; else "".
+
+    torch compiles a body also in a plain call. That fails while widepack watches what the member reads.
+    """
+    match = re.search(r"Higher Order Operator: [\w.]*?(\w+)$", str(error), re.MULTILINE)
+    if type(error).__name__ != "UncapturedHigherOrderOpError" or match is None:
+        return ""
+    what, instead = next((w, i) for pattern, w, i in _OPS if "cond" in pattern)
+    return f"{type(module).__name__} {what.format(match[1])}{at}. {instead}"
+
+
 def _nested_or_scripted(error: Exception, module: nn.Module, at: str) -> str:
     """The message for a member that torch.jit compiled or that is nested without end; empty for others."""
+    if words := scripted(module, at):
+        return words
     name = type(module).__name__
-    scripted = [n or "the member" for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
-    if scripted:
-        return (
-            f"{name} contains {', '.join(scripted[:5])}, compiled by torch.jit{at}, which "
-            "torch.export cannot capture. Use plain modules, without torch.jit"
-        )
     if isinstance(error, RecursionError):
         return (
             f"{name} cannot be exported by torch.export{at}: an object is nested in itself. Look for "
@@ -213,6 +223,17 @@ def _nested_or_scripted(error: Exception, module: nn.Module, at: str) -> str:
             "without end"
         )
     return ""
+
+
+def scripted(module: nn.Module, at: str = "") -> str:
+    """The message for a member with parts that torch.jit compiled; empty for others."""
+    parts = [n or "the member" for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if not parts:
+        return ""
+    return (
+        f"{type(module).__name__} contains {', '.join(parts[:5])}, compiled by torch.jit{at}, which "
+        "torch.export cannot capture. Use plain modules, without torch.jit"
+    )
 
 
 def first_line(text: str, letters: Mapping[str, str] = MappingProxyType({})) -> str:

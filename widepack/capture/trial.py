@@ -29,7 +29,7 @@ from ..ir.tensor_type import TensorType, parse_slot
 from ..spec.entries import FORWARD, method_of
 from ..spec.input_spec import DimExpr
 from .derivatives import weights_fixed
-from .explain import first_line, user_frame, way_out
+from .explain import control_flow, first_line, user_frame, way_out
 
 _SECONDS = 5.0  # for all runs together: a slow member is run at fewer sizes
 _NOT_A_TENSOR = re.compile(r"argument .* must be (bool|int|float), not Tensor")
@@ -115,9 +115,12 @@ def why_not(trial: Trial) -> str:
     error = trial.failure(trial.sizes)
     if error is None:
         return ""
+    line = user_frame(traceback.extract_tb(error.__traceback__))
+    if words := control_flow(error, trial.module, f" at {line}" if line else ""):
+        return words
     failure = _Failure(
         name=type(trial.module).__name__,
-        line=user_frame(traceback.extract_tb(error.__traceback__)),
+        line=line,
         reason=f"{type(error).__name__}: {first_line(str(error))}".rstrip(":. "),
     )
     until = time.monotonic() + _SECONDS

@@ -10,9 +10,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from ..capture.example import without_ones
+from ..capture.explain import scripted
 from ..capture.export import clone
 from ..capture.named_fields import sample_arguments
-from ..errors import UsageError
+from ..errors import CaptureError, UsageError
 from ..planning.request import StrategyRequest
 from ..spec.dropout import is_on
 from ..system.memory import keep_freed
@@ -91,6 +92,8 @@ def fuse(
     with unchanged([m for m in (*members, models) if isinstance(m, nn.Module)]):
         with torch.inference_mode(False), torch.no_grad():
             own = members[:1] if passes else members
+            if words := scripted(own[0]):  # it has no copy without weights
+                raise CaptureError(words)
             if not passes:
                 refuse_mismatches(members)
             args, kwargs = pytree.tree_map(clone, (sample_arguments(sample), dict(sample_kwargs or {})))

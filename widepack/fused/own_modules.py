@@ -108,7 +108,10 @@ def _own_answer(member: nn.Module, values: Mapping[str, torch.Tensor], call: Mem
 
 
 def _run(module: nn.Module, call: MemberCall) -> _Answer:
-    """Returns the output of a module and the gradients of its parameters, from one random state."""
+    """Returns the output of a module and the gradients of its parameters, from one random state.
+
+    A module whose weights were made in inference mode runs there and has no gradients.
+    """
     torch.manual_seed(11)
     random.seed(11)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -116,12 +119,14 @@ def _run(module: nn.Module, call: MemberCall) -> _Answer:
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
     parameters = dict(module.named_parameters())
     names = [n for n, p in parameters.items() if p.requires_grad]
-    with calm(), torch.enable_grad():
+    trains = not any(value.is_inference() for value in weights_of(module).values())
+    with calm(), torch.enable_grad() if trains else torch.inference_mode():
         output = known_forms(module(*args, **kwargs))
         outputs = [y for y in pytree.tree_leaves(output) if isinstance(y, torch.Tensor)]
         gradients: Gradients = {}
         with suppress(RuntimeError):  # torch has no derivative of an op
-            gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
+            if trains:
+                gradients = gradients_of(weighted_sum(outputs, 0), parameters, names)
     dense = {n: g.to_dense() if g is not None and g.is_sparse else g for n, g in gradients.items()}
     return [y.detach().clone() for y in outputs], dense
 

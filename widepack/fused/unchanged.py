@@ -34,7 +34,7 @@ def unchanged(modules: Sequence[nn.Module], *, own_numbers: bool = False) -> Ite
     Args:
         modules: The modules.
         own_numbers: Whether the block may write into tensors. All of them have other memory meanwhile, with
-            the same numbers.
+            the same numbers; those made in inference mode keep theirs and get their numbers again.
     """
     values = [reached.value for reached in walk(list(modules))][1:]
     with ExitStack() as put_back:  # the last first, each even if another fails
@@ -184,7 +184,10 @@ def _other_memory(tensors: Sequence[torch.Tensor]) -> list[_PutBack]:
     copies: dict[int, torch.UntypedStorage] = {}
     steps: list[_PutBack] = []
     for value in tensors:
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_inference():
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            continue
+        if value.is_inference():  # torch gives it no other memory
+            steps.append(_numbers(value))
             continue
         key = memory_id(value)
         if key not in copies:
