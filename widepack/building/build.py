@@ -17,6 +17,7 @@ from ..spec.config import parse_size
 from ..spec.dropout import is_on, passes
 from ..spec.dtypes import find_dtype
 from ..spec.entries import entry_names
+from ..spec.names import path_of
 from ..spec.state import parse_states
 from ..system.progress import Report
 from ..tuning.tune import build_seconds, checked_seconds
@@ -157,7 +158,7 @@ def build(
         BuildRequest(
             places=places,
             names=names_of(names, [p.name for p in places], count, n is not None),
-            out=out,
+            out=path_of(out, "out", "the folder to write"),
             model=model,
             model_args=model_args,
             calls=CallDescription(inputs, sample, sample_kwargs, dynamic),
