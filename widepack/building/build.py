@@ -149,6 +149,7 @@ def build(
         >>> ens = widepack.load(report.path)
     """
     strategies = StrategyRequest.parse(strategy)
+    path_of(out, "out", "the folder to write")
     paths = tuple(listed(checkpoints))
     dropout_on = is_on(dropout)
     places = tuple(places_of(paths, key, trust_pickle))
@@ -158,7 +159,7 @@ def build(
         BuildRequest(
             places=places,
             names=names_of(names, [p.name for p in places], count, n is not None),
-            out=path_of(out, "out", "the folder to write"),
+            out=out,
             model=model,
             model_args=model_args,
             calls=CallDescription(inputs, sample, sample_kwargs, dynamic),
