@@ -533,3 +533,24 @@ def test_a_wrong_lowering_is_caught_and_found(
     # the solution that the message names
     build(nets, tmp_path / "loop.wide", model=Net, inputs=X, strategy="loop", **QUICK)
     assert_members_answer(tmp_path / "loop.wide", Net)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs": torch.randn(2, 8)}, "inputs has a Tensor; it is a list of texts"),
+        ({"inputs": (torch.randn(2, 8),)}, "Tensors of one call are given as sample"),
+        ({"inputs": {"forward": [torch.randn(2, 8)]}}, "inputs has a Tensor"),
+        ({"sample": torch.randn(4, 2, 8).numpy()}, "sample is a ndarray; give a tensor"),
+        ({"sample": {"x": torch.randn(4, 2, 8)}}, "keys x; give inputs by name as sample_kwargs"),
+        ({"inputs": X, "out": None}, "out is a NoneType; give the folder to write"),
+        ({"inputs": X, "out": "s3://bucket/e.wide"}, "out is the URL 's3://bucket/e.wide'"),
+        ({"inputs": X, "checkpoints": ["https://host/a.pt"]}, "copy it to a local path first"),
+        ({"inputs": X, "checkpoints": [nn.Linear(1, 1)]}, r"fuse takes these: widepack.fuse\(models"),
+        ({"inputs": X, "checkpoints": (nn.Linear(1, 1) for _ in range(2))}, "modules in memory"),
+    ],
+)
+def test_arguments_of_other_kinds(nets: list[str], tmp_path: Path, given: Any, message: str) -> None:
+    arguments = {"checkpoints": nets, "out": tmp_path / "e.wide", "model": Net, **QUICK, **given}
+    with pytest.raises(UsageError, match=message):
+        build(**arguments)

@@ -17,6 +17,7 @@ from ..spec.config import parse_size
 from ..spec.dropout import is_on, passes
 from ..spec.dtypes import find_dtype
 from ..spec.entries import entry_names
+from ..spec.names import path_of
 from ..spec.state import parse_states
 from ..system.progress import Report
 from ..tuning.tune import build_seconds, checked_seconds
@@ -148,6 +149,7 @@ def build(
         >>> ens = widepack.load(report.path)
     """
     strategies = StrategyRequest.parse(strategy)
+    path_of(out, "out", "the folder to write")
     paths = tuple(listed(checkpoints))
     dropout_on = is_on(dropout)
     places = tuple(places_of(paths, key, trust_pickle))

@@ -117,6 +117,17 @@ class CallDescription:
     sample_kwargs: Mapping[str, Any] | None = None
     dynamic: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        given = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
+        for specs in given:
+            texts = specs if isinstance(specs, (list, tuple)) else [specs]
+            wrong = [type(t).__name__ for t in texts if t is not None and not isinstance(t, str)]
+            if wrong:
+                raise UsageError(
+                    f"inputs has a {wrong[0]}; it is a list of texts such as"
+                    ' ["x=float32[B,3,32,32]"]. Tensors of one call are given as sample'
+                )
+
     @property
     def forward_inputs(self) -> Sequence[str] | None:
         """The input specs of `forward`."""

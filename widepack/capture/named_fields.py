@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributions import Distribution, Independent
 from torch.nn.utils.rnn import PackedSequence
 
-from ..errors import CaptureError
+from ..errors import CaptureError, UsageError
 from ..ir.torch_tuples import torch_fields
 from ..spec.entries import method_of
 from .patches.packed_sequences import fields_of
@@ -53,7 +53,19 @@ def named_fields(value: Any) -> tuple[list[tuple[str, Any]], Make] | None:
 
 
 def sample_arguments(sample: Any) -> tuple[Any, ...]:
-    """Returns the positional inputs of a sample: a tensor or a named tuple is one input."""
+    """Returns the positional inputs of a sample: a tensor or a named tuple is one input.
+
+    Raises: UsageError for a dict or an array.
+    """
+    if isinstance(sample, Mapping):
+        raise UsageError(
+            f"sample is a dict with the keys {', '.join(map(str, sample))}; give inputs by name as"
+            " sample_kwargs, and an input that is a dict in a tuple: sample=({...},)"
+        )
+    if hasattr(sample, "__array__") and not isinstance(sample, torch.Tensor):
+        raise UsageError(
+            f"sample is a {type(sample).__name__}; give a tensor, such as torch.from_numpy(array)"
+        )
     if isinstance(sample, torch.Tensor) or tuple_fields(type(sample)) is not None:
         return (sample,)
     return tuple(sample or ())

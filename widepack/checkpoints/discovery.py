@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from torch import nn
+
 from widepack_artifacts.errors import plain
 
 from ..errors import CheckpointError, UsageError
@@ -126,8 +128,14 @@ def listed(paths: Sequence[str | Path], example: str = "widepack build ckpts/*.p
     """
     if isinstance(paths, (str, Path)):
         raise UsageError(f"checkpoints must be a list of paths, not the one path {str(paths)!r}")
+    paths = list(paths or ())
     if not paths:
         raise UsageError(f"no checkpoints: name the files of the members, for example {example}")
+    if any(isinstance(path, nn.Module) for path in paths):
+        raise UsageError(
+            "checkpoints are modules in memory; fuse takes these: widepack.fuse(models, sample), and its"
+            ' save("ens.wide") writes an artifact. Here give the paths of files'
+        )
     texts = [str(checkpoint_of(path, f"checkpoint {i}")) for i, path in enumerate(paths)]
     for text in texts:
         if (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from ..errors import UsageError
 
 _SHOWN = 20
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def path_of(path: Any, what: str = "path", wanted: str = "the artifact's folder") -> str | os.PathLike[str]:
@@ -23,6 +25,11 @@ def path_of(path: Any, what: str = "path", wanted: str = "the artifact's folder"
         raise UsageError(f"{what} is a {type(path).__name__}; give {wanted}")
     if not os.fspath(path):
         raise UsageError(f"{what} is an empty text; give {wanted}")
+    if isinstance(path, str) and _URL.match(path):
+        raise UsageError(
+            f"{what} is the URL {path[:200]!r}, and only local files are read and written; copy it to a local"
+            f" path first, or from there afterwards, and give {wanted}"
+        )
     return path
 
 
