@@ -22,6 +22,27 @@ def seeded(make: Any, count: int = 2) -> list[nn.Module]:
     return members
 
 
+class Fast(nn.Linear):
+    """Replaces a method in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def train(self, mode: bool = True) -> Fast:
+        super().train(mode)
+        self.compute = self.slow if mode else self.fast
+        return self
+
+    def slow(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+    def fast(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, 2 * self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
 def answers(members: list[nn.Module]) -> Tensor:
     with torch.no_grad():
         return torch.stack([m(X) for m in members])
@@ -51,6 +72,11 @@ def test_members_that_were_fused_in_eval_mode_do_not_train_otherwise(make: Any) 
     with pytest.raises(widepack.UsageError, match=rf"train\(\) of {make.__name__} changes"):
         fused.train()
     assert not fused.training
+
+
+def test_an_eval_that_replaces_a_method_is_refused() -> None:
+    with pytest.raises(widepack.UsageError, match=r"eval\(\) of Fast changes"):
+        widepack.fuse([m.train() for m in seeded(Fast)], X).eval()
 
 
 def test_a_norm_that_train_keeps_in_eval_mode_stays_so() -> None:

@@ -40,10 +40,11 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
     for path, part in fused.named_modules():
         if path in own:
             part.training = own[path].training
-    if changed and (mode or any(_differs(fused, i, mode) for i in range(len(fused)))):
+    # a method that eval() replaces is not among the names
+    if changed if mode else any(_differs(fused, i, mode) for i in range(len(fused))):
         name, method = type(switched).__name__, "train" if mode else "eval"
         raise UsageError(
-            f"{method}() of {name} changes {', '.join(changed[:5])}, and a fused module keeps its members as"
+            f"{method}() of {name} changes {', '.join(changed[:5]) or 'its answers'}, and a fused module keeps its members as"
             " they were fused, so it would not answer or train as they do. Fuse them in this mode: models ="
             f" fused.unfuse(), call {method}() of each, then widepack.fuse(models, sample)"
         )
