@@ -41,11 +41,12 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
         if path in own:
             part.training = own[path].training
     # a method that eval() replaces is not among the names
-    if changed if mode else any(_differs(fused, i, mode) for i in range(len(fused))):
+    differs = bool(changed) if mode else any(_differs(fused, i, mode) for i in range(len(fused)))
+    if differs:
         name, method = type(switched).__name__, "train" if mode else "eval"
         raise UsageError(
-            f"{method}() of {name} changes {', '.join(changed[:5]) or 'its answers'}, and a fused module keeps its members as"
-            " they were fused, so it would not answer or train as they do. Fuse them in this mode: models ="
+            f"{method}() of {name} changes {', '.join(changed[:5]) or 'its answers'}, and a fused module keeps"
+            " its members as they were fused, so it would not answer or train as they do. Fuse them in this mode: models ="
             f" fused.unfuse(), call {method}() of each, then widepack.fuse(models, sample)"
         )
 
