@@ -44,10 +44,11 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
     differs = bool(changed) if mode else any(_differs(fused, i, mode) for i in range(len(fused)))
     if differs:
         name, method = type(switched).__name__, "train" if mode else "eval"
+        what = ", ".join(changed[:5]) or "its answers"
         raise UsageError(
-            f"{method}() of {name} changes {', '.join(changed[:5]) or 'its answers'}, and a fused module keeps"
-            " its members as they were fused, so it would not answer or train as they do. Fuse them in this mode: models ="
-            f" fused.unfuse(), call {method}() of each, then widepack.fuse(models, sample)"
+            f"{method}() of {name} changes {what}, and a fused module keeps its members as they were fused, so"
+            " it would not answer or train as they do. Fuse them in this mode: models = fused.unfuse(), call"
+            f" {method}() of each, then widepack.fuse(models, sample)"
         )
 
 
