@@ -46,8 +46,8 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
         name, method = type(switched).__name__, "train" if mode else "eval"
         what = ", ".join(changed[:5]) or "its answers"
         raise UsageError(
-            f"{method}() of {name} changes {what}, and a fused module keeps its members as they were fused, so"
-            " it would not answer or train as they do. Fuse them in this mode: models = fused.unfuse(), call"
+            f"{method}() of {name} changes {what}, and a fused module keeps its members as they were fused:"
+            " it would not answer or train alike. Fuse them in this mode: models = fused.unfuse(), call"
             f" {method}() of each, then widepack.fuse(models, sample)"
         )
 
