@@ -53,6 +53,7 @@ def added(nodes: list[Any], value: str) -> Forged:
     return forged
 
 
+@pytest.mark.extended(keep=3)
 @pytest.mark.parametrize("op", INDICES)
 def test_indices_and_divisors_that_a_program_computes(op: str, tmp_path: Path) -> None:
     """ONNX Runtime takes -1 for the last row, and answers a division of integers by 0 with a number."""

@@ -68,6 +68,7 @@ def test_a_faster_call_with_other_answers_is_wrong(subject: AdvisedArtifact) -> 
     assert row.outcome == "wrong" and "rms error" in row.reason and row.gain is None
 
 
+@pytest.mark.extended
 def test_a_move_that_is_predicted_to_be_slow_is_not_tried(subject: AdvisedArtifact) -> None:
     def fail() -> Any:
         raise AssertionError("it was tried")

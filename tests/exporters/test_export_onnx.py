@@ -78,6 +78,7 @@ def test_an_onnx_file_answers_as_the_members(onnx: Any, net: Path, tmp_path: Pat
     )
 
 
+@pytest.mark.extended
 def test_each_member_sees_its_own_input_in_onnx(onnx: Any, net: Path, tmp_path: Path) -> None:
     report = export(net, tmp_path / "e.onnx", pattern="each", opset=18)
     assert report.inputs[0] == "x=float32[3,B,T,4]" and report.opset == 18
@@ -147,6 +148,7 @@ def states_of(onnx: Any, path: Path) -> dict[str, str]:
     return states
 
 
+@pytest.mark.extended
 def test_ragged_outputs_and_states_in_onnx(onnx: Any, heads: Path, steps: Path, tmp_path: Path) -> None:
     report = export(heads, tmp_path / "heads.onnx")
     assert report.outputs == ["0@0=float32[B,2]", "0@1=float32[B,3]", "0@2=float32[B,4]", "1=float32[3,B,6]"]
@@ -217,6 +219,7 @@ class Chosen(nn.Module):
         return y.relu().sum(0)
 
 
+@pytest.mark.extended
 def test_sizes_that_depend_on_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
     modules = [seeded(Chosen, i) for i in range(N)]
     build(
@@ -278,6 +281,7 @@ def test_a_file_that_answers_wrongly_is_not_kept(
     assert file_names(tmp_path) == {"old.onnx"} and (tmp_path / "old.onnx").read_bytes() == b"old"
 
 
+@pytest.mark.extended
 def test_ops_that_onnx_cannot_write_wide_are_written_for_each_member(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +316,7 @@ def test_without_onnx_runtime_nothing_is_checked_and_the_report_says_so(
     assert export(heads, tmp_path / "e.onnx").checked.startswith("not checked: onnxruntime is not installed")
 
 
+@pytest.mark.extended
 def test_the_command_writes_onnx(onnx: Any, net: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         cli, ["export", str(net), "--to", "onnx", "-o", str(tmp_path / "e.onnx"), "--json"]

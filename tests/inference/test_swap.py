@@ -241,6 +241,7 @@ def test_swap_of_packed_weights_and_of_lists(name: str, artifacts: Artifacts, tm
     assert equal(after, others_before)
 
 
+@pytest.mark.extended(keep=1)
 @pytest.mark.parametrize("name", ["mlp", "encoder", "textcnn"])
 def test_a_swap_packs_the_weights_of_its_member_alone(
     name: str, artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

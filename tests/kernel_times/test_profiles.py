@@ -32,7 +32,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     sources.forget()
 
 
-@pytest.mark.extended(keep=1)
+@pytest.mark.extended
 def test_measured_times_are_plausible_and_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "BLOCK_S", 1e-5)
     monkeypatch.setattr(calibration, "BLOCKS", 1)
