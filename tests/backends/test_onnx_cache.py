@@ -190,3 +190,21 @@ def test_a_load_writes_only_small_graphs_unasked(
     right(asked, members)
     onnx_graphs.forget()
     right(opened(artifact, tmp_path / "cache"), members)
+
+
+def test_loads_of_one_number_of_threads_share_a_session(artifact: Path, tmp_path: Path) -> None:
+    opened(artifact, tmp_path)(torch.randn(1, 16))
+    (place,) = [file.parent for file in files(tmp_path, onnx_packed.MODEL)][:1]
+    import onnxruntime
+
+    before = torch.get_num_threads()
+    try:
+        sessions = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            named, default = (onnx_packed.opened(place, [False], n, onnxruntime) for n in (threads, 0))
+            assert named is default
+            sessions.append(named)
+        assert sessions[0] is not sessions[1]
+    finally:
+        torch.set_num_threads(before)

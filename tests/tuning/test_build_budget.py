@@ -378,3 +378,21 @@ def test_which_plan_serves_batches_that_were_not_measured(
     assert [program for program, _ in found] == [*names.values(), *([beyond] if beyond else [])]
     assert [p.batch[0] for _, p in found] == [*names, *([last + 1] if beyond else [])]
     assert found[-1][1].batch[1] is None
+
+
+def test_unsteady_times_on_several_threads_are_measured_with_one(
+    checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(checkpoints, tmp_path / "e.wide", budget=0)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(tune, "free_threads", lambda threads: threads)
+    monkeypatch.setattr(search, "noise", lambda *_: 1.5 if torch.get_num_threads() > 1 else 1.0)
+    try:
+        torch.set_num_threads(2)
+        report = measure_new(tmp_path / "e.wide", seconds=30, batches=[4])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert report.threads == 1
+    assert report.note.startswith("other processes use the cores")
+    assert {row.noise for row in report.rows} == {1.0}

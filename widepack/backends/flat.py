@@ -161,16 +161,24 @@ def member_slot(slot: Slot, member: int, type_: str = "") -> Slot:
 def with_weights(program: Program, slots: Sequence[Slot], instead: Mapping[str, Any]) -> Program:
     """Returns the program over other weights. instead: what is read in the place of those that are gone."""
 
+    return replace(reading(program, instead), weights=tuple(slots))
+
+
+def reading(program: Program, instead: Mapping[str, Any]) -> Program:
+    """Returns the program whose nodes and outputs read other values. instead: what is read, by the name that
+    it replaces.
+    """
+    if not instead:
+        return program
+
     def to(name: str) -> Any:
         return instead.get(name, Ref(name))
 
-    if instead:
-        nodes = tuple(
-            replace(n, args=substitute(n.args, to), kwargs=substitute(n.kwargs, to)) for n in program.nodes
-        )
-        outputs = tuple(replace(o, value=substitute(o.value, to)) for o in program.outputs)
-        program = replace(program, nodes=nodes, outputs=outputs)
-    return replace(program, weights=tuple(slots))
+    nodes = tuple(
+        replace(n, args=substitute(n.args, to), kwargs=substitute(n.kwargs, to)) for n in program.nodes
+    )
+    outputs = tuple(replace(o, value=substitute(o.value, to)) for o in program.outputs)
+    return replace(program, nodes=nodes, outputs=outputs)
 
 
 def nodes_unrolled(program: Program) -> int:

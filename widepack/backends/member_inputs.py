@@ -9,7 +9,6 @@ input, and no weight, in vain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from widepack_artifacts.program import Node, Program, Ref, Slot, refs, substitut
 
 from ..ir import ops
 from ..ir.edit import free_name, sweep
-from .flat import Flat
+from .flat import Flat, reading
 from .member_loops import MemberLoops, border_source, is_divisible, of_members
 
 
@@ -52,14 +51,8 @@ def with_member_inputs(flat: Flat) -> Flat:
         if _in_loops_alone(program, loops, slot.name):
             instead[slot.name] = add(number, False)
     selects = loops.selects - instead.keys()
-    nodes = [n for n in program.nodes if n.name not in instead]
-    to: Callable[[str], Any] = lambda name: instead.get(name, Ref(name))  # noqa: E731
-    program = replace(
-        program,
-        inputs=tuple(slots),
-        nodes=tuple(replace(n, args=substitute(n.args, to), kwargs=substitute(n.kwargs, to)) for n in nodes),
-        outputs=tuple(replace(o, value=substitute(o.value, to)) for o in program.outputs),
-    )
+    nodes = tuple(n for n in program.nodes if n.name not in instead)
+    program = reading(replace(program, inputs=tuple(slots), nodes=nodes), instead)
     loops = replace(loops, selects=selects, inputs=rows)
     return replace(flat, program=program, loops=loops, takes=tuple(takes))
 

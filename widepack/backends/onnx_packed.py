@@ -74,8 +74,10 @@ def packed(
 
 
 def opened(place: Path, booleans: Sequence[bool], threads: int, onnxruntime: Any) -> Run:
-    """The session of an entry. place: its folder. Raises: whatever ONNX Runtime raises."""
-    known = str(place), threads
+    """The session of an entry. place: its folder. threads: 0 means torch's number. Raises: whatever ONNX
+    Runtime raises.
+    """
+    known = str(place), threads or torch.get_num_threads()
     run: Any = _open.get(known)
     if run is None:
         made = options(onnxruntime, threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ SHARE_S = 3e-2
 """The seconds of a measurement of free cores."""
 FREE = 0.9
 """The least part of the time in which free cores run this process."""
+SAMPLES = 5
+"""The measurements whose median counts: what the system does beside us after a build ends soon."""
 
 
 def usable_cores() -> int:
@@ -66,4 +69,7 @@ def free_threads(threads: int) -> int:
     for one that does not run.
     """
     threads = min(threads, usable_cores())
-    return threads if threads == 1 or core_share(threads) >= FREE else 1
+    if threads == 1:
+        return 1
+    share = statistics.median(core_share(threads) for _ in range(SAMPLES))
+    return threads if share >= FREE else 1

@@ -37,5 +37,9 @@ class TimeLimit:
         """Returns the limit that ends when this share of the time that is left now is over."""
         return TimeLimit(self.end if math.isinf(self.end) else time.perf_counter() + share * self.left)
 
+    def later(self, seconds: float, most: TimeLimit) -> TimeLimit:
+        """Returns the limit that ends some seconds later, but not after `most`."""
+        return TimeLimit(min(self.end + seconds, most.end))
+
 
 NO_LIMIT = TimeLimit()

@@ -5,6 +5,7 @@ and checks them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,7 @@ from ..lowering.pattern_programs import PatternPrograms
 from ..planning.plan import NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
-from ..system.timing import LONG_S, clock_for, once, waited
+from ..system.timing import LONG_S, clock_for, once, waited, warm
 from .report import TIME_OVER
 
 PREDICTED, LOOP, COMPOSED = "predicted", "loop", "composed"
@@ -33,7 +34,9 @@ KEPT = (PREDICTED, LOOP)  # these are not released, however slow they are
 SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
 COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each
 COMPILER_S, NODE_S = 10.0, 0.1  # the seconds of a compilation, and of each node in it
-ONNX_S, ONNX_NODE_S = 3.0, 0.01  # the same for writing an ONNX file
+ONNX_S, ONNX_NODE_S = 0.5, 0.01  # the same for writing an ONNX file,
+ONNX_IMPORT_S = 2.5  # and the seconds in which its writer is imported
+TRIES = 3  # timed calls of a candidate before the race
 CALLS_A_ROUND = 5  # of a candidate in a race, with those that are not timed
 
 
@@ -204,12 +207,17 @@ class CandidatePool:
         fastest = self._fastest if self._fastest is not None and self._fastest.bound is not None else c
         pair = self.call(c), self.call(fastest)
         tries = [[once(call, clock=self.clock) for call in pair]]
-        while len(tries) < 3 and sum(tries[0]) < LONG_S:
-            tries.append([once(call, clock=self.clock) for call in pair])
+        while len(tries) < TRIES and sum(tries[0]) < LONG_S:
+            tries.append([self._once_warm(call) for call in pair])
         c.seconds, least = (min(t) for t in zip(*tries))
         c.slower = c.seconds / least
         if c.slower <= 1:
             self._fastest = c
+
+    def _once_warm(self, call: Callable[[], object]) -> float:
+        """Returns the seconds of a call whose weights are in the caches, as in a race."""
+        warm(call, long=LONG_S / 4)
+        return once(call, clock=self.clock)
 
     def screened(self, c: Candidate | None) -> Candidate | None:
         """Returns a candidate unless it is much slower than another one. Then its memory is released."""
@@ -293,6 +301,7 @@ def _refuse_long_compilation(plan: Plan, program: Program, seconds: float) -> No
         expected = COMPILER_S + NODE_S * nodes
     else:
         expected = ONNX_S + ONNX_NODE_S * program.node_count
+        expected += 0 if "onnxscript" in sys.modules else ONNX_IMPORT_S
     if expected > seconds:
         raise UsageError(
             f"{TIME_OVER}: its compilation takes about {expected:.0f} s, and {seconds:.0f} s are left"

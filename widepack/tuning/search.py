@@ -20,6 +20,7 @@ predicted plan.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,9 @@ OVER_THREADS = "over threads"
 AGAIN = "the predicted plan again"
 COMPILE_S = 120.0
 NEAR = 1.3  # a few calls are noisy: a candidate this near the fastest races
-WIN = 0.95  # a search that is not thorough ends without a race if no candidate is this much faster
+WIN = 1.05  # a search that is not thorough races only if another candidate is this near the predicted plan
+STEADY = 1.1  # a race with more noise than this is repeated among the plans that are near,
+AGAIN_S = 0.5  # for this many seconds
 GAIN = 0.98  # a change is adopted if it takes at most this part of the time, in the median over rounds
 MEASURING = 0.5  # the part of a search's time limit that is measuring; the rest is lowering and compilation
 ONNX_CALL_S = 5e-5  # about what a call of a session takes without any work
@@ -191,7 +194,8 @@ class SearchOptions:
     that may be chosen. thorough: whether single nodes are timed, plans refined, and programs compiled. packs:
     whether plans that pack weights may run; each has a copy of the weights. sparing: whether weights are so
     large that only programs near the fastest stay in memory. compile_s: seconds after which a
-    search begins no compilation. progress: called with (stage, done, total).
+    search begins no compilation. progress: called with (stage, done, total). most_noise: the noise of a race,
+    as a factor, with which a search ends.
     """
 
     budget_s: float
@@ -201,6 +205,11 @@ class SearchOptions:
     sparing: bool = False
     compile_s: float = COMPILE_S
     progress: Report | None = None
+    most_noise: float = math.inf
+
+
+class UnsteadyError(Exception):
+    """Equal calls took times further apart than `SearchOptions.most_noise` allows."""
 
 
 class Search(CandidatePool):
@@ -250,7 +259,10 @@ class Search(CandidatePool):
         if predicted is None or not self.is_right(predicted):
             return None
         self._try_loop()
+        before = time.perf_counter()
         self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=True)
+        if writing is not None:  # the file is for all searches, so its time is not this one's
+            self.limit = limit = limit.later(time.perf_counter() - before, writing)
         self._try_forms(limit.part(FORMS))
         self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=False)
         changes: list[str] = []
@@ -260,6 +272,8 @@ class Search(CandidatePool):
             for name in self.options.backends:
                 self._try_backend(name, limit.part(BACKENDS), best)
         result = self._raced(predicted, limit, changes)
+        if result.noise > self.options.most_noise:
+            raise UnsteadyError(f"{self.label}: equal calls took times that are {result.noise:.2f}x apart")
         if self.options.thorough or self.options.sparing:
             self.release_all_but(predicted)
         return result
@@ -463,12 +477,15 @@ class Search(CandidatePool):
         racing = [c for c in self.ready(*self.all) if c.name in self._always or c.seconds <= NEAR * least]
         apart = 1.0
         times = {c.name: [c.seconds] for c in racing}
-        if self.options.thorough or least < WIN * predicted.seconds:
-            racing, times, apart = self._race(predicted, racing, limit)
-            if self.options.thorough and len(racing) > 3:  # the best of many was also lucky
+        may_win = any(c is not predicted and c.seconds < WIN * predicted.seconds for c in racing)
+        if self.options.thorough or may_win:
+            seconds = self.budget_s / 4 if self.options.thorough else RACE_S
+            racing, times, apart = self._race(predicted, racing, seconds, limit)
+            lucky = self.options.thorough and len(racing) > 3  # the best of many was also lucky
+            if lucky or apart > STEADY:
                 first = fastest(times)
-                near = [c for c in racing if c.name in KEPT or ratio(times, c.name, first) <= NEAR]
-                racing, last, apart = self._race(predicted, near, limit)
+                near = [c for c in racing if c.name in self._always or ratio(times, c.name, first) <= NEAR]
+                racing, last, apart = self._race(predicted, near, max(seconds, AGAIN_S), limit)
                 times |= last
         else:
             racing = [c for c in racing if c.name in self._always and self.is_right(c)]
@@ -486,7 +503,7 @@ class Search(CandidatePool):
         return SearchResult(plans, times_ms, loop, apart, dict(self.dropped), tuple(changes))
 
     def _race(
-        self, predicted: Candidate, candidates: Sequence[Candidate], limit: TimeLimit
+        self, predicted: Candidate, candidates: Sequence[Candidate], seconds: float, limit: TimeLimit
     ) -> tuple[list[Candidate], dict[str, list[float]], float]:
         """Returns the candidates whose answers are right, their times, and the noise of the race."""
         racing = []
@@ -496,7 +513,7 @@ class Search(CandidatePool):
         racing = affordable(racing, limit.left / LEAST_ROUNDS)
         times = race(
             {c.name: self.call(c) for c in racing} | {AGAIN: self.call(predicted)},
-            min(self.budget_s / 4 if self.options.thorough else RACE_S, limit.left),
+            min(seconds, limit.left),
             limit_s=limit.left,
             report=lambda done, total: self.report("race", done, total),
             clock=self.clock,

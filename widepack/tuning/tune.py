@@ -8,6 +8,7 @@ timing single nodes and without compilation. The plans of a pattern are chosen f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -41,7 +42,7 @@ from .candidate_pool import LOOP, PREDICTED
 from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
 from .graph_files import publish_graphs
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
-from .search import CALLS, COMPILE_S, ONNX, Search, SearchOptions, SearchResult
+from .search import CALLS, COMPILE_S, ONNX, Search, SearchOptions, SearchResult, UnsteadyError
 from .searches import batch_classes, searches_of
 
 BATCHES = (1, 8, 32)
@@ -49,6 +50,7 @@ BUILD_S = 20.0  # the seconds in which a build measures, unless it is given othe
 COPIES = 4  # copies of the weights that must fit into memory for plans that pack weights
 SMALL_BYTES = 32 << 20  # weights of at most this size may be in memory in several forms
 LARGE_BYTES = 1 << 30  # of weights of more than this size, `tune` keeps few copies while it measures
+MOST_UNSTEADY = 1.2  # a build whose calls on several threads have more noise measures with one thread
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
 _BUDGET = "WIDEPACK_BUDGET"
@@ -94,8 +96,8 @@ def tune(
             interrupted, the user's cache has the plans, too.
         total_s: Seconds that the whole call may take, with loading, lowering and compilation. Each batch of a
             pattern has an equal part, and measures for at most `budget_s` in it. With little time fewer
-            plans are tried; the predicted plan, the wide plan and the loop are always measured, so
-            a large artifact may need more. Default: no limit.
+            plans are tried; the predicted plan and the loop are always measured, so a large artifact may
+            need more. Default: no limit.
         progress: Called with (stage, done, total).
 
     Returns:
@@ -212,37 +214,48 @@ def measure_new(
     Raises:
         ArtifactError: The artifact is damaged, or cannot be written.
     """
-    limit = TimeLimit.of(seconds)
-    threads = torch.get_num_threads()
-    busy = threads > 1 and free_threads(threads) == 1
-    ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA), threads=1 if busy else None)
-    digest, device = ens.manifest.digest, str(ens.device)
-    backends = tuple(b for b in backends_here(device) if b == ONNX)
-    options = SearchOptions(
-        seconds,
-        backends,
-        thorough=False,
-        packs=_may_pack(ens),
-        sparing=_weight_bytes(ens.manifest) > SMALL_BYTES,
-        progress=progress,
-    )
-    measured: dict[tuple[str, str], TunedPattern] = {}
-    pairs = list(itertools.product([n for n in ens.entries if _is_measured(ens, n)], PATTERNS))
+    limit, threads = TimeLimit.of(seconds), torch.get_num_threads()
+    options = SearchOptions(seconds, thorough=False, progress=progress)
     try:
-        for done, (name, pattern) in enumerate(pairs):
-            part = limit.part(1 / (len(pairs) - done))
-            measured[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part)
-        plans = {
-            (name, pattern): one.programs
-            for (name, pattern), one in measured.items()
-            if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
-        }
-        if plans:
-            digest = publish_graphs(path, publish_plans(path, device, plans, digest))
-        note = "other processes use the cores, so the plans were measured with one thread" if busy else ""
-        return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
+        if threads > 1 and free_threads(threads) > 1:
+            with contextlib.suppress(UnsteadyError):  # later processes may use the cores
+                return _measured_new(path, batches, replace(options, most_noise=MOST_UNSTEADY), limit)
+        note = "other processes use the cores, so the plans were measured with one thread"
+        torch.set_num_threads(1)
+        return _measured_new(path, batches, options, limit, note if threads > 1 else "")
     finally:
         torch.set_num_threads(threads)
+
+
+def _measured_new(
+    path: str | PathLike[str],
+    batches: Sequence[int],
+    options: SearchOptions,
+    limit: TimeLimit,
+    note: str = "",
+) -> TuneReport:
+    """Measures and publishes plans as `measure_new` does, with torch's number of threads.
+
+    Raises: UnsteadyError, before anything is published.
+    """
+    ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA))
+    digest, device = ens.manifest.digest, str(ens.device)
+    backends = tuple(b for b in backends_here(device) if b == ONNX)
+    sparing = _weight_bytes(ens.manifest) > SMALL_BYTES
+    options = replace(options, backends=backends, packs=_may_pack(ens), sparing=sparing)
+    measured: dict[tuple[str, str], TunedPattern] = {}
+    pairs = list(itertools.product([n for n in ens.entries if _is_measured(ens, n)], PATTERNS))
+    for done, (name, pattern) in enumerate(pairs):
+        part = limit.part(1 / (len(pairs) - done))
+        measured[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part)
+    plans = {
+        (name, pattern): one.programs
+        for (name, pattern), one in measured.items()
+        if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
+    }
+    if plans:
+        digest = publish_graphs(path, publish_plans(path, device, plans, digest))
+    return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
 
 
 def _is_measured(ens: WideModel, name: str) -> bool:
@@ -412,15 +425,13 @@ def _with_winners_of_others(
     """Returns the measurements of each batch with the fastest plans of the other batches, so that one of them
     may serve all.
     """
-    found, more = dict(results), results
-    for batch, result in results.items():
-        for other in more:
-            best = min(more[other].plans, key=lambda n, o=other: more[o].plans[n].cost)  # type: ignore[misc]
-            plan = more[other].plans[best]
-            if other == batch or best in result.plans or limit.over:
-                continue
-            name = best if best in searches[batch].dropped else f"{best} of batch {other}"
-            found[batch] = searches[batch].also(name, plan.plan, found[batch], limit.part(LAST))
+    found = dict(results)
+    winners = {b: min(r.plans.items(), key=lambda item: item[1].cost) for b, r in results.items()}
+    for batch, (other, (best, measured)) in itertools.product(results, winners.items()):
+        if other == batch or best in results[batch].plans or limit.over:
+            continue
+        name = best if best in searches[batch].dropped else f"{best} of batch {other}"
+        found[batch] = searches[batch].also(name, measured.plan, found[batch], limit.part(LAST))
     return found
 
 
@@ -462,7 +473,7 @@ def _fitting(programs: Plans, fallback: Plans) -> Plans:
     found = Plans()
     for _, plan in programs:
         if plan.backend:
-            program, other = for_size(fallback, plan.at or plan.batch[0], lambda row: row[1])
+            program, other = for_size(fallback, plan.batch[0], lambda row: row[1])
             found.append((program, replace(other, batch=plan.batch)))
     return found
 

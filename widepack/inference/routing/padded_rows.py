@@ -6,8 +6,6 @@ are faster for all members at once, such as small convolutions, if the groups ar
 packed convolutions of all members, which plans prefer to a loop over the members at small batches only.
 
 `RowPrices` predicts what rows of several members cost, from measured times of the pattern `each`.
-
-`build` and `tune` measure them.
 """
 
 from __future__ import annotations
