@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UsageError
-from ..system.atomic_file import whole
+from ..system.atomic_file import naming, whole
 from .table import Table
 
 ARROW = (".parquet", ".arrow", ".feather", ".csv")
@@ -55,6 +55,21 @@ def open_table(path: Path, form: Any = None) -> Table:
     return ParquetTable(path) if suffix == ".parquet" else IpcTable(path)
 
 
+class _Named:
+    """A sink whose errors name the user's file, not the temporary one."""
+
+    def __init__(self, sink: FileSink, path: Path) -> None:
+        self._sink, self._path = sink, path
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        with naming(self._path):
+            self._sink.write(columns)
+
+    def close(self) -> None:
+        with naming(self._path):
+            self._sink.close()
+
+
 @contextlib.contextmanager
 def output_file(
     path: Path, force: bool, metadata: Mapping[str, str], rows: Callable[[], int]
@@ -70,7 +85,7 @@ def output_file(
     Raises: as `whole`.
     """
     with whole(path, force) as made:
-        sink = _opened(suffix_of(path, "output"), made, metadata, rows)
+        sink = _Named(_opened(suffix_of(path, "output"), made, metadata, rows), path)
         try:
             yield sink
         except BaseException:

@@ -96,17 +96,33 @@ def publish(made: Path, path: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an error of the system in a block that writes a file the name of the file, if it has none.
+
+    path: as the user gave it. Raises: OSError.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.filename is not None and not _OURS.match(os.path.basename(os.fsdecode(e.filename))):
+            raise
+        why = os.strerror(e.errno) if e.errno else e.strerror or str(e)
+        raise OSError(e.errno, why, str(path)) from e
+
+
+@contextlib.contextmanager
 def whole(path: Path, force: bool, suffix: str = "") -> Iterator[Path]:
     """A temporary file that gets the name `path` at the end, unless the block raises.
 
-    Raises: as `admit` and `publish`.
+    The block writes it under `naming`. Raises: as `admit` and `publish`.
     """
     admit(path, force)
     with temporary(path, suffix) as made:
         mode = stat.S_IMODE(made.stat().st_mode)
         yield made
-        os.chmod(made, mode)  # some libraries write files that only their owner reads
-        publish(made, path, force)
+        with naming(path):
+            os.chmod(made, mode)  # some libraries write files that only their owner reads
+            publish(made, path, force)
 
 
 class Sink:

@@ -115,7 +115,7 @@ def as_text(document: Any) -> str:
 
 def write(path: str, text: str) -> None:
     """Writes a file that appears complete or not at all."""
-    from widepack.system.atomic_file import whole
+    from widepack.system.atomic_file import naming, whole
 
-    with whole(Path(path), force=True) as temporary:
+    with whole(Path(path), force=True) as temporary, naming(Path(path)):
         temporary.write_text(text, encoding="utf-8")
