@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # constants of malloc.h
@@ -91,10 +92,67 @@ def bytes_lacking(error: Exception) -> str:
 
 
 def available_bytes() -> int | None:
-    """Returns the bytes of memory that a process can use without swapping; None if they are unknown."""
+    """Returns the bytes of memory that this process can use without swapping; None if they are unknown.
+
+    The limits of its control groups count, as a container or a batch system sets them.
+    """
+    known = [free for free in (_of_machine(), of_control_groups()) if free is not None]
+    return min(known, default=None)
+
+
+def _of_machine() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             rows = dict(line.split(":", 1) for line in file)
         return 1024 * int(rows["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError, IndexError):
         return None
+
+
+def of_control_groups(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Returns the bytes that the control groups of this process still allow; None without a limit.
+
+    Args:
+        groups: The file that lists the groups of a process.
+        root: Where the groups are mounted, version 2 at its top and version 1 in `memory`.
+    """
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    found: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "none", "")
+        if controllers == "":
+            top, files = root, _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, files = root / "memory", _VERSION_1
+        else:
+            continue
+        folder = top / path.lstrip("/")
+        # Every group above has a limit too. In a container the path may be that of the machine.
+        for level in (folder, *folder.parents):
+            if (free := _free_in(level, *files)) is not None:
+                found.append(free)
+            if level == top:
+                break
+    return min(found, default=None)
+
+
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_NO_LIMIT = 2**60
+"""Version 1 has a number of this size in place of no limit."""
+
+
+def _free_in(group: Path, limit: str, used: str, cached: str) -> int | None:
+    """Returns the bytes that a control group still allows. Files that it can drop count as free."""
+    try:
+        most = int((group / limit).read_text(encoding="ascii"))  # or `max`
+        rows = dict(r.split(" ", 1) for r in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        free = most - int((group / used).read_text(encoding="ascii")) + int(rows.get(cached, 0))
+    except (OSError, ValueError):
+        return None
+    return max(0, free) if most < _NO_LIMIT else None
