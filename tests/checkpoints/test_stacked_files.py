@@ -14,6 +14,7 @@ from widepack.checkpoints.differences import mismatch
 from widepack.checkpoints.discovery import open_all, places_of
 from widepack.checkpoints.open_file import open_file
 from widepack.checkpoints.state_dict import RefusedFile
+from widepack.errors import UsageError
 
 FORMS: dict[str, tuple[Callable[[Any, Any], object], list[str]]] = {
     "a tuple": (lambda p, b: (p, b), ["[*]"]),
@@ -75,3 +76,12 @@ def test_other_pairs_are_not_joined(tmp_path: Path) -> None:
             open_file(str(path))
         with pytest.raises(Exception, match="no state dict at its top to take slices of"):
             open_all(places_of([str(path)], "[*]"))
+
+
+@pytest.mark.parametrize(("key", "words"), [("*", "name the file once"), ("0", "for several members")])
+def test_a_file_that_is_named_twice_with_a_key(key: str, words: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "ens.pt")
+    torch.save([{"w": torch.ones(2)}, {"w": torch.zeros(2)}], path)
+    with pytest.raises(UsageError, match=f"ens.pt is named twice with the key .*equal members; {words}"):
+        places_of([path, path], key)
+    assert len(places_of([path, path])) == 2

@@ -73,17 +73,18 @@ def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool =
     A file that cannot be read is one place; to open it gives the reason. Raises: UsageError for a file that
     is named twice with one key.
     """
+    if key and (twice := next((path for i, path in enumerate(paths) if path in paths[:i]), None)):
+        way_out = (
+            "name the file once: the key takes all of its members"
+            if is_pattern(key)
+            else "for several members of one file give a key with *, for example --key 'model_*'"
+        )
+        raise UsageError(f"{twice} is named twice with the key {key!r}, which gives equal members; {way_out}")
     if not is_pattern(key):
-        twice = [path for i, path in enumerate(paths) if path in paths[:i]] if key else []
-        if twice:
-            raise UsageError(
-                f"{twice[0]} is named twice with the key {key!r}, which gives equal members; for several "
-                "members of one file give a key with *, for example --key 'model_*'"
-            )
         return [MemberPlace(path, key) for path in paths]
     assert key is not None
     places: list[MemberPlace] = []
-    for path in dict.fromkeys(paths):
+    for path in paths:
         try:
             parts = keys_in(read_content(path, trust_pickle).value, key)
             places += [MemberPlace(path, part, part) for part in parts]
