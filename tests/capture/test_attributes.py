@@ -5,6 +5,7 @@ A build refuses a difference that changes the program. It accepts other differen
 
 from __future__ import annotations
 
+import array
 import collections
 import enum
 import functools
@@ -63,6 +64,7 @@ def of(**values: Any) -> dict[str, str]:
         ([], {"a": "an empty list"}),
         ({"k": 1, 2: True}, {"a.k": "1", "a.2": "True"}),
         ({3, 1}, {"a.0": "1", "a.1": "3"}),
+        ({(3, 4), (1, 2)}, {"a.0.0": "1", "a.0.1": "2", "a.1.0": "3", "a.1.1": "4"}),
         (Point(1, 2), {"a.x": "1", "a.y": "2"}),
         (Mode.SLOW, {"a": "Mode.SLOW"}),
         (Path("x/y"), {"a": "PosixPath('x/y')"}),
@@ -129,6 +131,10 @@ def test_equal_modules_have_equal_rows_and_no_address_is_in_them() -> None:
         (np.zeros(3_000_000), np.concatenate([np.zeros(2_999_999), np.ones(1)])),
         (Config(nested={"deep": {"deeper": [1]}}), Config(nested={"deep": {"deeper": [2]}})),
         ({"a", "b"}, {"a", "c"}),
+        ({(1, 2), (3, 4)}, {(1, 2), (3, 5)}),
+        ({Mode.SLOW, 1}, {1, 2}),
+        ({frozenset({1, 2})}, {frozenset({1, 3})}),
+        (array.array("d", [1.0, 2.0]), array.array("d", [1.0, 3.0])),
         ([], ()),
         (torch.relu, torch.tanh),
         (torch.arange(9), torch.arange(1, 10)),

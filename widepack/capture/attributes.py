@@ -146,6 +146,13 @@ def _short(text: str) -> str:
     )
 
 
+def _rows_of(value: Any, depth: int) -> dict[str, str]:
+    """Returns the rows of one value by itself."""
+    inside = _AttributeWalk()
+    inside.add("", value, depth)
+    return inside.rows
+
+
 class _AttributeWalk:
     """Collects the rows of attributes.
 
@@ -209,8 +216,10 @@ class _AttributeWalk:
                 self.add(f"{path}.default_factory", value.default_factory, depth - 1)
             self._attributes(path, value, depth)
         elif isinstance(value, (set, frozenset)):
-            plain = sorted((v for v in value if type(v) in _PLAIN), key=repr)
-            self._items(path, list(enumerate(plain)), depth, "" if value else "an empty set")
+            # an order of items that is the same in another module, whose items may have another hash
+            plain = all(type(item) in _PLAIN for item in value)
+            items = sorted(value, key=repr if plain else lambda item: repr(_rows_of(item, depth - 1)))
+            self._items(path, list(enumerate(items)), depth, "" if value else "an empty set")
         else:
             self.rows[path] = f"a {type(value).__qualname__}"
             self._attributes(path, value, depth)
