@@ -14,6 +14,7 @@ from widepack import build, load
 from widepack.checkpoints.differences import under_model_names
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.errors import CheckpointError, MemberMismatch, UsageError
+from widepack_cli.shared.build_report import build_lines
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
@@ -132,3 +133,66 @@ def test_arguments_in_the_hyperparameters_are_offered(tmp_path: Path) -> None:
     paths = lightning(tmp_path, {"width": 4}, {"width": 6})
     with pytest.raises(UsageError, match=r"hyper_parameters differ in width: 4 in .*0.pt, 6 in .*1.pt; a"):
         build(paths, tmp_path / "f.wide", model=Sized, inputs=inputs, **QUICK)
+
+
+class Scaled(nn.Module):
+    """Has arguments that change the program (`scale`, `act`), the shapes (`width`), or nothing (`lr`)."""
+
+    def __init__(self, width: int = 4, scale: float = 1.0, act: str = "relu", lr: float = 0.1) -> None:
+        super().__init__()
+        self.fc, self.scale, self.lr = nn.Linear(width, width), scale, lr
+        self.act = {"relu": torch.relu, "tanh": torch.tanh}[act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(x) * self.scale)
+
+
+def scaled(folder: Path, *settings: dict[str, Any]) -> list[str]:
+    rows = [{k: v for k, v in s.items() if k == "width"} for s in settings]
+    return save(
+        folder,
+        [{"state_dict": Scaled(**r).state_dict(), "hyper_parameters": s} for r, s in zip(rows, settings)],
+    )
+
+
+CONTRADICTED: list[tuple[dict[str, Any], str]] = [
+    ({"act": "tanh"}, "have act='tanh', and the model is made with act='relu'"),
+    ({"scale": 2.0, "lr": 0.5}, "have scale=2.0, and the model is made with scale=1.0"),
+]
+
+
+@pytest.mark.parametrize(("stored", "words"), CONTRADICTED)
+def test_a_default_that_contradicts_the_hyperparameters(
+    stored: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    paths = scaled(tmp_path, stored, stored)
+    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], **QUICK}
+    with pytest.raises(MemberMismatch, match="is another program") as caught:
+        build(paths, tmp_path / "e.wide", **more)
+    name, value = next(iter(stored.items()))
+    assert words in str(caught.value) and f"give --model-arg {name}={value}" in str(caught.value)
+    assert "lr" not in str(caught.value)
+    report = build(paths, tmp_path / "e.wide", model_args={name: value}, **more)
+    assert report.contradicted == {}
+    overruled = {name: Scaled.__init__.__defaults__[["width", "scale", "act"].index(name)]}  # type: ignore[index]
+    report = build(paths, tmp_path / "f.wide", model_args=overruled, **more)
+    assert report.contradicted == {name: {"given": overruled[name], "stored": value}}
+    assert any(line.startswith("contradicted") for line in build_lines(report, dry_run=False))
+
+
+def test_hyperparameters_that_change_no_program_or_do_not_fit(tmp_path: Path) -> None:
+    paths = scaled(tmp_path, {"lr": 0.5, "tags": [1]}, {"lr": 0.7})
+    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], **QUICK}
+    assert build(paths, tmp_path / "e.wide", **more).contradicted == {}
+    for path in paths:  # of another model, of which this one has the weights
+        torch.save({**torch.load(path), "hyper_parameters": {"width": 6}}, path)
+    assert build(paths, tmp_path / "f.wide", **more).contradicted == {}
+
+
+def test_members_whose_hyperparameters_contradict_each_other(tmp_path: Path) -> None:
+    paths = scaled(tmp_path, {"act": "relu"}, {"act": "tanh"})
+    for args in ({}, {"act": "relu"}, {"act": "tanh"}):
+        with pytest.raises(MemberMismatch, match="members differ in weights only: build these apart"):
+            build(
+                paths, tmp_path / "e.wide", model=Scaled, model_args=args, inputs=["x=float32[B,4]"], **QUICK
+            )

@@ -145,7 +145,9 @@ def test_weights_of_a_program_are_mapped_not_read(tmp_path: Path) -> None:
     before = anonymous_kib()
     found = open_checkpoint(path)
     assert found.get("weight").shape == (1 << 12, 1 << 12)
-    assert float(found.get("weight")[-1, -1].abs()) < 1
+    assert float(found.mapped_state_dict()["weight"][-1, -1].abs()) < 1
+    assert anonymous_kib() - before < 16 << 10  # of 64 MiB
+    assert float(found.get("weight")[-1, -1].abs()) < 1  # a copy, which is released
     assert anonymous_kib() - before < 16 << 10  # of 64 MiB
 
 

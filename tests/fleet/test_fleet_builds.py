@@ -308,6 +308,24 @@ def test_options_that_exclude_each_other(
     assert not (tmp_path / "x.wide").exists()
 
 
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("base", [False, True])
+def test_a_folder_of_adapters_names_them(fleet: SmallFleet, tmp_path: Path, deep: bool, base: bool) -> None:
+    parent = tmp_path / "runs" / "checkpoint-9" if deep else tmp_path / "runs"
+    for source in fleet.adapters:
+        shutil.copytree(source, parent / Path(source).name)
+    (tmp_path / "runs" / "training_args.bin").write_bytes(b"x")
+    first = parent / Path(fleet.adapters[0]).name
+    with pytest.raises(widepack.UsageError, match=f"runs has no adapter_config.json.*with --base: {first}"):
+        widepack.build(
+            [tmp_path / "runs"],
+            tmp_path / "x.wide",
+            model=Net,
+            inputs=INPUTS,
+            base=fleet.base if base else None,
+        )
+
+
 def test_an_adapter_of_another_base_is_refused(fleet: SmallFleet, tmp_path: Path) -> None:
     base = torch.load(fleet.base)
     del base["second.weight"]

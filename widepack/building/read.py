@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import torch
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.differences import tied_names, under_model_names
+from ..checkpoints.differences import tied_names
 from ..checkpoints.discovery import LeftOut, bad_ones, open_checkpoint, open_good
 from ..checkpoints.factory import Factory, PickledModules
 from ..checkpoints.loading import MemberLoader
@@ -27,6 +25,7 @@ from ..fleet.adapter_members import (
     transposed_in_module,
 )
 from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
+from .hyper_parameters import advice
 from .request import BuildRequest, adapters_in
 from .write import MemberStates, member_states
 
@@ -66,8 +65,8 @@ def read_members(request: BuildRequest) -> ReadMembers:
     try:
         return _aligned(request, members, factory)
     except (UsageError, MemberMismatch) as error:
-        if advice := _settings_advice(factory, members.opened):
-            raise type(error)(f"{error}{advice}") from error
+        if words := advice(factory, members.opened):
+            raise type(error)(f"{error}{words}") from error
         raise
 
 
@@ -82,7 +81,7 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     states = member_states(aligned, loader)
     if not request.unmerge:
         return ReadMembers(factory, aligned, members.left_out, states)
-    base = None if request.base is None else under_model_names(_open_base(request), loader.state)
+    base = None if request.base is None else loader.base(_open_base(request))
     if base is not None and not set(base.tensors()) & set(loader.state):
         raise UsageError(
             f"the base {request.base} has no weight of the model: it has"
@@ -199,25 +198,6 @@ def _without_model(checkpoints: Sequence[Checkpoint]) -> UsageError:
         f"no model: a state dict has weights and no code{mixed}, so name what makes the module:"
         " --model package.module:factory, or file.py:factory"
     )
-
-
-def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:
-    """Returns the hyperparameters of Lightning's checkpoints that the factory takes and was not given."""
-    first = opened[0].settings if opened else {}
-    usable = {k: v for k, v in first.items() if k in factory.defaults and v != factory.defaults[k]}
-    equal = {k: v for k, v in usable.items() if all(c.settings.get(k) == v for c in opened)}
-    if equal:
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in equal.items()}
-        given = " ".join(f"--model-arg {shlex.quote(f'{k}={text}')}" for k, text in texts.items())
-        return f" The checkpoints' hyper_parameters have arguments of the factory: give {given}"
-    for name in usable:
-        other = next(c for c in opened if c.settings.get(name) != usable[name])
-        return (
-            f" The checkpoints' hyper_parameters differ in {name}: {usable[name]!r} in {opened[0].path},"
-            f" {other.settings.get(name)!r} in {other.path}; a factory with a parameter state_dict= can read"
-            " sizes from each member's weights"
-        )
-    return ""
 
 
 class OpenedMembers:

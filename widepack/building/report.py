@@ -75,6 +75,8 @@ class BuildReport:
         digest: The SHA-256 of the manifest. Empty after a dry run.
         left_out: The checkpoints that `skip_bad` left out, with `number` (from 0), `path` and `why`.
         unused: How many names in the checkpoints no member uses, by patterns such as `model_ema.*`.
+        contradicted: The model arguments that contradict the `hyper_parameters` of the checkpoints and change
+            the program, with `given` and `stored`.
         entries: The report of each entry, by name.
         tuned: The measurements of `tune`, as `TuneReport.to_json` returns them; None without `tune`.
         measured: The measurements of the plans, as `TuneReport.to_json` returns them, or `failed` with the
@@ -118,6 +120,7 @@ class BuildReport:
     not_finite: list[dict[str, Any]] = field(default_factory=list)
     fleet: dict[str, Any] | None = None
     unused: dict[str, int] = field(default_factory=dict)
+    contradicted: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError
-from ..fleet.adapter import is_adapter
+from ..fleet.adapter import adapters_inside, is_adapter
 from ..planning.request import StrategyRequest
 from ..spec.names import read_names
 from ..spec.state import StateRequest
@@ -86,6 +86,13 @@ class BuildRequest:
     def _check_fleet(self) -> None:
         """Refuses a base without fine-tunes, and fine-tunes without their base. Raises: UsageError."""
         adapters = adapters_in(self.paths)
+        for path in self.paths:
+            if path not in adapters and (inside := adapters_inside(path)):
+                shown = ", ".join(inside[:4]) + (", ..." if len(inside) > 4 else "")
+                raise UsageError(
+                    f"{path} has no adapter_config.json and no weights: it is a folder of adapters. Give the"
+                    f" adapters in it, with --base: {shown}"
+                )
         if adapters and len(adapters) < len(self.paths):
             other = next(path for path in self.paths if path not in adapters)
             raise UsageError(

@@ -41,6 +41,7 @@ from ..verification.reference import not_finite
 from .build_weights import BuildEntry, BuildWeights
 from .captures import Captures, EntryMembers, capture_members, filled_member
 from .costs import facts_of, write_costs
+from .hyper_parameters import contradicted
 from .prove import ProvedEntry, prove
 from .read import read_members
 from .report import OF_FIRST, BuildReport, entry_report, fleet_report
@@ -93,7 +94,8 @@ class Build:
     """One build, while it runs.
 
     members: as they were read. table: their weights. entries: before the verification. parts: the parts of
-    the members that have programs of their own. wides: the wide programs by entry.
+    the members that have programs of their own. wides: the wide programs by entry. contradicted: as the
+    report has it.
     """
 
     def __init__(self, request: BuildRequest, stages: Stages, writer: Writer | None) -> None:
@@ -101,6 +103,7 @@ class Build:
         self.request, self.stages = request, stages
         with stages.stage("read"):
             self.members = members = read_members(request)
+        self.contradicted: dict[str, dict[str, Any]] = {}
         with stages.stage("capture"):
             captured, parameters = self._captured()
         given = members.factory, members.aligned, list(captured.values()), parameters
@@ -136,6 +139,8 @@ class Build:
                 f"{e}. The members were converted to {dtype}, but inputs are not converted:"
                 " describe them in the dtype that the converted model takes"
             ) from e
+        for captures in captured.values():
+            self.contradicted.update(contradicted(factory, aligned, captures))
         _check_states(first, request.states, captured)
         if request.dropout and not any(uses_random_ops(c.first.program) for c in captured.values()):
             raise UsageError(
@@ -242,6 +247,7 @@ class Build:
             left_out=[b._asdict() for b in members.left_out],
             entries=reports,
             fleet=fleet_report(table),
+            contradicted=self.contradicted,
             unused=unused_names(table.aligned.checkpoints, self.request.ignore),
             **known,
         )

@@ -122,6 +122,8 @@ _FLEX = (
     "block mask, and a float mask for the numbers that a score_mod adds",
 )
 
+_SPARSE = re.compile(r"\baten\._?(?:to_)?sparse(?:\b|_)|\bSparse\w*(?:TensorImpl|CPU|CUDA|Meta)\b")
+
 # pattern of an op that no program may have -> what the member does, what to write instead
 _OPS = (
     (r"higher_order\.flex_attention", *_FLEX),
@@ -192,6 +194,11 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
         )
     if words := control_flow(error, module, at):
         return words
+    if _SPARSE.search(text) or ("UnsupportedOperator" in type(error).__name__ and "sparse" in frame):
+        return (
+            f"{name} computes with a sparse tensor{at}, which torch.export cannot capture. Keep it dense "
+            "(to_dense(), and a @ x for torch.sparse.mm(a, x)), or sum the rows with x.index_add"
+        )
     if text.startswith("FlexAttention "):
         return f"{name} {_FLEX[0]}{at}. {_FLEX[1]}"
     return _nested_or_scripted(error, module, at) or (

@@ -17,8 +17,10 @@ Each reader of a format (`open_file.py`, `torch_file.py`, `pt2_archive.py`, `sha
 | `extra_state.py` | Stores the extra state of members as data, and reads it from an artifact |
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers, from untrusted folders |
+| `hugging_face_weights.py` | Converts the weights of a Hugging Face folder as `from_pretrained` does |
 | `literals.py` | Checks what the code of a model reads from its weights |
 | `loading.py` | Loads checkpoints into members of a factory, as `load_state_dict` does |
+| `mapped_memory.py` | Copies tensors out of mapped files, also while another process shortens them |
 | `member_keys.py` | Finds several members in one file by a key with `*` |
 | `model_names.py` | Finds the names that a model has for the weights of a checkpoint |
 | `named_factory.py` | Finds the factory that a user names, also `hf` |

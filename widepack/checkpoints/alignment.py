@@ -122,6 +122,9 @@ def _kind(
         return "ragged", [list(shape) for shape in shapes]
     if share == "none" or len(shapes) == 1:
         return "stacked", list(shapes[0])
-    first = checkpoints[0].get(name)
-    same = all(bit_equal(first, other.get(name)) for other in checkpoints[1:])
+    begin = checkpoints[0].first_numbers(name)  # trained members differ there, so the rest is not read
+    same = all(bit_equal(begin, other.first_numbers(name)) for other in checkpoints[1:])
+    if same:
+        first = checkpoints[0].get(name)
+        same = all(bit_equal(first, other.get(name)) for other in checkpoints[1:])
     return "shared" if same else "stacked", list(shapes[0])

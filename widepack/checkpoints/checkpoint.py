@@ -6,7 +6,8 @@ import copy
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError
-from ..spec.dtypes import OutOfRange, converted, dtype_name
+from ..spec.dtypes import OutOfRange, converted, dense_instead, dtype_name
+from .mapped_memory import ShortenedFile, copied, copy_into, plain_copies, shortened
 from .member_keys import is_pattern, keys_in, slice_of, stacked, stacked_state
 from .plain_file import open_plain
 from .pt2_archive import Pt2File
@@ -39,7 +41,7 @@ class Content(NamedTuple):
     value: what torch.save stored, or the tensors by name. files: the paths, with their status when they were
     opened. kind: what messages call a file that has names of tensors and no dicts, such as `a safetensors
     file`; "" for one with dicts. again: reads the value once more, for modules in it. program: the
-    torch.export program of the file, or None.
+    torch.export program of the file, or None. mapped: whether the tensors are mapped from the files.
     """
 
     value: Any
@@ -47,6 +49,7 @@ class Content(NamedTuple):
     kind: str = ""
     again: Callable[[], object] | None = None
     program: Pt2File | None = None
+    mapped: bool = False
 
     def checkpoint(self, path: str, key: str | None = None) -> Checkpoint:
         """Returns the state dict as a checkpoint.
@@ -55,8 +58,10 @@ class Content(NamedTuple):
         """
         tensors, module, versions, settings, extra = self.picked(key)
         for name, tensor in tensors.items():
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-                where = f"on the device {tensor.device}" if tensor.layout == torch.strided else tensor.layout
+            if tensor.layout != torch.strided:
+                raise RefusedFile(f"{dense_instead(name, tensor.layout)}; then save the checkpoint again")
+            if tensor.is_quantized or tensor.device.type != "cpu":
+                where = f"on the device {tensor.device}"
                 way_out = f". {UNQUANTIZED}" if tensor.is_quantized else ""
                 raise RefusedFile(
                     f"{name} is {'quantized' if tensor.is_quantized else where}; widepack reads only dense "
@@ -64,10 +69,17 @@ class Content(NamedTuple):
                 )
         size = sum(status.st_size for _, status in self.files)
         check_expanded((t.numel() * t.element_size() for t in tensors.values()), size)
+        try:
+            extra = plain_copies(dict(extra)) if self.mapped else extra
+        except ShortenedFile:
+            raise RefusedFile(shortened(self.files)) from None
 
         def make_module() -> nn.Module:
             assert self.again is not None  # only torch.save stores modules
-            fresh = self._replace(value=self.again()).picked(key).module
+            try:
+                fresh = self._replace(value=self.again()).picked(key).module
+            except RefusedFile as refused:
+                raise CheckpointError(f"checkpoint {path}: {refused}") from None
             assert fresh is not None  # the first read found it
             return fresh
 
@@ -75,8 +87,9 @@ class Content(NamedTuple):
             Checkpoint(
                 path,
                 {name: info_of(tensor) for name, tensor in tensors.items()},
-                lambda name: tensors[name].resolve_conj().resolve_neg(),
+                tensors.__getitem__,
                 self.files,
+                mapped=self.mapped,
                 module=None if module is None else make_module,
                 program=self.program,
                 versions=versions,
@@ -124,6 +137,7 @@ class Checkpoint:
         read: Callable[[str], torch.Tensor],
         files: Sequence[tuple[str, os.stat_result]],
         *,
+        mapped: bool = False,
         module: Callable[[], nn.Module] | None = None,
         program: Pt2File | None = None,
         versions: Mapping[str, Any] = MappingProxyType({}),
@@ -138,7 +152,7 @@ class Checkpoint:
         # By the names in the file:
         self._infos, self._extra, self._versions = dict(infos), dict(extra), versions
         self._names = {name: name for name in (*infos, *extra)}
-        self._read = read
+        self._read, self._mapped = read, mapped
         self._dtype: torch.dtype | None = None
         self._values: Mapping[str, Callable[[], torch.Tensor]] = {}  # by the names in the file
         self._sha256 = ""
@@ -181,15 +195,54 @@ class Checkpoint:
         return TensorInfo(dtype_name(self._dtype), info.shape)
 
     def get(self, name: str) -> torch.Tensor:
-        """Returns one tensor on the CPU, mapped if the file allows; do not write into it.
+        """Returns one tensor on the CPU; do not write into it.
 
-        Raises: KeyError; CheckpointError for a number that the dtype of `as_dtype` cannot represent.
+        A tensor of a mapped file is copied, so that a file that becomes shorter is an error.
+        Raises: KeyError; CheckpointError for such a file, or for a number that the dtype of `as_dtype` cannot
+        represent.
         """
+        if (value := self._values.get(self._names.get(name, ""))) is not None:
+            return value()
+        return self._in_dtype(name, self._in_memory(self._stored(name)))
+
+    def first_numbers(self, name: str, most: int = 1024) -> torch.Tensor:
+        """Returns the first numbers of one tensor. Of a contiguous one in a mapped file, only these are read.
+
+        Raises: as for `get`.
+        """
+        if self._names.get(name, "") in self._values or not (stored := self._stored(name)).is_contiguous():
+            return self.get(name).reshape(-1)[:most]
+        return self._in_dtype(name, self._in_memory(stored.view(-1)[:most]))
+
+    def copy_into(self, target: torch.Tensor, name: str) -> None:
+        """Copies one tensor into another one. Raises: as for `get`."""
+        made = self._dtype is not None or self._names.get(name, "") in self._values
+        if made or not self._mapped:
+            target.copy_(self.get(name))
+            return
+        with self._naming():
+            copy_into(target, self._stored(name))
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Names the file that became shorter. Raises: CheckpointError."""
+        try:
+            yield
+        except ShortenedFile:
+            raise CheckpointError(f"checkpoint {self.path}: {shortened(self.files)}") from None
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """Returns one tensor as the file has it, mapped if the file allows. Raises: KeyError."""
         if name not in self._names or self._names[name] not in self._infos:
             raise KeyError(name)
-        if (value := self._values.get(self._names[name])) is not None:
-            return value()
-        tensor = self._read(self._names[name]).detach()
+        return self._read(self._names[name]).detach()
+
+    def _in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._naming():
+            return copied(tensor) if self._mapped else tensor
+
+    def _in_dtype(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.resolve_conj().resolve_neg()
         if self._dtype is None or not tensor.is_floating_point():
             return tensor
         try:
@@ -200,6 +253,11 @@ class Checkpoint:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, as `get` returns them, and the extra state."""
         return self.versioned({name: self.get(name) for name in self.tensors()})
+
+    def mapped_state_dict(self) -> dict[str, torch.Tensor]:
+        """Returns what `state_dict` does, with tensors that stay mapped. It is for code that reads sizes."""
+        tensors = {name: self._stored(name) for name in self.tensors()}
+        return self.versioned({name: self._in_dtype(name, t) for name, t in tensors.items()})
 
     def versioned(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Returns tensors as `nn.Module.state_dict` does, with the extra state and the submodules' versions.
@@ -286,8 +344,26 @@ class Checkpoint:
             _infos=dict(infos),
             _names={name: name for name in (*infos, *extra)},
             _read=read,
+            _mapped=False,
             _extra=dict(extra),
             _versions=dict(versions),
+            _dtype=None,
+            _values={},
+        )
+
+    def converted(self, infos: Mapping[str, TensorInfo], read: Callable[[str], torch.Tensor]) -> Checkpoint:
+        """Returns other weights that were made of this checkpoint's, before a module loads them.
+
+        infos, read: of these weights, by name.
+        """
+        names = {name: name for name in (*infos, *self.extra_state())}
+        return self._with(
+            _infos=dict(infos),
+            _names=names,
+            _read=read,
+            _mapped=False,
+            _extra=self.extra_state(),
+            _versions={},
             _dtype=None,
             _values={},
         )

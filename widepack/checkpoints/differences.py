@@ -262,7 +262,7 @@ def tied_names(
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in model.items():
         if tensor.numel():
-            groups.setdefault(_memory_of(tensor), []).append(name)
+            groups.setdefault(place_of(tensor), []).append(name)
     canonical, aliases = {}, {}
     for names in groups.values():
         first = next((n for n in names if all(n in info for info in infos)), None)
@@ -272,7 +272,7 @@ def tied_names(
     return canonical, aliases
 
 
-def _memory_of(tensor: Tensor) -> tuple[object, ...]:
+def place_of(tensor: Tensor) -> tuple[object, ...]:
     """Returns a key that is equal for two names of one tensor, also on the meta device."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     return memory_id(tensor), tensor.storage_offset(), shape, stride, tensor.dtype

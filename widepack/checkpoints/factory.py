@@ -29,10 +29,11 @@ class Factory:
     name: as the user wrote it. args: the keyword arguments of every call. takes_state_dict: whether it has a
     parameter `state_dict` to size the module by. dtype: what the floating weights of every member are
     converted to, or None. brings_weights: whether `of` returns members with their weights, so that nothing is
-    loaded into them.
+    loaded into them. converts: whether files have other names or values than `load_state_dict` takes, which
+    `converted` makes.
     """
 
-    brings_weights = False
+    brings_weights = converts = False
 
     def __init__(
         self, name: str, make: Callable[..., object], args: Mapping[str, object], folder: str = ""
@@ -63,6 +64,12 @@ class Factory:
         """The parameters that `args` does not give, with their defaults or `inspect.Parameter.empty`."""
         named = _parameters(self._make)
         return {n: p.default for n, p in named.items() if n not in self.args and n != "state_dict"}
+
+    def with_args(self, args: Mapping[str, object]) -> Factory:
+        """Returns a factory of the same model with other arguments, beside those that it has."""
+        other = Factory(self.name, self._make, {**self.args, **args}, self._folder)
+        other.dtype = self.dtype
+        return other
 
     def __call__(self, state_dict: Mapping[str, Tensor] | None = None) -> nn.Module:
         """Makes a fresh member. state_dict: passed only to a factory with this parameter.
@@ -97,7 +104,14 @@ class Factory:
     def fresh(self, checkpoint: Checkpoint) -> nn.Module:
         """Returns a fresh member for a checkpoint that a build has read. Raises: UsageError."""
         given = checkpoint.given or checkpoint
-        return self.of(given, given.state_dict())
+        return self.of(given, given.mapped_state_dict())
+
+    def converted(self, checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
+        """Returns a checkpoint with the names and values that a fresh member's `load_state_dict` takes.
+
+        Raises: MemberMismatch; UsageError.
+        """
+        return checkpoint
 
     def _signature(self, error: BaseException) -> str:
         if not isinstance(error, TypeError):

@@ -39,6 +39,7 @@ from ..ir.torch_internals import is_fake, op_base_name
 from ..system.memory import available_bytes
 from .checkpoint import Checkpoint
 from .factory import Factory
+from .hugging_face_weights import converted
 from .plain_file import read_plain
 from .state_dict import RefusedFile
 
@@ -79,7 +80,18 @@ def hugging_face(args: Mapping[str, object] | None, beside: Sequence[str]) -> Fa
     return HuggingFaceFolders(list(dict.fromkeys(map(_folder_of, beside))) or [os.curdir], config_args)
 
 
-class HuggingFaceFolders(Factory):
+class HuggingFaceFolder(Factory):
+    """Makes members from the config.json of one folder."""
+
+    converts = True
+
+    def converted(self, checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
+        """Returns a checkpoint as `from_pretrained` converts it. Raises: MemberMismatch; UsageError."""
+        with no_network():
+            return converted(_transformers(), checkpoint, module)
+
+
+class HuggingFaceFolders(HuggingFaceFolder):
     """Makes each member from the config.json beside its checkpoint.
 
     folders: of the checkpoints. The first one must have a config.json.
@@ -145,7 +157,7 @@ def _of_folder(folder: str, args: Mapping[str, object]) -> Factory:
                 "with a config that contains its parts, or name a factory of your own: --model file.py:make"
             ) from None
 
-    return Factory(NAME, make, args)
+    return HuggingFaceFolder(NAME, make, args)
 
 
 def _refused_connection(error: BaseException | None) -> ConnectionRefused | None:

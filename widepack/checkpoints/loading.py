@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError, MemberMismatch, UsageError
 from ..ir.torch_internals import memory_id
-from ..spec.dtypes import dtype_of
+from ..spec.dtypes import dense_instead, dtype_of
 from .checkpoint import Checkpoint, is_floating, unwrapped
 from .differences import Compared, bit_equal, differences, key_hints, mismatch, tied_names
 from .eval_mode import eval_results, has_own_mode, in_eval_mode
@@ -115,9 +115,15 @@ class MemberLoader:
         self.set_by_eval = self.set_by_eval or found
         self.plain = self.plain and not self.set_by_eval
 
-    def given(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Returns a checkpoint under the model's names, as it is given to `load_state_dict`."""
-        return self._module(checkpoint)[1]
+    def base(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Returns the weights of a base, which may be some of the model's, under the model's names.
+
+        Raises: MemberMismatch; UsageError.
+        """
+        named = under_model_names(checkpoint, self.state)
+        if not self.factory.converts:
+            return named
+        return self.factory.converted(named, self.factory.fresh(named))
 
     def verbatim(self) -> Verbatim:
         """Returns whether the module takes the state of the first member as it is."""
@@ -197,24 +203,30 @@ class MemberLoader:
     def _module(self, checkpoint: Checkpoint) -> tuple[nn.Module, Checkpoint]:
         """Returns a fresh member for a checkpoint, and the checkpoint under its names."""
         if self.factory.brings_weights:
-            module = self.factory.of(checkpoint, checkpoint.state_dict())
+            module = self.factory.of(checkpoint, checkpoint.mapped_state_dict())
             return module, under_model_names(checkpoint, module_state(module))
         if not self.factory.takes_state_dict:
             module = self._fresh.get(()) or self.factory.of(checkpoint, {})
             self._fresh = {(): module}
-            return module, without_ignored(checkpoint, module_state(module), self.ignore)
+            return module, self._converted(self._named(checkpoint, module), module)
         module = self._sized(checkpoint)
-        given = without_ignored(checkpoint, module_state(module), self.ignore)
-        if given.names != checkpoint.names:  # the factory reads sizes by the model's names
-            module = self._made(given)
-        return module, given
+        named = self._named(checkpoint, module)
+        if named.names != checkpoint.names:  # the factory reads sizes by the model's names
+            module = self._made(named)
+        return module, self._converted(named, module)
+
+    def _named(self, checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
+        return without_ignored(checkpoint, module_state(module), self.ignore)
+
+    def _converted(self, named: Checkpoint, module: nn.Module) -> Checkpoint:
+        return self.factory.converted(named, module) if self.factory.converts else named
 
     def _made(self, checkpoint: Checkpoint) -> nn.Module:
         """Returns a fresh member of a factory that reads sizes; one that only copies serves several times."""
         key = tuple(sorted(checkpoint.tensors().items()))
         module = self._fresh.get(key)
         if module is None:
-            module = self.factory.of(checkpoint, checkpoint.state_dict())
+            module = self.factory.of(checkpoint, checkpoint.mapped_state_dict())
             self._fresh = {key: module}
         return module
 
@@ -280,6 +292,12 @@ def load(module: nn.Module, given: Checkpoint, state: dict[str, Any] | None = No
     state: the checkpoint's state dict, if it is known. Names of a tied weight that the file lacks are added:
     safetensors stores one of them. Raises: MemberMismatch with torch's reason.
     """
+    if state is None and copies(module) and (copied := _copied(given, state_of(module))) is not None:
+        with torch.no_grad():
+            for name, tensor in state_of(module).items():
+                if name in copied.names:
+                    copied.copy_into(tensor, name)
+        return
     state = given.state_dict() if state is None else state
     sized = {name: t for name, t in state_of(module).items() if not is_lazy(t)}
     canonical, _ = tied_names(sized, [given.tensors()])
@@ -375,7 +393,10 @@ def _same_place(a: Tensor, b: Tensor) -> bool:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and the saved buffers of a module, under the names that programs use."""
+    """Returns the parameters and the saved buffers of a module, under the names that programs use.
+
+    Raises: UsageError for a sparse one.
+    """
     state: dict[str, Tensor] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -383,6 +404,9 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
         unsaved = own["_non_persistent_buffers_set"]
         for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
             if tensor is not None and name not in unsaved:
+                if not is_lazy(tensor) and tensor.layout is not torch.strided:
+                    kind = type(module).__name__
+                    raise UsageError(f"model {kind}: {dense_instead(prefix + name, tensor.layout)}")
                 state[prefix + name] = tensor if is_lazy(tensor) else tensor.detach()
     return state
 

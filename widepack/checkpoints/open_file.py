@@ -130,7 +130,7 @@ def _zip_reader(records: Records) -> Callable[[str, os.stat_result, bytes, bool]
 def _read_program(path: str, status: os.stat_result, start: bytes, trust: bool) -> Content:
     program = Pt2File(path)
     tensors = {name: program.get(name) for name in program.tensors() if name in program.saved}
-    return Content(tensors, [(path, status)], "a torch.export program", program=program)
+    return Content(tensors, [(path, status)], "a torch.export program", program=program, mapped=True)
 
 
 def _read_npz(path: str, status: os.stat_result, start: bytes, trust: bool) -> Content:
@@ -185,4 +185,4 @@ def _read_safetensors(path: str, status: os.stat_result, header: int) -> Content
         ) from None
     if not tensors:
         raise RefusedFile("has no tensors")
-    return Content(tensors, [(path, status)], "a safetensors file")
+    return Content(tensors, [(path, status)], "a safetensors file", mapped=True)

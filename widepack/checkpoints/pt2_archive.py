@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 
+from ..errors import CheckpointError
+from .mapped_memory import ShortenedFile, copied, shortened
 from .state_dict import SAVE, RefusedFile, TensorInfo
 from .zip_records import check_expanded, record_start, records_of, storages_of, text_record
 
@@ -63,7 +66,8 @@ class Pt2File:
     def __init__(self, path: str) -> None:
         self.path = path
         with open(path, "rb") as file:
-            self._size = file.seek(0, 2)
+            self._status = os.fstat(file.fileno())
+            self._size = self._status.st_size
             self._records = records_of(file, self._size)
         models = [n for n in self._records if "/models/" in f"/{n}" and n.endswith(".json")]
         if len(models) != 1:
@@ -120,6 +124,15 @@ class Pt2File:
         start = self._starts[meta.record]
         part = self._file[start : start + self._records[meta.record].file_size]
         return torch.empty(0, dtype=meta.dtype).set_(part, meta.offset, meta.sizes, meta.strides)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Returns a copy of one tensor. Raises: KeyError; CheckpointError if the file became shorter."""
+        try:
+            return copied(self.get(name))
+        except ShortenedFile:
+            raise CheckpointError(
+                f"checkpoint {self.path}: {shortened([(self.path, self._status)])}"
+            ) from None
 
     def is_parameter(self, name: str) -> bool:
         """Returns whether a tensor is a parameter of its module; buffers and constants are not.

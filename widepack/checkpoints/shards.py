@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +130,34 @@ def _no_weights(path: str, names_of_weights: Sequence[str]) -> str:
         names = ", ".join(names_of_weights[:6])
         first = os.path.join(path, names_of_weights[0])
         return f"is a folder, and it has {names}; name the files in it, for example {first}"
-    with os.scandir(path) as entries:
-        folders = sorted(entry.path for entry in entries if entry.is_dir())
-    inner = [folder for folder in folders[:200] if _has_weights(folder)]
-    if inner:
+    if inner := folders_inside(path, has_weights):
         shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
         return f"is a folder without weights; its subfolders have some: give {shown}"
     return "is a folder, and it has no weights: no .safetensors, .bin, .pt, .pth or .ckpt file"
 
 
-def _has_weights(folder: str) -> bool:
+def folders_inside(path: str, wanted: Callable[[str], bool]) -> list[str]:
+    """Returns the subfolders that are wanted, or those in subfolders if there are none."""
+    folders = _subfolders([path])
+    if inner := [folder for folder in folders if wanted(folder)]:
+        return inner
+    return [folder for folder in _subfolders(folders) if wanted(folder)]
+
+
+def _subfolders(paths: Sequence[str]) -> list[str]:
+    """Returns the first folders in folders."""
+    found: list[str] = []
+    for path in paths:
+        try:
+            with os.scandir(path) as entries:
+                found += sorted(entry.path for entry in entries if entry.is_dir())
+        except OSError:
+            continue  # it cannot be read
+    return found[:200]
+
+
+def has_weights(folder: str) -> bool:
+    """Returns whether a folder has a file that may be a checkpoint."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -168,7 +186,7 @@ def _read_index(path: str, trust: bool) -> Content:
             shard = open_file(os.path.join(folder, name), None, trust).unstripped()
         except RefusedFile as refused:
             raise RefusedFile(f"its shard {name} {refused}") from None
-        shards[name] = shard.state_dict()
+        shards[name] = shard.mapped_state_dict()
         opened += shard.files
     for tensor, name in files.items():
         if tensor not in shards[name]:
@@ -178,7 +196,7 @@ def _read_index(path: str, trust: bool) -> Content:
     if not files:
         raise RefusedFile("is an index of no tensors")
     value = {tensor: shards[name][tensor] for tensor, name in files.items()}
-    return Content(value, opened, "an index of shards")
+    return Content(value, opened, "an index of shards", mapped=True)
 
 
 def _files(path: str) -> Mapping[str, str]:

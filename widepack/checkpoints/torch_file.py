@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections import deque
+from functools import partial
 
 import torch
 
@@ -43,7 +44,9 @@ def read_torch_file(path: str, status: os.stat_result, start: bytes, trust: bool
         raise RefusedFile(f"cannot be read: {error.strerror or error}") from None
     if isinstance(value, Foreign):
         raise RefusedFile(_pickled(value.name))
-    return Content(value, [(path, status)], again=lambda: _load(path, start, mapped, trust))
+    # A module is read into memory: its code would read mapped numbers of a file that may become shorter.
+    again = partial(_load, path, start, False, trust)
+    return Content(value, [(path, status)], again=again, mapped=mapped)
 
 
 def can_be_mapped(path: str, size: int) -> bool:

@@ -29,6 +29,7 @@ from widepack_artifacts.errors import ArtifactError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.open_file import look, open_file
 from ..checkpoints.plain_file import read_plain
+from ..checkpoints.shards import folders_inside, has_weights
 from ..checkpoints.state_dict import RefusedFile
 from ..errors import CheckpointError
 from .name_patterns import name_pattern
@@ -323,6 +324,13 @@ def read_adapter(path: str | Path) -> Adapter:
 def is_adapter(path: str | Path) -> bool:
     """Returns whether a path is a folder with the settings of an adapter."""
     return os.path.isfile(os.path.join(path, FILE))
+
+
+def adapters_inside(path: str) -> list[str]:
+    """Returns the adapters in the subfolders of a folder that has no weights; [] for any other path."""
+    if not os.path.isdir(path) or has_weights(path):
+        return []
+    return folders_inside(path, is_adapter)
 
 
 def _read(folder: Path) -> Adapter:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from ..capture.attributes import Difference, attributes_of, differences, texts_of_values
 from ..capture.reachable import class_functions, edges
 from ..errors import MemberMismatch, UsageError
-from ..spec.dtypes import dtype_name
+from ..spec.dtypes import dense_instead, dtype_name
 from .skeleton import first_names, weights_of
 from .torch_module import buffer_dict, hooks_of_gradients, parameter_dict
 
@@ -285,10 +285,12 @@ def _refuse_special_weights(i: int, model: nn.Module) -> None:
                 f"member {i}: {name} has no size yet; run a lazy module once, on an example, "
                 "before you fuse it"
             )
-        if value.layout is not torch.strided or not _is_plain(type(value)):
+        if value.layout is not torch.strided:
+            raise UsageError(f"member {i}: {dense_instead(name, value.layout)}")
+        if not _is_plain(type(value)):
             raise UsageError(
-                f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; fuse stacks only "
-                "dense tensors, and parameters whose class leaves torch's operations as they are"
+                f"member {i}: {name} is a {type(value).__name__}; fuse stacks only tensors and parameters "
+                "whose class leaves torch's operations as they are"
             )
         if hooks_of_gradients(value):
             raise UsageError(

@@ -55,7 +55,7 @@ def open_table(path: Path, form: Any = None) -> Table:
     return ParquetTable(path) if suffix == ".parquet" else IpcTable(path)
 
 
-class _Named:
+class _NamedSink:
     """A sink whose errors name the user's file, not the temporary one."""
 
     def __init__(self, sink: FileSink, path: Path) -> None:
@@ -85,7 +85,7 @@ def output_file(
     Raises: as `whole`.
     """
     with whole(path, force) as made:
-        sink = _Named(_opened(suffix_of(path, "output"), made, metadata, rows), path)
+        sink = _NamedSink(_opened(suffix_of(path, "output"), made, metadata, rows), path)
         try:
             yield sink
         except BaseException:

@@ -21,6 +21,16 @@ def find_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[LONG_NAMES.get(text, text)]
 
 
+def dense_instead(name: str, layout: torch.layout) -> str:
+    """Returns what to do about a tensor that is not dense, such as a sparse one. name: its path."""
+    last = name.rpartition(".")[2]
+    sparse = "a sparse tensor" if "sparse" in str(layout) else "no dense tensor"
+    return (
+        f"{name} is {sparse} (layout {layout}), and widepack stacks dense tensors only. In the model,"
+        f" register {last}.to_dense(), and multiply by {last} @ x in place of torch.sparse.mm({last}, x)"
+    )
+
+
 class OutOfRange(ValueError):
     """Raised for a number that a dtype cannot represent.
 

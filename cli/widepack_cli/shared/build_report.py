@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from widepack_bench.text import duration, plural, size
 
-from .report_lines import damaged, some, unused_lines
+from .report_lines import contradicted_lines, damaged, some, unused_lines
 
 if TYPE_CHECKING:
     from widepack import BuildReport
@@ -28,6 +28,7 @@ def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
         text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
     text += unused_lines(report.unused)
+    text += contradicted_lines(report.contradicted)
     text += damaged(report.not_finite)
     text += _measured(report.measured)
     text.append(

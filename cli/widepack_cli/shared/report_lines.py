@@ -23,6 +23,15 @@ def unused_lines(unused: Mapping[str, int]) -> list[str]:
     return [f"{'left out':<13}{unused_text(unused)}: names that the model does not have"] if unused else []
 
 
+def contradicted_lines(contradicted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each model argument that contradicts the checkpoints' hyperparameters."""
+    return [
+        f"{'contradicted':<13}{name}={row['given']!r} was given, the checkpoints' hyper_parameters have"
+        f" {row['stored']!r}, which is another program"
+        for name, row in contradicted.items()
+    ]
+
+
 def some(names: Sequence[str], at_most: int = 20) -> str:
     """Returns the names in one line; a long list is shortened in the middle."""
     return (

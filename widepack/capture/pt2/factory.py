@@ -83,7 +83,9 @@ class _FileCapture:
         """Returns the captured member."""
         read = self.read
         inputs = self._inputs()
-        weights = {source: (role, self.file.get(source).detach()) for _, source, role in read.weights}
+        # The weights of checkpoints are read later, other tensors from here.
+        get = {True: self.file.get, False: self.file.read}
+        weights = {s: (role, get[s in self.file.saved](s).detach()) for _, s, role in read.weights}
         program = Program(
             tuple(Slot(value, name, "shared", type_of(weights[name][1])) for value, name, _ in read.weights),
             tuple(Slot(i.value, leaf.name, "shared", leaf.type) for (_, i), leaf in zip(self.leaves, inputs)),

@@ -60,10 +60,10 @@ class ProgramModule(nn.Module):
             if file.is_parameter(name):
                 place = file.place(name)
                 if place not in parameters:
-                    parameters[place] = nn.Parameter(file.get(name).clone(), requires_grad=False)
+                    parameters[place] = nn.Parameter(file.read(name), requires_grad=False)
                 parent.register_parameter(last, parameters[place])
             elif name in file.saved or name in read:
-                parent.register_buffer(last, file.get(name).clone(), persistent=name in file.saved)
+                parent.register_buffer(last, file.read(name), persistent=name in file.saved)
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs the program on the exported module's inputs. Returns the leaves of its result, in order."""
