@@ -172,6 +172,8 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
         if REGISTRY[op].family in EXACT or not (want.is_floating_point() or want.is_complex()):
             assert torch.equal(bits(got), bits(want)), f"{where}: differs from the member's result"
             return
+        if torch.equal(got, want):  # most strategies that copy numbers; the bound takes ten times as long
+            return
         finite = want[torch.isfinite(want)].abs()
         bound = ULPS * torch.finfo(want.dtype).eps * float(finite.max()) if finite.numel() else 0.0
         if torch.allclose(got, want, rtol=0, atol=bound, equal_nan=True):  # a fifth of assert_close's time
