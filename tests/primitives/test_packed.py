@@ -64,7 +64,7 @@ def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -
 @pytest.mark.parametrize("case", LINEAR)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, None])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, None])
 def test_a_streamed_layer_equals_its_decomposition(
     case: Any, dtype: torch.dtype, bias: bool, shared: bool, rows: int | None
 ) -> None:

@@ -66,6 +66,7 @@ from .patches import decompositions, dropout_copies, fake_quantize, functions, p
 from .patches.functions import bound_embeddings, by_places, scattered_by_places
 from .patches.member_values import MemberValues
 from .patches.numbers import Names, conversions, numbers_kept
+from .patches.recurrent_values import recurrent_shapes
 from .patches.row_branches import rows_assumed
 from .patches.tensor_index import look_up_places
 from .patches.transforms import transforms_by_autograd
@@ -123,7 +124,9 @@ def export(
     # copies, because an export that fails leaves marks on its example
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
     dynamic = _dynamic(module, call, dim)
-    with calm(), nullcontext() if grad else torch.no_grad():
+    # a program of forward's own derivatives needs a layer's steps
+    shapes = nullcontext() if derivatives else recurrent_shapes()
+    with calm(), shapes, nullcontext() if grad else torch.no_grad():
         with dropout_copies.DropoutCopies() if dropout else nullcontext():
             if derivatives:
                 with (

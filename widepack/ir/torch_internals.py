@@ -282,6 +282,31 @@ def replaced(table: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
                 delattr(owner, name)
 
 
+@contextmanager
+def decompositions_wrapped(
+    name: str, overload: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Wraps what torch computes with for an op without numbers, inside a with block. name: as `gru` of aten.
+
+    A torch without these tables computes as it does.
+    """
+    op = getattr(aten_packet(name), overload)
+    table = getattr(getattr(torch, "_decomp", None), "decomposition_table", {})
+    kernels, cached = getattr(op, "py_kernels", {}), getattr(op, "_dispatch_cache", {})
+    own, before = table.get(op), dict(kernels)
+    try:
+        if own is not None:
+            table[op] = wrap(own)
+        kernels.update({key: wrap(kernel) for key, kernel in before.items()})
+        cached.clear()
+        yield
+    finally:
+        if own is not None:
+            table[op] = own
+        kernels.update(before)
+        cached.clear()
+
+
 def traced_tensor() -> Callable[..., torch.Tensor]:
     """`torch.tensor` in operations that an export records; itself in a torch without these."""
     traced: Callable[..., torch.Tensor] = getattr(getattr(torch, "_refs", None), "tensor", torch.tensor)

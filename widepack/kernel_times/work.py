@@ -21,6 +21,7 @@ from ..ir.limits import tensors
 from ..ir.op_records import RECURRENT_LAYERS, RECURRENT_STEPS
 from ..ir.torch_internals import is_overload, memory_id
 from ..kernels.member_convs import OP as MEMBER_CONVS
+from ..kernels.streamed import FEW
 from ..runtime.flop_formulas import kernel_formula, own_formula
 from ..runtime.kernel_count import NO_KERNEL, is_view
 from ..runtime.meta_values import run_on_meta
@@ -200,7 +201,7 @@ def _product(
         matrix = read[-1]
         if kind == "batched product" and matrix.dim() == 3 and matrix.stride(-1) == 1:
             kind = "turned product"
-        if kind == "streamed product" and sizes[1] != 1:
+        if kind == "streamed product" and sizes[1] > FEW:
             kind = "turned product"
         count = sizes[0] if len(sizes) == 3 else 1
         return _narrow(kind, sizes), count, math.prod(sizes[:-1]) / max(count, 1)

@@ -8,7 +8,7 @@
 | `fold` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
 | `turned` | W Stacked | products over weights transposed at load; x Shared: one product |
-| `streamed` | on a CPU, float32, W Stacked | for one row per member: sums of rows of the weights |
+| `streamed` | on a CPU, float32, W Stacked | for up to three rows of a member: sums of rows of the weights |
 | `packed` | on a CPU, W Stacked, not float64 | one oneDNN call over prepacked weights |
 | `chain` | W Stacked, if a plan or the user names it | with the next layers: `mlp_chain` |
 | `products` | on a CPU, float32, W Stacked | oneDNN over plain weights, also in the backward pass |
