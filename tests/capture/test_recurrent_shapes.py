@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch._decomp import decomposition_table, decompositions
 
 from widepack.capture.patches.recurrent_values import recurrent_shapes
 
-LAYERS = {
+LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gru": lambda: nn.GRU(5, 4, 2, batch_first=True),
     "both directions": lambda: nn.GRU(5, 4, bidirectional=True),
     "lstm": lambda: nn.LSTM(5, 4, 2, batch_first=True),

@@ -48,6 +48,21 @@ def test_a_part_of_a_time_limit() -> None:
     limit = TimeLimit.of(10.0)
     assert 9 < limit.left <= 10 and 4 < limit.part(0.5).left <= 5
     assert TimeLimit.of(0.0).over
+    assert limit.later(5.0, NO_LIMIT).left > 14
+    assert limit.later(5.0, TimeLimit.of(12.0)).left <= 12
+
+
+def test_a_limit_of_processor_time_does_not_count_what_others_compute() -> None:
+    limit = TimeLimit.working(0.5)
+    time.sleep(0.6)
+    assert limit.left > 0 and limit.part(0.5).left <= 0.25
+    time.sleep(1.0)
+    assert limit.left == 0, "at most three times as long by the wall clock"
+    limit = TimeLimit.working(0.05)
+    end = time.perf_counter() + 30
+    while not limit.over and time.perf_counter() < end:
+        pass
+    assert limit.over
 
 
 def test_a_race_ends_at_its_time_limit_and_reports_progress() -> None:

@@ -109,7 +109,7 @@ def build(
             programs of each part, so a load of a part lowers nothing. Several numbers: a list. Default: none.
         force: Whether to replace an artifact at `out`.
         dry_run: Whether to stop after lowering. Nothing is verified or written.
-        budget: The most seconds in which plans are measured on this machine after the build. Plans that are
+        budget: The most processor seconds in which plans are measured here after the build. Plans that are
             faster than the predicted ones are stored in the artifact. 0 only predicts. Default: 20, or the
             environment variable WIDEPACK_BUDGET. Nothing is measured with `strategy`, `tune`, `dry_run`, and
             for entries that draw random numbers.

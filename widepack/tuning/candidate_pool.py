@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -138,6 +139,7 @@ class CandidatePool:
         self._right: set[str] = set()
         self._by_key: dict[str, Candidate] = {}
         self._fastest: Candidate | None = None
+        self.making_s = 0.0  # seconds of lowering and binding, which searches of other batches profit from
         self._compile_s = math.inf
 
     def compile_within(self, seconds: float) -> None:
@@ -167,6 +169,7 @@ class CandidatePool:
         key = f"{plan.backend} {plan.workers} {sorted(plan.looped())} {strategies}"
         if key in self._by_key:
             return self._by_key[key]
+        begin = time.perf_counter()
         try:
             if key not in self._lowered:
                 self._lowered[key] = self.programs.lower(plan)
@@ -185,6 +188,8 @@ class CandidatePool:
         except Exception as e:  # noqa: BLE001  # other runtimes fail with errors of their own; a plan that fails takes no part
             self.dropped[name] = f"{type(e).__name__}: {first_line(e)[:200]}"
             return None
+        finally:
+            self.making_s += time.perf_counter() - begin
         c = Candidate(name, plan, lowered.program, lowered.used, bound, origin)
         self._by_key[key] = self._by_key[same] = c
         self._time(c)

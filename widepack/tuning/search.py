@@ -25,6 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -231,7 +232,8 @@ class Search(CandidatePool):
     ) -> None:
         super().__init__(work, bind, right, NEAR if options.sparing else SLOW)
         self.options, self.label = options, label
-        self.limit, self.budget_s = NO_LIMIT, options.budget_s
+        self.limit = self._last = NO_LIMIT
+        self.budget_s, self._given_back = options.budget_s, 0.0
         self._loop: Candidate | None = None
         self._always = set(KEPT)  # the candidates that race, however slow they are
         self._costs: dict[str, dict[str, float]] = {}  # seconds by candidate and node
@@ -241,37 +243,46 @@ class Search(CandidatePool):
         if self.options.progress is not None:
             self.options.progress(f"{self.label}: {stage}", done, total)
 
-    def run(self, limit: TimeLimit = NO_LIMIT, writing: TimeLimit | None = None) -> SearchResult | None:
+    def _give_back(self) -> None:
+        """Ends the search later by the time of lowering and binding so far, which serves all batches."""
+        if not self.options.thorough:
+            self.limit = self.limit.later(self.making_s - self._given_back, self._last)
+        self._given_back = self.making_s
+
+    def _reserved(self, share: float) -> float:
+        """Returns the seconds at the end of the search that a stage with a share of it leaves."""
+        return 0.0 if math.isinf(self.limit.left) else (1 - share) * self.limit.left
+
+    def run(self, limit: TimeLimit = NO_LIMIT, last: TimeLimit | None = None) -> SearchResult | None:
         """Searches.
 
         Args:
             limit: When the search must end. The predicted plan and the loop are always measured.
-            writing: When a file must be written that the searches of all batches use. Default: `limit`.
+            last: When the searches of all batches must end. Default: `limit`.
 
         Returns:
             The measurements; None if the predicted plan does not run, or gives wrong answers.
         """
         begin = time.perf_counter()
-        self.limit = limit
+        self.limit, self._last = limit, last or limit
         self.budget_s = min(self.options.budget_s, MEASURING * limit.left)
         self.report(PREDICTED, 0, 2)
         predicted = self.candidate(PREDICTED, self.prediction())
         if predicted is None or not self.is_right(predicted):
             return None
-        self._try_loop()
-        before = time.perf_counter()
-        self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=True)
-        if writing is not None:  # the file is for all searches, so its time is not this one's
-            self.limit = limit = limit.later(time.perf_counter() - before, writing)
-        self._try_forms(limit.part(FORMS))
-        self._try_onnx(writing or limit, limit.part(ONNX_PART), loop=False)
+        for step in (self._try_loop, partial(self._try_onnx, loop=True)):
+            self._give_back()
+            step()
+        self._give_back()
+        self._try_forms()
+        self._try_onnx(loop=False)
         changes: list[str] = []
         if self.options.thorough:
-            groups = self._compose(limit.part(COMPOSITION))
+            groups = self._compose(self.limit.part(COMPOSITION))
             best, changes = self._refine(self._fastest_right("eager"), groups, begin)
             for name in self.options.backends:
-                self._try_backend(name, limit.part(BACKENDS), best)
-        result = self._raced(predicted, limit, changes)
+                self._try_backend(name, best)
+        result = self._raced(predicted, self.limit, changes)
         if result.noise > self.options.most_noise:
             raise UnsteadyError(f"{self.label}: equal calls took times that are {result.noise:.2f}x apart")
         if self.options.thorough or self.options.sparing:
@@ -285,7 +296,7 @@ class Search(CandidatePool):
         self.report(LOOP, 1, 2)
         self._loop = self.screened(self.candidate(LOOP, self.whole(LOOP)[0]))
 
-    def _try_onnx(self, writing: TimeLimit, limit: TimeLimit, *, loop: bool) -> None:
+    def _try_onnx(self, *, loop: bool) -> None:
         """Measures the loop, or the wide plan, on ONNX Runtime, if it may be chosen and can win."""
         if ONNX not in self.options.backends or not self.options.packs:
             return
@@ -295,18 +306,17 @@ class Search(CandidatePool):
         plans = {LOOP if loop else "wide": plan}
         if loop and (threads := torch.get_num_threads()) > 1:
             plans = {f"{LOOP} {OVER_THREADS}": replace(plan, workers=threads), **plans}
-        if not loop and not self.options.thorough:
-            if any(is_recurrent_layer(n.op) for n in self.first.nodes):
-                return  # a session has a node for each op of each step
-            writing = writing.part(WIDE_PART)
-        self._try_plans(ONNX, plans, writing, limit)
+        if not (loop or self.options.thorough) and any(is_recurrent_layer(n.op) for n in self.first.nodes):
+            return  # a session has a node for each op of each step
+        self._try_plans(ONNX, plans, ONNX_PART, 1.0 if loop or self.options.thorough else WIDE_PART)
 
-    def _try_forms(self, limit: TimeLimit) -> None:
+    def _try_forms(self) -> None:
         """Measures plans on `eager`, the most promising first, as long as there is time for a few calls."""
-        plans = list(self._forms())
+        plans, reserved = list(self._forms()), self._reserved(FORMS)
         for done, (name, plan) in enumerate(plans):
             self.report(name, done, len(plans))
-            if limit.over or CALLS * max(c.seconds for c in self.all if c.name in KEPT) > limit.left:
+            left = self.limit.left - reserved
+            if CALLS * max(c.seconds for c in self.all if c.name in KEPT) > left:
                 self.dropped[name] = f"{TIME_OVER} before it was tried"
                 continue
             self.screened(self.candidate(name, plan))
@@ -337,27 +347,32 @@ class Search(CandidatePool):
         names = dict.fromkeys(s.name for strategies in several for s in strategies if not s.on_request)
         return [n for n in names if n != PACKED or not self.plain]
 
-    def _try_backend(self, backend: str, limit: TimeLimit, best: Candidate) -> None:
+    def _try_backend(self, backend: str, best: Candidate) -> None:
         """Measures plans on another backend. best: the fastest plan on `eager`."""
         plans = {best.name: best.plan, "wide": self.whole("wide")[0], LOOP: self.whole(LOOP)[0]}
         plans |= {c.name: c.plan for c in self.all if c.name == COMPOSED}
         if backend != ONNX:  # other code has no threads for members
             plans = {name: replace(plan, workers=0) for name, plan in plans.items()}
-        self._try_plans(backend, plans, self.limit, limit)
+        self._try_plans(backend, plans, BACKENDS)
 
     def _try_plans(
-        self, backend: str, plans: Mapping[str, Plan], writing: TimeLimit, limit: TimeLimit
+        self, backend: str, plans: Mapping[str, Plan], share: float, compiling: float = 1.0
     ) -> None:
-        """Measures plans on a backend, as long as there is time. plans: by their names on `eager`."""
-        begin = time.perf_counter()
+        """Measures plans on a backend, as long as there is time.
+
+        plans: by their names on `eager`. share: of the time that is left now. compiling: the part of the time
+        that is left for all batches in which one of them may be compiled.
+        """
+        begin, reserved = time.perf_counter(), self._reserved(share)
         for origin, plan in plans.items():
             name = f"{origin} on {backend}"
             self.report(name, 0, 1)
-            if limit.over or time.perf_counter() - begin > self.options.compile_s:
+            over = self.limit.left <= reserved
+            if over or time.perf_counter() - begin > self.options.compile_s:
                 why = f"the limit of {self.options.compile_s:.0f} s for compilation was reached"
-                self.dropped[name] = f"{TIME_OVER} before it was tried" if limit.over else why
+                self.dropped[name] = f"{TIME_OVER} before it was tried" if over else why
                 continue
-            self.compile_within(writing.left)
+            self.compile_within(compiling * (self.limit if self.options.thorough else self._last).left)
             self.screened(self.candidate(name, replace(plan, backend=backend), origin))
 
     # ------------------------------------------------------------ composition and refinement

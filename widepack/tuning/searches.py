@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -24,14 +24,29 @@ from ..planning.plan import Plan
 from .candidate_pool import COMPILED, Workload
 from .search import Search, SearchOptions
 
-CHECKED = (1, 5, 64)
+CHECKED = (5, 1, 64)
 """The batches at which answers are compared with the members, if the probe alone does not decide."""
-MOST_MEMBERS_S = 5.0
-"""Seconds after which no further member runs for that."""
+MEMBERS_S, MOST_MEMBERS_S = 2.0, 10.0
+"""Processor seconds after which the members run at no further batch for that, and at none at all."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the searches of a pattern share. programs: the simplified member programs. lowered: the programs
+    of plans, by plan.
+    """
+
+    programs: PatternPrograms
+    lowered: dict[str, Lowered] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: WideEntry, pattern: str) -> Prepared:
+        """Prepares searches of one pattern of an entry."""
+        return cls(_simplified(entry, pattern))
 
 
 def searches_of(
-    entry: WideEntry, pattern: str, batches: Sequence[int], options: SearchOptions
+    entry: WideEntry, pattern: str, batches: Sequence[int], options: SearchOptions, prepared: Prepared
 ) -> tuple[dict[int, Search], dict[int, str]]:
     """Prepares a search for each batch of a pattern. None of them is started.
 
@@ -40,6 +55,7 @@ def searches_of(
         pattern: The pattern of inputs.
         batches: The batches to measure.
         options: Those of all batches.
+        prepared: From `Prepared.of` for this entry and pattern.
 
     Returns:
         The searches by batch; for each batch that was refused, the reason.
@@ -47,19 +63,17 @@ def searches_of(
     programs = entry.programs
     letter = programs.inputs.letter
     sizes_of, refused = _sizes_of(entry, batches)
-    simple = _simplified(entry, pattern)
     bind, check = _binder(entry, pattern), MemberCheck(entry, pattern)
     searches: dict[int, Search] = {}
-    lowered: dict[str, Lowered] = {}
     bound: MutableMapping[tuple[int, str, int], Any] = WeakValueDictionary()
     for batch, sizes in sizes_of.items():
         inputs = programs.inputs.drawn(pattern, sizes)
         work = Workload(
-            programs=simple,
+            programs=prepared.programs,
             sizes=sizes,
             device=programs.artifact.device,
             inputs=inputs,
-            lowered=lowered,
+            lowered=prepared.lowered,
             bound=bound,
             plain=programs.source.plain,
         )
@@ -140,10 +154,10 @@ class MemberCheck:
         """Returns where the answers of several calls exceed the bounds, or "". beyond: the probe's words."""
         if self._calls is None:
             self._calls = self._member_calls()
-        if not self._calls:
-            return beyond
         runs = self.entry.programs.probe_check.runs
         stats = runs.new_stats(self.pattern)
+        if not self._calls:
+            return beyond
         for call in self._calls:
             found = bound.run(*call.given)
             members = self.entry.programs.artifact.members
@@ -159,16 +173,19 @@ class MemberCheck:
         return next((words for output in stats if (words := output.wrong())), "")
 
     def _member_calls(self) -> list[_CheckedCall]:
-        """Runs the members on drawn inputs of several batches; returns [] if that takes too long."""
-        programs, end = self.entry.programs, time.perf_counter() + MOST_MEMBERS_S
+        """Runs the members on drawn inputs of one batch, and of others as long as there is time.
+
+        Returns [] if one batch takes too long.
+        """
+        programs, begin = self.entry.programs, time.thread_time()
         letter, calls = programs.inputs.letter, list[_CheckedCall]()
         for batch in CHECKED if letter else CHECKED[:1]:
             sizes = {**programs.inputs.example, **({letter: batch} if letter else {})}
-            if _refusal(self.entry, sizes):
+            if _refusal(self.entry, sizes) or (calls and time.thread_time() - begin > MEMBERS_S):
                 continue
             call = _CheckedCall(f"batch {batch}", programs.inputs.drawn(self.pattern, sizes), [])
             for place in range(len(programs.artifact.chosen)):
-                if time.perf_counter() > end:
+                if not calls and time.thread_time() - begin > MOST_MEMBERS_S:
                     return []
                 call.answers.append(programs.probe_check.runs.answers_to(self.pattern, place, call.given))
             calls.append(call)

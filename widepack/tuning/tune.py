@@ -43,7 +43,7 @@ from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
 from .graph_files import publish_graphs
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans
 from .search import CALLS, COMPILE_S, ONNX, Search, SearchOptions, SearchResult, UnsteadyError
-from .searches import batch_classes, searches_of
+from .searches import Prepared, batch_classes, searches_of
 
 BATCHES = (1, 8, 32)
 BUILD_S = 20.0  # the seconds in which a build measures, unless it is given others
@@ -204,7 +204,8 @@ def measure_new(
 
     Args:
         path: The artifact, which no other process changes.
-        seconds: The time of all measurements. A measurement of long calls may take a few calls more.
+        seconds: The time of all measurements, by this thread's processor time; where other processes use the
+            cores they take longer. A measurement of long calls may take a few calls more.
         batches: The batches to measure, where the time is enough. Batches beyond them use predicted plans.
         progress: Called with (stage, done, total).
 
@@ -214,48 +215,43 @@ def measure_new(
     Raises:
         ArtifactError: The artifact is damaged, or cannot be written.
     """
-    limit, threads = TimeLimit.of(seconds), torch.get_num_threads()
-    options = SearchOptions(seconds, thorough=False, progress=progress)
-    try:
-        if threads > 1 and free_threads(threads) > 1:
-            with contextlib.suppress(UnsteadyError):  # later processes may use the cores
-                return _measured_new(path, batches, replace(options, most_noise=MOST_UNSTEADY), limit)
-        note = "other processes use the cores, so the plans were measured with one thread"
-        torch.set_num_threads(1)
-        return _measured_new(path, batches, options, limit, note if threads > 1 else "")
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _measured_new(
-    path: str | PathLike[str],
-    batches: Sequence[int],
-    options: SearchOptions,
-    limit: TimeLimit,
-    note: str = "",
-) -> TuneReport:
-    """Measures and publishes plans as `measure_new` does, with torch's number of threads.
-
-    Raises: UnsteadyError, before anything is published.
-    """
+    limit, threads = TimeLimit.working(seconds), torch.get_num_threads()
     ens = load(path, backend="eager", warmup=False, allow_ops=tuple(EXTRA))
-    digest, device = ens.manifest.digest, str(ens.device)
+    device, digest = str(ens.device), ens.manifest.digest
     backends = tuple(b for b in backends_here(device) if b == ONNX)
     sparing = _weight_bytes(ens.manifest) > SMALL_BYTES
-    options = replace(options, backends=backends, packs=_may_pack(ens), sparing=sparing)
-    measured: dict[tuple[str, str], TunedPattern] = {}
-    pairs = list(itertools.product([n for n in ens.entries if _is_measured(ens, n)], PATTERNS))
-    for done, (name, pattern) in enumerate(pairs):
-        part = limit.part(1 / (len(pairs) - done))
-        measured[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part)
-    plans = {
-        (name, pattern): one.programs
-        for (name, pattern), one in measured.items()
-        if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
-    }
-    if plans:
-        digest = publish_graphs(path, publish_plans(path, device, plans, digest))
-    return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
+    options = SearchOptions(
+        seconds, backends, thorough=False, packs=_may_pack(ens), sparing=sparing, progress=progress
+    )
+    names = [n for n in ens.entries if _is_measured(ens, n)]
+    pairs = {(n, p): Prepared.of(ens.entry(n), p) for n, p in itertools.product(names, PATTERNS)}
+
+    def searched(options: SearchOptions) -> dict[tuple[str, str], TunedPattern]:
+        found: dict[tuple[str, str], TunedPattern] = {}
+        for (name, pattern), prepared in pairs.items():
+            part = limit.part(1 / (len(pairs) - len(found)))
+            found[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part, prepared)
+        return found
+
+    measured, note = None, ""
+    try:
+        if threads > 1 and free_threads(threads) > 1:
+            with contextlib.suppress(UnsteadyError):  # from now on processes may use the cores
+                measured = searched(replace(options, most_noise=MOST_UNSTEADY))
+        if measured is None:
+            torch.set_num_threads(1)
+            note = "other processes use the cores, so the plans were measured with one thread"
+            measured, note = searched(options), note if threads > 1 else ""
+        plans = {
+            (name, pattern): one.programs
+            for (name, pattern), one in measured.items()
+            if one.changed or (pattern == "each" and _has_prices(ens.entry(name), one))
+        }
+        if plans:
+            digest = publish_graphs(path, publish_plans(path, device, plans, digest))
+        return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _is_measured(ens: WideModel, name: str) -> bool:
@@ -381,12 +377,14 @@ def tune_pattern(
     batches: Sequence[int],
     options: SearchOptions,
     limit: TimeLimit = NO_LIMIT,
+    prepared: Prepared | None = None,
 ) -> TunedPattern:
     """Searches the plans of one pattern. The arguments are those of `searches_of`.
 
     limit: when all searches must end. They share the time equally; what one leaves, the next ones have.
     """
-    searches, refused = searches_of(entry, pattern, batches, options)
+    prepared = prepared or Prepared.of(entry, pattern)
+    searches, refused = searches_of(entry, pattern, batches, options, prepared)
     results: dict[int, SearchResult] = {}
     for done, (batch, search) in enumerate(searches.items()):
         if not options.thorough and results and _too_long(results, batch, limit):

@@ -151,7 +151,7 @@ TOML = "widepack.toml"
     "--budget",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="The most seconds in which plans are measured on this machine afterwards; the fastest are published "
+    help="The most processor seconds in which plans are measured here afterwards; the fastest are published "
     "in the artifact. 0 only predicts. Default: 20.",
 )
 @click.option(
