@@ -72,7 +72,12 @@ def graph_stem(content: str) -> str:
     return f"programs/{ONNX}.{content[:32]}"
 
 
+def graph_files(files: Iterable[str]) -> list[str]:
+    """The files of ONNX graphs in an artifact's list of files."""
+    return [n for n in files if n.startswith(f"programs/{ONNX}.") and n.endswith(f".{ONNX}")]
+
+
 def graph_file(files: Iterable[str], content: str) -> str:
     """The file of a program's ONNX graph in an artifact's list of files; empty if it has none."""
     begin = f"{graph_stem(content)}-"
-    return next((n for n in sorted(files) if n.startswith(begin) and n.endswith(f".{ONNX}")), "")
+    return next((n for n in sorted(graph_files(files)) if n.startswith(begin)), "")

@@ -157,3 +157,35 @@ def test_a_wrong_graph_of_a_trusted_artifact_is_not_used(
     ens = widepack.load(path, expect=forged_digest)
     torch.testing.assert_close(ens(x), torch.stack([m(x) for m in members]))
     assert ens.backend == "onnxruntime"
+
+
+@pytest.mark.parametrize("change", ["update", "update elsewhere", "append", "drop"])
+def test_a_revision_keeps_the_graphs(
+    change: str,
+    planned: tuple[Path, str],
+    members: list[nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, digest = planned
+    publish_graphs(path, digest)
+    before, new = graphs(path), net()
+    torch.save(new.state_dict(), tmp_path / "new.pt")
+    if change == "drop":
+        report, now = widepack.drop(path, [1]), [members[0], members[2]]
+    elif change == "append":
+        report, now = widepack.append(path, [tmp_path / "new.pt"]), [*members, new]
+    else:
+        out = tmp_path / "other.wide" if change == "update elsewhere" else None
+        report = widepack.update(path, {1: tmp_path / "new.pt"}, out=out)
+        path, now = out or path, [members[0], new, members[2]]
+    assert graphs(path) == before
+    monkeypatch.setenv("WIDEPACK_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setitem(sys.modules, "onnxscript.optimizer", None)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    onnx_graphs.forget()
+    asked: Any = {"backend": "onnxruntime", "strategies": "loop"} if change in ("append", "drop") else {}
+    ens: Any = widepack.load(path, expect=report.digest, **asked)
+    assert ens.backend == "onnxruntime"
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(ens(x), torch.stack([m(x) for m in now]))

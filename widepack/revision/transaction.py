@@ -30,6 +30,7 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.file_list import graph_files
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
@@ -220,7 +221,7 @@ class Revision:
         """Writes the programs and the probe, and returns the new manifest without its history."""
         entries = {e.entry: e.write(self.writer) for e in self.entries}
         calls = {place: answers for e in self.entries for place, answers in e.probe.items()}
-        self._keep_costs(entries)
+        self._keep_derived(entries)
         return replace(
             self.old,
             state_dicts=self._state_dicts(),
@@ -243,12 +244,14 @@ class Revision:
             refuse_code(extra[-1], f"member {slot.name}")
         return MemberStates(record, extra).write(self.writer)
 
-    def _keep_costs(self, entries: Mapping[str, Entry]) -> None:
-        """Keeps the costs of the artifact, which hold for any number of members. New kinds have others."""
+    def _keep_derived(self, entries: Mapping[str, Entry]) -> None:
+        """Keeps the costs and the ONNX graphs of the artifact, which hold for any number of members. New
+        kinds have others.
+        """
         name = costs_file(self.old.files)
         same = all(entries[n].member == e.member for n, e in self.old.entries.items())
-        if name and same and not self.table.changed:
-            self.writer.take(self.reader, [name])
+        if same and not self.table.changed:
+            self.writer.take(self.reader, [*graph_files(self.old.files), *([name] if name else [])])
         elif name:
             known = [e for e in self.entries if e.entry in stored_costs(self.reader)]
             write_costs(self.writer, [(e.entry, e, artifact_facts(e)) for e in known])
