@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from isolating import poisoned
 from loaded import built
 from torch import nn
 
 import widepack
 from widepack.backends import onnx_graphs, onnx_packed
+from widepack.errors import ProbeError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -167,6 +169,36 @@ def test_nan_of_one_member_stays_with_it(artifact: Path, members: list[nn.Module
     y[1, 2] = 0
     assert not y.isnan().any()
     torch.testing.assert_close(y[0], members[0](x[0]))
+
+
+@pytest.mark.parametrize("strategies", ["loop", "wide"])
+def test_nan_in_one_members_weights_reaches_no_other_member(
+    strategies: str, artifact: Path, tmp_path: Path
+) -> None:
+    x, xs = torch.randn(4, 16), torch.randn(N, 4, 16)
+
+    def answers(path: Path) -> torch.Tensor:
+        ens = widepack.load(
+            path, backend="onnxruntime", strategies=strategies, cache=tmp_path / "cache", verify="off"
+        )
+        assert ens.backend == "onnxruntime"
+        return torch.stack([ens(x), ens.each(xs)], 1)
+
+    clean = answers(artifact)
+    for ill in range(N):
+        found = answers(poisoned(artifact, ill, tmp_path / f"{ill}.wide"))
+        assert found[ill].isnan().all()
+        for i in set(range(N)) - {ill}:
+            assert torch.equal(found[i], clean[i])
+
+
+def test_changed_weights_are_found(artifact: Path, tmp_path: Path) -> None:
+    opened(artifact, tmp_path / "cache").probe()
+    ill = poisoned(artifact, 1, tmp_path / "ill.wide")
+    with pytest.raises(widepack.ArtifactError, match="are not what was written"):
+        widepack.load(ill, backend="onnxruntime", cache=tmp_path / "cache", verify="hashes")
+    with pytest.raises(ProbeError):  # not the packed weights of before
+        widepack.load(ill, backend="onnxruntime", strategies="loop", cache=tmp_path / "cache")
 
 
 def test_a_member_gives_gradients(artifact: Path, members: list[nn.Module], tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.inference.model import WideModel
-from widepack.inference.routing.padded_rows import GROUP_MS, PaddedCall, PaddedRows, RowPrices
+from widepack.inference.routing.padded_rows import PaddedCall, PaddedRows, RowPrices
 from widepack.inference.routing.row_groups import padding_rows
+from widepack.inference.single_members import GROUP_MS
 from widepack.planning.plan import Plan
 
 MEMBERS = 6

@@ -29,8 +29,10 @@ measured to be faster (`inference/programs/program_binder.py`); else `eager`.
 | `onnx_binding.py` | Notes which ONNX Runtime sessions run a program, and runs them |
 | `onnx_graphs.py` | Finds the ONNX graph of one member, or writes it |
 | `onnx_members.py` | Divides an ONNX model into one member's part and the rest |
+| `onnx_member_sessions.py` | Runs single members by sessions of their own |
 | `onnx_model.py` | Translates a flat program into an ONNX model |
 | `onnx_packed.py` | Keeps sessions with their packed weights in the cache |
+| `onnx_parts.py` | Takes the part of a session's file that computes some of its outputs |
 | `onnx_recurrent.py` | Translates recurrent layers into ONNX's own ops |
 | `onnx_repeat.py` | Repeats the ONNX graph of one member, once for each member |
 | `onnx_rewrites.py` | Rewrites an ONNX model to few nodes |
@@ -51,6 +53,7 @@ from ..errors import UsageError
 from .task import Backend as Backend
 from .task import BoundFunction as BoundFunction
 from .task import Mapped as Mapped
+from .task import MemberFunctions as MemberFunctions
 from .task import Task as Task
 from .task import Unavailable as Unavailable
 

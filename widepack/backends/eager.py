@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .flat import Flat
-from .task import Function, Task
+from .task import Function, MemberFunctions, Task
 
 NAME = "eager"
 COPIES = False
@@ -17,6 +17,7 @@ class EagerFunction:
 
     flat: Flat | None = None
     place: Path | None = None
+    members: MemberFunctions | None = None
 
     def __init__(self, run: Function) -> None:
         self._run = run

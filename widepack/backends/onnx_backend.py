@@ -9,7 +9,9 @@
    share of them. That is faster than threads within an op, and than ONNX Runtime's own parallel mode.
 4. Named dims stay dynamic. Before a graph is stored, and again by the artifact's probe, answers are checked
    against the flat graph.
-5. What was bound is noted in the cache. The next load opens its sessions, without the weights of the artifact
+5. A call of one member alone runs a session of that member, over the same packed weights
+   (`onnx_member_sessions.py`).
+6. What was bound is noted in the cache. The next load opens its sessions, without the weights of the artifact
    and without the packages that write ONNX (`onnx_binding.py`).
 """
 
@@ -26,9 +28,10 @@ from .covering import refuse_other_devices
 from .flat import Flat, flatten_loops, in_order
 from .index_flags import is_flagged
 from .member_inputs import canonical, with_member_inputs
-from .member_loops import is_divisible
+from .member_loops import FlatOutput, is_divisible
 from .onnx_binding import Binding, SessionInput, Share, binding_key, find, sessions, store
 from .onnx_graphs import FoundGraph, found_graph
+from .onnx_member_sessions import MemberSessions
 from .onnx_packed import packed
 from .onnx_session import Run
 from .task import Task, Unavailable, first_line
@@ -69,14 +72,15 @@ def _bound(task: Task, cache: CompiledCache, onnxruntime: Any) -> Checked:
     key = binding_key(task, onnxruntime)
     if key and (known := find(key, cache)) is not None:
         runs = sessions(known, cache, None, None, onnxruntime, {})
-        return _checked(task, known, runs, cache.folder / known.graph)
+        return _checked(task, known, runs, cache, onnxruntime, cache.folder / known.graph)
     flat = in_order(flatten_loops(task.program, task.weights(), NAME, task.title))
     flat = canonical(with_member_inputs(flat))
     found = found_graph(task, flat, onnxruntime)
     binding = _binding(task, flat, found, cache, onnxruntime)
     store(key, binding, cache)
     kept = _unchanged(task, binding)
-    return _checked(task, binding, sessions(binding, cache, flat, found, onnxruntime, kept), found.place)
+    runs = sessions(binding, cache, flat, found, onnxruntime, kept)
+    return _checked(task, binding, runs, cache, onnxruntime, found.place)
 
 
 def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, onnxruntime: Any) -> Binding:
@@ -103,7 +107,27 @@ def _binding(task: Task, flat: Flat, found: FoundGraph, cache: CompiledCache, on
         flat.shape,
         found.least,
         is_flagged(flat.program),
+        _apart(task, flat, inputs),
     )
+
+
+def _apart(task: Task, flat: Flat, inputs: Sequence[SessionInput]) -> bool:
+    """Whether a member's outputs depend on its own inputs and weights alone."""
+    loops, slots = flat.loops, task.program.inputs
+    if loops is None or not is_divisible(flat.program, loops):
+        return False
+    if not all(i.row or slots[i.number].kind == "shared" for i in inputs):
+        return False
+    for shape, output in zip(flat.shape, task.program.outputs):
+        if isinstance(shape, FlatOutput):
+            value = flat.program.outputs[shape.number].value.name
+            if value not in loops.joins and output.kind != "shared":
+                return False
+        elif not isinstance(shape, list) or not all(
+            isinstance(s, FlatOutput) and loops.outputs[s.number] == member for member, s in enumerate(shape)
+        ):
+            return False
+    return True
 
 
 class Sessions(Checked):
@@ -113,10 +137,20 @@ class Sessions(Checked):
     runs: Sequence[Run]
 
 
-def _checked(task: Task, binding: Binding, runs: Sequence[Run], place: Path | None) -> Sessions:
+def _checked(
+    task: Task,
+    binding: Binding,
+    runs: Sequence[Run],
+    cache: CompiledCache,
+    onnxruntime: Any,
+    place: Path | None,
+) -> Sessions:
     variants = [Variant(binding.run(runs), (), binding.least)]
     made = Sessions(task, binding.shape, variants, place, flagged=binding.flagged)
     made.binding, made.runs = binding, runs
+    before = task.before.members if task.before is not None else None
+    known = before if isinstance(before, MemberSessions) else None
+    made.members = MemberSessions(task, binding, cache, onnxruntime, known)
     return made
 
 

@@ -20,10 +20,11 @@ from .flat import Flat
 from .member_loops import FlatOutput
 from .onnx_graphs import FoundGraph, in_memory
 from .onnx_packed import machine, opened
+from .onnx_repeat import ANY
 from .onnx_session import Run
 from .task import Task
 
-_FORM = 1
+_FORM = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Binding:
         shape: Where the program's outputs are among these.
         least: The smallest valid size of dims at which the sessions are wrong at 1.
         flagged: Whether the last output says that an index was out of range.
+        apart: Whether a member's outputs depend on its own inputs and weights alone.
     """
 
     graph: str
@@ -77,6 +79,7 @@ class Binding:
     shape: tuple[Any, ...]
     least: Mapping[str, int]
     flagged: bool
+    apart: bool
 
     def record(self) -> dict[str, Any]:
         """Returns what `of_record` takes. Raises: ValueError for an output that is no tensor or number."""
@@ -91,6 +94,7 @@ class Binding:
             "shape": _written(self.shape),
             "least": dict(self.least),
             "flagged": self.flagged,
+            "apart": self.apart,
         }
 
     @classmethod
@@ -106,7 +110,12 @@ class Binding:
             tuple(_read(record["shape"])),
             {str(d): int(n) for d, n in record["least"].items()},
             bool(record["flagged"]),
+            bool(record["apart"]),
         )
+
+    def has_parts(self, number: int) -> bool:
+        """Whether each member has a part of an output."""
+        return self.outputs[number] == ANY or (number < len(self.joined) and self.joined[number])
 
     def outputs_of(self, share: Share) -> list[int]:
         """The numbers of the outputs that a session has."""

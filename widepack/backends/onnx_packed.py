@@ -2,14 +2,16 @@
 
 ONNX Runtime packs matrices for the instructions of the processor. In memory the packed copy stands beside the
 plain one. Here both are written once, and a session of that file maps it: processes share its pages, and of
-the plain weights no page is read. The file belongs to one processor and one version of ONNX Runtime, which
-are a part of its key, and to the values of the weights. Sessions of one graph and of the same weights are one
-session in a process, whichever patterns and batches they are for.
+the plain weights no page is read. A session of one member maps the same file. The file belongs to one
+processor and one version of ONNX Runtime, which are a part of its key, and to the values of the weights.
+Sessions of one graph and of the same weights are one session in a process, whichever patterns and batches
+they are for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import weakref
 from collections.abc import Sequence
@@ -24,12 +26,16 @@ from ..errors import UsageError
 from ..system.compiled_cache import CompiledCache
 from ..system.machine import instructions
 from .flat import Flat
+from .onnx_parts import SessionFile
 from .onnx_repeat import MemberGraph, repeated
 from .onnx_session import Run, options, session
 
-MODEL, WEIGHTS = "session.onnx", "weights.bin"
-_FORM = 1
-_open: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
+MODEL, MEMBERS, WEIGHTS = "session.onnx", "members.onnx", "weights.bin"
+"""The files of an entry: the session of all its members, what sessions of single members are taken from, and
+the weights of both.
+"""
+_FORM = 2
+_open: weakref.WeakValueDictionary[tuple[str, str, int], Any] = weakref.WeakValueDictionary()
 
 
 def machine(onnxruntime: Any) -> list[str]:
@@ -54,13 +60,11 @@ def packed(
         made.optimized_model_filepath = str(folder / MODEL)
         made.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
         made.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-        session(
-            repeated(graph, members),
-            [graph.booleans[k] for k in graph.outputs_of(members)],
-            weights,
-            onnxruntime,
-            made,
-        )
+        session(repeated(graph, members, apart=True), None, weights, onnxruntime, made)
+        os.replace(folder / MODEL, folder / MEMBERS)
+        file = SessionFile((folder / MEMBERS).read_bytes())
+        whole = file.outputs[: len(graph.outputs_of(members))]
+        (folder / MODEL).write_bytes(file.part(file.inputs, whole))
         return {"form": _FORM, "weights": size}
 
     try:
@@ -77,12 +81,30 @@ def opened(place: Path, booleans: Sequence[bool], threads: int, onnxruntime: Any
     """The session of an entry. place: its folder. threads: 0 means torch's number. Raises: whatever ONNX
     Runtime raises.
     """
-    known = str(place), threads or torch.get_num_threads()
+    return _opened(place / MODEL, place, "", booleans, threads, onnxruntime)
+
+
+def opened_part(
+    file: bytes, place: Path, name: str, booleans: Sequence[bool], threads: int, onnxruntime: Any
+) -> Run:
+    """A session over the weights of an entry. file: its ONNX file. name: of the part in the entry.
+
+    Raises: whatever ONNX Runtime raises.
+    """
+    return _opened(file, place, name, booleans, threads, onnxruntime)
+
+
+def _opened(
+    file: Path | bytes, place: Path, name: str, booleans: Sequence[bool], threads: int, onnxruntime: Any
+) -> Run:
+    known = str(place), name, threads or torch.get_num_threads()
     run: Any = _open.get(known)
     if run is None:
         made = options(onnxruntime, threads)
         made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        run = _open[known] = session(place / MODEL, booleans, {}, onnxruntime, made)
+        if isinstance(file, bytes):  # there the files of weights are looked for
+            made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(place))
+        run = _open[known] = session(file, booleans, {}, onnxruntime, made)
     found: Run = run
     return found
 

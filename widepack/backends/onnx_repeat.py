@@ -116,19 +116,26 @@ def _places(row: GraphInput, members: range) -> list[tuple[str, int, int]]:
     return [(f"{row.name}.{i}", row.number, member) for i, member in enumerate(members)]
 
 
-def repeated(graph: MemberGraph, members: range) -> bytes:
-    """The ONNX file of a session of some members. Its weights are given to the session."""
+def repeated(graph: MemberGraph, members: range, *, apart: bool = False) -> bytes:
+    """The ONNX file of a session of some members. Its weights are given to the session.
+
+    apart: whether each member's part of each value of all members is an output, too. They follow the other
+    outputs, member after member.
+    """
     model = wire.read(graph.model)
-    work = _Repetition(graph, members)
+    work = _Repetition(graph, members, apart)
     changed = [(n, work.graph(v) if n == wire.MODEL_GRAPH and isinstance(v, bytes) else v) for n, v in model]
     return wire.write(changed)
 
 
 class _Repetition:
-    """each: the values that each member has. nodes, constants: of the new graph."""
+    """each: the values that each member has. parts: a member's part of each value of all members. nodes,
+    constants: of the new graph.
+    """
 
-    def __init__(self, graph: MemberGraph, members: range) -> None:
-        self.given, self.members, self.count = graph, members, len(members)
+    def __init__(self, graph: MemberGraph, members: range, apart: bool) -> None:
+        self.given, self.members, self.count, self.apart = graph, members, len(members), apart
+        self.parts: dict[str, str] = {}
         self.each = {i.name for i in (*graph.inputs, *graph.weights) if i.each}
         self.nodes: list[bytes] = []
         self.constants: list[bytes] = []
@@ -154,8 +161,20 @@ class _Repetition:
             name, member = self.given.outputs[k]
             new = f"{name}.{member - self.members.start}" if member >= 0 and name in self.each else name
             made.append((wire.GRAPH_OUTPUTS, wire.renamed(outputs[name], new)))
+        made += self._parts() if self.apart else []
         replaced = (wire.GRAPH_NODES, wire.GRAPH_INPUTS, wire.GRAPH_OUTPUTS)
         return wire.write([*((n, v) for n, v in fields if n not in replaced), *made])
+
+    def _parts(self) -> list[tuple[int, bytes]]:
+        """The nodes and outputs of members' parts of the outputs. Their types are found by the session."""
+        made: list[tuple[int, bytes]] = []
+        for i in range(self.count):
+            for k in self.given.outputs_of(self.members):
+                if (part := self.parts.get(self.given.outputs[k][0])) is not None:
+                    name = f"{part}.{i}.output_{k}"
+                    made.append((wire.GRAPH_NODES, wire.node("Identity", [self._of(part, i)], [name])))
+                    made.append((wire.GRAPH_OUTPUTS, wire.write([(wire.NAME, name)])))
+        return made
 
     def _node(self, data: bytes) -> None:
         fields = wire.read(data)
@@ -170,8 +189,10 @@ class _Repetition:
                 number = self._constant(i, f"{outputs[0]}.{i}.number")
                 self.nodes.append(wire.node("Gather", [inputs[0], number], [f"{outputs[0]}.{i}"], axis=0))
         elif op == JOIN:
+            self.parts[outputs[0]] = inputs[0]
             self._join(inputs[0], outputs[0], wire.attribute(fields, REST))
         elif op == ANY_OF:
+            self.parts[outputs[0]] = inputs[0]
             self._any(inputs[0], outputs[0])
         else:
             for i in range(self.count):

@@ -25,7 +25,7 @@ def options(onnxruntime: Any, threads: int = 0) -> Any:
 
 def session(
     model: Path | bytes,
-    booleans: Sequence[bool],
+    booleans: Sequence[bool] | None,
     weights: Mapping[str, torch.Tensor],
     onnxruntime: Any,
     made: Any,
@@ -34,7 +34,7 @@ def session(
 
     Args:
         model: The file, or its content.
-        booleans: Which outputs are boolean.
+        booleans: Which outputs are boolean; None for a session that never runs.
         weights: The weights that are not in the file, by name.
         onnxruntime: The package.
         made: From `options`.
@@ -50,6 +50,7 @@ def session(
     content = model if isinstance(model, bytes) else str(model)
     opened = onnxruntime.InferenceSession(content, made, providers=["CPUExecutionProvider"])
     names, takes = [o.name for o in opened.get_outputs()], [i.name for i in opened.get_inputs()]
+    booleans = [False] * len(names) if booleans is None else booleans
     if len(names) != len(booleans):
         raise ValueError("the outputs are not those of the record")
 

@@ -6,18 +6,19 @@ number and a value: an int for a varint, bytes for a text or a message. The numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Value = int | bytes
 Field = tuple[int, Value]
 
 MODEL_GRAPH, MODEL_METADATA = 7, 14
-GRAPH_NODES, GRAPH_INITIALIZERS, GRAPH_INPUTS, GRAPH_OUTPUTS = 1, 5, 11, 12
+GRAPH_NODES, GRAPH_INITIALIZERS, GRAPH_INPUTS, GRAPH_OUTPUTS, GRAPH_VALUES = 1, 5, 11, 12, 13
 NODE_INPUTS, NODE_OUTPUTS, NODE_NAME, NODE_OP, NODE_ATTRIBUTES, NODE_DOMAIN = 1, 2, 3, 4, 5, 7
 NAME = 1
 """The name of a value, an attribute, or of the domain of an opset."""
-_INT, _INTS, _TYPE = 3, 8, 20
-_DIMS, _DTYPE, _TENSOR_NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
+TENSOR_NAME = 8
+_INT, _GRAPH, _INTS, _GRAPHS, _TYPE = 3, 6, 8, 11, 20
+_DIMS, _DTYPE, _RAW, _EXTERNAL, _LOCATION = 1, 2, 9, 13, 14
 _INT64, _BYTES_EACH = 7, 8
 _MEMORY = "memory"  # the file of tensors that a session is given
 
@@ -25,22 +26,37 @@ _MEMORY = "memory"  # the file of tensors that a session is given
 def read(data: bytes) -> list[Field]:
     """Reads the fields of a message, in their order. Raises: ValueError for damaged data."""
     found: list[Field] = []
+    for number, kind, value in _fields(data):
+        if kind not in (0, 2):
+            raise ValueError(f"a field of an ONNX graph has the wire type {kind}")
+        found.append((number, value))
+    return found
+
+
+_FIXED = {1: 8, 5: 4}
+"""The bytes of a value of a wire type that has always as many."""
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, Value]]:
+    """Yields the number, the wire type and the value of each field."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         number, kind = tag >> 3, tag & 7
         if kind == 0:
             value, at = _varint(data, at)
-            found.append((number, value))
+            yield number, kind, value
             continue
-        if kind != 2:
+        if kind == 2:
+            size, at = _varint(data, at)
+        elif kind in _FIXED:
+            size = _FIXED[kind]
+        else:
             raise ValueError(f"a field of an ONNX graph has the wire type {kind}")
-        size, at = _varint(data, at)
         if at + size > len(data):
             raise ValueError("the message ends within a field")
-        found.append((number, data[at : at + size]))
+        yield number, kind, data[at : at + size]
         at += size
-    return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -96,6 +112,19 @@ def renamed(value: bytes, name: str) -> bytes:
     return write([(NAME, name), *((n, v) for n, v in read(value) if n != NAME)])
 
 
+def names_read(node: Iterable[Field]) -> list[str]:
+    """The values that a node reads, also in the graphs that it has as attributes."""
+    found = texts(node, NODE_INPUTS)
+    for data in messages(node, NODE_ATTRIBUTES):
+        for number, _, value in _fields(data):
+            if number in (_GRAPH, _GRAPHS) and isinstance(value, bytes):
+                graph = read(value)
+                for inner in messages(graph, GRAPH_NODES):
+                    found += names_read(read(inner))
+                found += [text(read(v), NAME) for v in messages(graph, GRAPH_OUTPUTS)]
+    return found
+
+
 def attribute(fields: Iterable[Field], name: str) -> list[int] | None:
     """The whole numbers of a node's attribute; None if the node has no such attribute."""
     for found in map(read, messages(fields, NODE_ATTRIBUTES)):
@@ -142,7 +171,7 @@ def numbers(values: Sequence[int] | int, name: str) -> bytes:
     listed = [values] if isinstance(values, int) else values
     raw = b"".join(v.to_bytes(_BYTES_EACH, "little", signed=True) for v in listed)
     dims = [] if isinstance(values, int) else [(_DIMS, len(values))]
-    return write([*dims, (_DTYPE, _INT64), (_TENSOR_NAME, name), (_RAW, raw)])
+    return write([*dims, (_DTYPE, _INT64), (TENSOR_NAME, name), (_RAW, raw)])
 
 
 def from_memory(name: str, dtype: int, dims: Sequence[int], size: int) -> bytes:
@@ -150,5 +179,5 @@ def from_memory(name: str, dtype: int, dims: Sequence[int], size: int) -> bytes:
     place: Mapping[str, str] = {"location": _MEMORY, "offset": "0", "length": str(size)}
     entries = [(_EXTERNAL, write([(1, key), (2, value)])) for key, value in place.items()]
     return write(
-        [*((_DIMS, d) for d in dims), (_DTYPE, dtype), (_TENSOR_NAME, name), *entries, (_LOCATION, 1)]
+        [*((_DIMS, d) for d in dims), (_DTYPE, dtype), (TENSOR_NAME, name), *entries, (_LOCATION, 1)]
     )

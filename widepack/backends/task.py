@@ -99,11 +99,32 @@ class Task:
     workers: int = 0
 
 
+class MemberFunctions(Protocol):
+    """Runs single members of a bound program."""
+
+    def open(self, member: int, wrong: Callable[[Function], str]) -> bool:
+        """Prepares a member.
+
+        wrong: Returns what is wrong with the answers of a function as `run` is, or "". Returns: whether `run`
+        takes the member. Raises: OSError if a file is gone; what the backend raises.
+        """
+        ...
+
+    def run(self, member: int, inputs: Sequence[torch.Tensor]) -> list[Any] | None:
+        """Runs a member that is open.
+
+        inputs: the member's own, in the order of the program's inputs. Returns: the member's outputs; None if
+        the member's own program must run these inputs.
+        """
+        ...
+
+
 class BoundFunction(Protocol):
     """Runs a bound program: takes the inputs of a call and returns the program's outputs in order.
 
     Every backend returns one. `flat` is the program that was compiled, with its weights; None if nothing was
-    compiled. `place` is the folder of the compiled program; None if no folder holds one.
+    compiled. `place` is the folder of the compiled program; None if no folder holds one. `members` runs
+    members alone; None if nothing does.
     """
 
     @property
@@ -111,6 +132,9 @@ class BoundFunction(Protocol):
 
     @property
     def place(self) -> Path | None: ...
+
+    @property
+    def members(self) -> MemberFunctions | None: ...
 
     def __call__(self, *inputs: Any) -> Any: ...
 

@@ -24,7 +24,7 @@ from ..ir.tensor_type import parse_slot
 from ..spec.dtypes import dtype_of
 from ..spec.input_spec import DimExpr
 from .flat import Flat, filled
-from .task import Task
+from .task import MemberFunctions, Task
 
 _NEW: Any = object()
 
@@ -62,7 +62,10 @@ class Checked:
     task: the program that was bound. shape: where its outputs are among those of the compiled program.
     place: the folder of the compiled programs. flagged: whether the last output says that an index was out of
     range (`index_flags.py`). flat: the program that was compiled, with its weights, if they are kept.
+    members: runs members alone, if something does.
     """
+
+    members: MemberFunctions | None = None
 
     def __init__(
         self,

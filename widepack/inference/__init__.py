@@ -33,4 +33,5 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `open_artifact.py` | Defines an open artifact: its files, and the options and limits of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
 | `reduced_answer.py` | Reduces the answers of a call to the requested figures, while or after members run |
+| `single_members.py` | Chooses what runs the rows of single members: a session, or their own programs |
 """

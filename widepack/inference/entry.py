@@ -37,6 +37,7 @@ from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs.bound_program import BoundProgram
 from .reduced_answer import AnswerStream, Reduction
+from .single_members import SingleMember, SingleMembers
 
 if TYPE_CHECKING:
     from .routing.router import Router
@@ -193,6 +194,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         # Shapes of a call that passed all checks -> the program that answers it.
         self._seen: dict[Any, BoundProgram] = {}
         self._router: Router | None = None
+        self._single: SingleMembers | None = None
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
         return [b.plan for b in self.programs.of(pattern)]
@@ -361,9 +363,10 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             for s in self.entry.state
             if s.initial
         }
-        return Member(
-            self.members[place], self.entry, program, weights, self._artifact.device, initial, self._gate
-        )
+        if self._single is None:
+            self._single = SingleMembers(self.programs, "shared")
+        name, device, alone = self.members[place], self._artifact.device, SingleMember(self._single, place)
+        return Member(name, self.entry, program, weights, device, initial, self._gate, alone)
 
     def _reduce(
         self, request: Callable[[], tuple[Reduction, Sequence[Any]]], kwargs: Mapping[str, Any], state: Any
@@ -415,5 +418,5 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     def forget(self) -> None:
         """Forgets the bound programs. The next call binds them again."""
         self._seen.clear()
-        self._router = None
+        self._router = self._single = None
         self.programs.forget()

@@ -37,7 +37,7 @@ from .binder import Binder
 from .graph_pool import GraphUse
 from .graphs.call_graphs import CallGraphs
 from .open_artifact import OpenArtifact
-from .programs.bound_program import BoundProgram, StoredProgram
+from .programs.bound_program import BoundProgram, StoredProgram, within
 from .programs.entry_inputs import EntryInputs
 from .programs.merged_weights import MOST, SPLIT, has_memory, merged_bytes
 from .programs.probe_check import ProbeCheck
@@ -83,13 +83,7 @@ def above(programs: Sequence[StoredProgram], small: Sequence[StoredProgram]) -> 
     if None in limits:
         return []
     largest = max(most for most in limits if most is not None)
-    found = []
-    for stored in programs:
-        least, most = stored.plan.batch
-        if most is None or most > largest:
-            plan = replace(stored.plan, batch=(max(least, largest + 1), most))
-            found.append(replace(stored, plan=plan))
-    return found
+    return within(programs, (largest + 1, None))
 
 
 class _DeferredClass(NamedTuple):

@@ -8,7 +8,7 @@ new version of torch then needs changes in one place.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeGuard
 
@@ -333,6 +333,20 @@ def in_forward_mode() -> bool:
 def has_tangent(value: torch.Tensor) -> bool:
     """Returns whether a tensor has a tangent of the current level of `torch.autograd.forward_ad`."""
     return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def needs_numbers_alone(values: Iterable[Any]) -> bool:
+    """Returns whether a call on these tensors needs its numbers alone: it takes no derivative, is inside no
+    transform or mode of torch, and nothing records its ops.
+    """
+    if torch.compiler.is_compiling() or in_transform() or in_forward_mode():
+        return False
+    if torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._len_torch_function_stack():
+        return False
+    grad = torch.is_grad_enabled()
+    return all(type(v) is torch.Tensor and not (grad and v.requires_grad) for v in values)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from ..system.machine import name_of
 
 T = TypeVar("T")
 REQUESTED = "requested"
+MEMBERS = "members"
+"""The name of the loop around all that differs between members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class Plan:
     def looped(self) -> frozenset[str]:
         """Returns the nodes that run in loop regions."""
         return frozenset(n for r in self.regions if r.strategy == "loop" for n in r.nodes)
+
+    @property
+    def runs_member_after_member(self) -> bool:
+        """Whether one loop has all that differs between members."""
+        return any(r.name == MEMBERS and r.strategy == "loop" for r in self.regions)
 
     def strategies(self) -> dict[str, int]:
         """Returns the number of nodes of each strategy."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from widepack_artifacts.program import Kind, Program, refs
 
 from ..ir.kinds import reaches, weights_only
-from .plan import NodeChoice, Plan, Region
+from .plan import MEMBERS, NodeChoice, Plan, Region
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Regions:
         """Returns the plan of a batch class with one loop around all that differs between members."""
         why = "depends on weights only: computed once, at load"
         rest = components(self.program, self.found, set(self.looped), why)
-        loops = [Region("members", "loop", self.looped, because)] if self.looped else []
+        loops = [Region(MEMBERS, "loop", self.looped, because)] if self.looped else []
         return self._plan((*loops, *rest), choices, least, most)
 
     def _plan(

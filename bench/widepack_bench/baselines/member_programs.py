@@ -91,7 +91,7 @@ def flat_members(ens: Any, state: Mapping[str, torch.Tensor] | None = None) -> l
                 "the other inputs of an entry with state must be plain tensors to be timed; "
                 "this entry takes more"
             )
-        return members
+        return [m.on_eager() for m in members]
     return [
         Flat(m, entry, {name: value[i] for name, value in (state or {}).items()})
         for i, m in enumerate(members)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
 
 from ...ir.edit import with_reshapes
+from ...ir.torch_internals import needs_numbers_alone
 from ...runtime.executable import storage
 from ...runtime.graph_module import graph_module
 from ...system.autocast import autocast_off
 from ...system.gate import Gate
 from ..binder import Binder, NamedInputs
 from ..output import AnswerSizes, built, new_states
+from ..single_members import SingleMember, run_apart
 
 
 class Member(nn.Module, NamedInputs):
@@ -31,6 +34,7 @@ class Member(nn.Module, NamedInputs):
     Attributes:
         name: The member's name.
         slots: The names of the weights, in the order in which `graph` takes them.
+        sessions: What may run calls in the place of the member's own program.
 
     Example:
         >>> member = ens.member("fold0")
@@ -46,6 +50,7 @@ class Member(nn.Module, NamedInputs):
         device: torch.device,
         initial: Mapping[str, torch.Tensor] | None = None,
         gate: Gate | None = None,
+        sessions: SingleMember | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -59,6 +64,7 @@ class Member(nn.Module, NamedInputs):
         self.slots = [s.name for s in program.weights]
         for slot in program.weights:
             self.register_buffer(slot.name, weights[slot.source], persistent=False)
+        self.sessions, self._own = sessions or SingleMember(), tuple(self._buffers.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the member.
@@ -80,14 +86,34 @@ class Member(nn.Module, NamedInputs):
         if states:
             self._binder.carry(values, per_member, state)
         sizes = self._binder.check(values, per_member)
+        bound = self.sessions.program(sizes) if self._may_run_apart(values) else None
         with autocast_off(), self._gate.passed():
-            weights = [self._buffers[s] for s in self.slots]
-            owned = {storage(w) for w in weights} - {0}
-            # The caller may write into the answer, so it does not share memory with a weight.
-            outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]
+            found = run_apart(bound, self.sessions.place, values) if bound is not None else None
+            outs = self._run_own(values) if found is None else found
         self._sizes.check(f"the member {self.name}", outs, sizes)
         answer = built(self._entry.result, outs)
         return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
+
+    def _may_run_apart(self, values: Sequence[torch.Tensor]) -> bool:
+        """Returns whether a function of a backend may run: it has the weights, and gives numbers alone."""
+        same = all(a is b for a, b in zip(self._own, self._buffers.values()))
+        return same and needs_numbers_alone(values)
+
+    def _run_own(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the member's own program."""
+        weights = [self._buffers[s] for s in self.slots]
+        owned = {storage(w) for w in weights} - {0}
+        # The caller may write into the answer, so it does not share memory with a weight.
+        return [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]
+
+    def on_eager(self) -> Member:
+        """Returns a module over the same weights whose calls all run the member's own program.
+
+        A call may run in a session of ONNX Runtime else, if that was measured to be faster.
+        """
+        found = copy.copy(self)
+        found.sessions = SingleMember()
+        return found
 
     def extra_repr(self) -> str:
         return f"{self.name}; {self._binder.description}"

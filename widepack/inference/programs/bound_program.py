@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from widepack_artifacts.program import Program, Ref
 from widepack_artifacts.tree import Tree
 
-from ...backends import BoundFunction
+from ...backends import BoundFunction, MemberFunctions
 from ...ir.edit import uses
 from ...planning.plan import Plan
 from ...runtime.executable import Executable
@@ -29,6 +29,21 @@ class StoredProgram:
     plan: Plan
     content: str = ""
     int8: bool = False
+
+
+def within(programs: Sequence[StoredProgram], batch: tuple[int, int | None]) -> list[StoredProgram]:
+    """Returns the programs that serve batches of a class, each for these batches alone."""
+    found = []
+    for stored in programs:
+        least, most = max(batch[0], stored.plan.batch[0]), least_of(batch[1], stored.plan.batch[1])
+        if most is None or least <= most:
+            found.append(replace(stored, plan=replace(stored.plan, batch=(least, most))))
+    return found
+
+
+def least_of(a: int | None, b: int | None) -> int | None:
+    """Returns the smaller one of two limits, of which None is no limit."""
+    return b if a is None else a if b is None else min(a, b)
 
 
 @dataclass(frozen=True)
@@ -59,10 +74,13 @@ class WalkCost:
 
 @dataclass(frozen=True)
 class Runnable:
-    """A program over weights. function: what a backend bound; None if the flat graph of `executable` runs."""
+    """A program over weights. function: what a backend bound; None if the flat graph of `executable` runs.
+    members: what runs its members alone; None if nothing does.
+    """
 
     executable: Executable
     function: BoundFunction | None = None
+    members: MemberFunctions | None = None
 
 
 class Graphs(Protocol):

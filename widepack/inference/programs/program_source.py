@@ -26,7 +26,7 @@ from ...runtime.admission import admit, check_outputs, check_slots
 from ...runtime.budget import Budget
 from ...spec.entries import PATTERNS
 from ...system import user_cache
-from .bound_program import StoredProgram, WalkCost
+from .bound_program import StoredProgram, WalkCost, within
 from .entry_inputs import EntryInputs
 
 
@@ -176,13 +176,40 @@ class ProgramSource:
         if artifact.uses_stored_plans and (stored := self._stored(pattern)):
             return stored
         try:
-            return [StoredProgram(program, plan) for program, plan in self.lower(pattern)]
+            return self._as_measured(
+                pattern, [StoredProgram(program, plan) for program, plan in self.lower(pattern)]
+            )
         except (LoweringError, UsageError) as e:
             if artifact.options.strategies is not None or not artifact.whole or pattern not in PATTERNS:
                 raise
             raise ArtifactError(
                 f"{self.inputs.title(pattern)} is not in the artifact, and cannot be made here: {e}"
             ) from e
+
+    def _as_measured(self, pattern: str, lowered: list[StoredProgram]) -> list[StoredProgram]:
+        """Returns programs of a pattern, or of some members, of which the artifact has none.
+
+        At the batches at which the artifact's own plan is a loop over its members on another backend, this is
+        a loop on that backend, too: its time is in proportion to the members. The lowered programs serve the
+        other batches, and stand in where that backend is missing.
+        """
+        options = self.artifact.options
+        plans = self.measured_plans("shared" if pattern == "shared" else "each")
+        if options.backend != "auto" or options.int8:
+            return lowered
+        if not any(p.backend and p.runs_member_after_member for p in plans):
+            return lowered
+        program, loop = self.lower(pattern, ("loop",))[0]
+        found: list[StoredProgram] = []
+        for plan in sorted(plans, key=lambda p: p.batch[0]):
+            inside = within(lowered, plan.batch)
+            if not (plan.backend and plan.runs_member_after_member and inside):
+                found += inside
+                continue
+            chosen = replace(loop, batch=plan.batch, backend=plan.backend, workers=plan.workers)
+            found.append(StoredProgram(program, chosen))
+            found.append(replace(inside[0], plan=replace(inside[0].plan, batch=plan.batch)))
+        return found
 
     def _stored(self, pattern: str) -> list[StoredProgram]:
         """Returns the artifact's programs for this device: measured here, else by rules of thumb."""
@@ -197,6 +224,22 @@ class ProgramSource:
             return []
         rows = of_this_machine(self._rows(pattern), str(self.artifact.device))
         return [s.plan for s in self.measured(pattern)] or [plan for _, plan in rows]
+
+    def measured_plans(self, pattern: str) -> list[Plan]:
+        """Returns the plans of a pattern that were measured on this machine for all members of the artifact,
+        whichever are loaded; none for another dtype, or if strategies are requested.
+        """
+        artifact = self.artifact
+        if not artifact.uses_stored_plans:
+            return []
+        device = str(artifact.device)
+        kept = plan_cache.find(artifact.manifest.digest, self.name, pattern, device)
+        if kept:
+            return [plan for _, plan in kept]
+        wanted = pattern, artifact.device.type
+        rows = [w for w in self.entry.wide if (w.pattern, w.device) == wanted and w.part is None]
+        plans = of_this_machine([(w, Plan.from_json(w.plan)) for w in rows], device)
+        return [plan for _, plan in plans if plan.machine]
 
     def by_rules(self, pattern: str) -> list[StoredProgram]:
         """Returns the artifact's programs by rules of thumb for this device; none if they cannot run."""

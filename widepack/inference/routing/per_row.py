@@ -66,13 +66,16 @@ class PerRowProgram:
     layers: int
     numbers: int
 
-    def is_faster(self, rows: int, members: int) -> bool:
+    def is_faster(self, rows: int, members: int, apart_ms: float | None = None) -> bool:
         """Returns whether the function is faster than a call of each member, by rules of thumb.
 
-        rows: of the batch. members: the number of those that have rows.
+        rows: of the batch. members: the number of those that have rows. apart_ms: what their calls take, if
+        it was measured.
         """
         others = self.nodes - self.layers
         together = _START_NS + self.layers * _LAYER_NS + others * _OP_NS + rows * self.numbers * _NUMBER_NS
+        if apart_ms is not None:
+            return together < 1e6 * apart_ms
         apart = members * (self.nodes * _CALL_NS + self.numbers * _FIRST_ROW_NS)
         apart += (rows - members) * self.numbers * _MORE_ROWS_NS
         return together < apart

@@ -157,14 +157,17 @@ class RoutedMembers:
             )
         return found
 
-    def for_rows(self, rows: int, members: Mapping[int, RoutedMember]) -> RowWeights | None:
+    def for_rows(
+        self, rows: int, members: Mapping[int, RoutedMember], apart_ms: float | None = None
+    ) -> RowWeights | None:
         """Returns the stacked weights if a call of these rows is faster with them. Not inside the gate.
 
-        rows: the number of rows of the call. members: those that have rows.
+        rows: the number of rows of the call. members: those that have rows. apart_ms: what these take one
+        after the other; None if it was not measured.
         """
         functions = next(iter(members.values())).functions
         form = functions.per_row
-        if form is None or self._failed or not form.is_faster(rows, len(members)):
+        if form is None or self._failed or not form.is_faster(rows, len(members), apart_ms):
             return None
         if self._stacked is None or not self._stacked.is_current(self._artifact.changes):
             every = self.bound(range(len(self._artifact.members)))

@@ -6,7 +6,7 @@ The part of the member program that reads only weights which all members share r
 | form | what runs |
 |---|---|
 | by rows | one function for all rows; each row reads the weights of its own member (`per_row.py`) |
-| by groups | the rows of one member after the other, over views of its weights (`row_groups.py`) |
+| by groups | the rows of one member after the other, over views of its weights or in a session of it |
 | gathered | for fleets: each row with the factors of its member, the base for all (`gathered_rows.py`) |
 | padded | all members with as many rows as the largest group, where that is faster (`padded_rows.py`) |
 
@@ -15,6 +15,7 @@ A group that is smaller than the guards allow runs some of its rows twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ from ..call_check import key_of
 from ..entry_programs import EntryPrograms
 from ..input_names import ROUTE
 from ..output import built, check_rows
+from ..programs.bound_program import BoundProgram
+from ..single_members import SingleMembers, run_apart
 from .gathered_rows import GatheredCall, GatheredRows
 from .member_numbers import member_numbers
 from .padded_rows import PaddedCall, PaddedRows
@@ -61,7 +64,8 @@ class RoutedCall(NamedTuple):
 
     router: Of the entry. values: The tensors of the call. numbers: The number of the member of each row.
     others: The sizes of the other dims. members: Those of the rows. weights: Those of all members, for a call
-    that reads them by rows. together: What runs all rows in one call; None for other forms.
+    that reads them by rows. together: What runs all rows in one call; None for other forms. apart: The
+    programs that have a function of a member, by its number.
     """
 
     router: Router
@@ -71,6 +75,7 @@ class RoutedCall(NamedTuple):
     members: _Members
     weights: RowWeights | None
     together: PaddedCall | GatheredCall | None
+    apart: Mapping[int, BoundProgram] = {}
 
     def run(self) -> list[Any]:
         """Runs the rows, inside of the gate. No lock is taken here: a swap holds it and waits.
@@ -88,7 +93,7 @@ class RoutedCall(NamedTuple):
         router = self.router
         with inference_guard(True):
             if len(self.members) == 1:
-                return self._alone(self.members[self.numbers[0]], self.values, len(self.numbers))
+                return self._alone(self.numbers[0], self.values, len(self.numbers))
             if self.weights is not None and self.weights.is_current(router.artifact.changes):
                 return self._by_rows(self.weights, self.members[self.numbers[0]])
             allowed = partial(router.fits, self.others) if router.has_conditions else None
@@ -120,18 +125,22 @@ class RoutedCall(NamedTuple):
         """Runs the rows of several members, one member after the other."""
         bound = [self.members[m] for m in groups.members]
         places = self.router.places
-        if all(m.functions is bound[0].functions for m in bound):
+        if not self.apart and all(m.functions is bound[0].functions for m in bound):
             found = self._grouped(groups, bound)
             return [groups.join(list(leaves), dim) for dim, leaves in zip(places, zip(*found))]
         inputs = zip(*(groups.split(v, a) for v, a in zip(self.values, self.router.axes)))
-        found = [self._alone(m, x, len(rows)) for m, x, rows in zip(bound, inputs, groups.rows)]
+        found = [self._alone(m, x, len(rows)) for m, x, rows in zip(groups.members, inputs, groups.rows)]
         return [_joined(list(leaves), groups, dim) for dim, leaves in zip(places, zip(*found))]
 
-    def _alone(self, member: RoutedMember, values: Sequence[Tensor], rows: int) -> list[Tensor]:
-        """Runs rows that are all for one member."""
+    def _alone(self, number: int, values: Sequence[Tensor], rows: int) -> list[Tensor]:
+        """Runs rows that are all for one member. number: its number."""
+        member, bound = self.members[number], self.apart.get(number)
         functions = member.functions
         self._admit(functions.program, rows, member.whole, values)
-        return self._checked(list(functions.whole(*member.whole, *values)), member, values, rows)
+        found = run_apart(bound, number, values) if bound is not None else None
+        if found is None:
+            found = list(functions.whole(*member.whole, *values))
+        return self._checked(found, member, values, rows)
 
     def _checked(
         self, found: list[Tensor], member: RoutedMember, values: Sequence[Tensor], rows: int
@@ -216,6 +225,7 @@ class Router:
         self._padded = padded if padded.possible else None
         gathered = GatheredRows(programs, self.letter, self.axes, self.places)
         self._gathered = gathered if gathered.possible else None
+        self._single = SingleMembers(programs, "each")
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
         self.limited = self.artifact.limits.limit is not None
@@ -270,9 +280,25 @@ class Router:
             if gathered is not None:
                 return RoutedCall(self, values, numbers, others, {}, None, gathered)
         members = self._members.bound(numbers)
-        weights = self._members.for_rows(rows, members) if len(members) > 1 else None
+        apart = self._apart(numbers, others, members) if self._single.possible else {}
+        prices = self._single.times.groups(Counter(numbers).values()) if apart else None
+        weights = self._members.for_rows(rows, members, prices) if len(members) > 1 else None
         padded = self._padded_call(numbers, others, members) if weights is None else None
-        return RoutedCall(self, values, numbers, others, members, weights, padded)
+        return RoutedCall(self, values, numbers, others, members, weights, padded, apart)
+
+    def _apart(self, numbers: Sequence[int], others: _Others, members: _Members) -> dict[int, BoundProgram]:
+        """Returns the programs that have functions of single members, where these are faster.
+
+        A trunk that all members share runs once on all rows, and functions of members would repeat it.
+        """
+        if members[numbers[0]].functions.trunk is not None:
+            return {}
+        found = {}
+        for number, rows in Counter(numbers).items():
+            sizes = {self.letter: rows, **dict(others)}
+            if (bound := self._single.program(number, sizes)) is not None:
+                found[number] = bound
+        return found
 
     def _padded_call(self, numbers: Sequence[int], others: _Others, members: _Members) -> PaddedCall | None:
         """Returns a call that runs padded; None if another form is faster, as with a trunk."""
