@@ -25,6 +25,7 @@ from widepack_artifacts import strict_json
 from ..errors import UsageError
 from ..system.compiled_cache import CompiledCache
 from ..system.machine import instructions
+from ..system.memory import give_back
 from .flat import Flat
 from .onnx_parts import SessionFile
 from .onnx_repeat import MemberGraph, repeated
@@ -61,6 +62,7 @@ def packed(
         made.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
         made.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         session(repeated(graph, members, apart=True), None, weights, onnxruntime, made)
+        give_back()  # its packed weights: they are mapped from the file from now on
         os.replace(folder / MODEL, folder / MEMBERS)
         file = SessionFile((folder / MEMBERS).read_bytes())
         whole = file.outputs[: len(graph.outputs_of(members))]

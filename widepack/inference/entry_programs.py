@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from widepack_artifacts.entry import Rows
 
+from ..backends import backend
 from ..errors import ProbeError, WidepackError
 from ..planning.plan import NodeChoice, for_size, scaled
 from ..runtime.admission import guarded
@@ -185,7 +186,14 @@ class EntryPrograms:
                 self.artifact.limits.begin()
                 with plain_modes():
                     self._bound[pattern] = self._bind_pattern(pattern)
+                self.release_weights()
             return self._bound[pattern]
+
+    def release_weights(self) -> None:
+        """Takes the mapped weights out of memory if all bound programs have copies of them."""
+        bound = [b for rows in self._bound.values() for b in rows]
+        if self.artifact.device.type == "cpu" and all(backend(b.backend).COPIES for b in bound):
+            self.artifact.weights.release()
 
     def _bind_pattern(self, pattern: str) -> list[BoundProgram]:
         """Binds the measured programs of a pattern, or the artifact's if those fail."""

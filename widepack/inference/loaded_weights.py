@@ -20,6 +20,7 @@ from widepack_artifacts.weights import Weights
 from ..backends.task import Mapped
 from ..errors import ArtifactError
 from ..spec.dtypes import dtype_of
+from ..system.memory import release_pages
 from ..system.pinned_copy import Pinned
 from ..system.readahead import Extent, extents, parts_of, will_read
 from .cast import Cast
@@ -189,6 +190,10 @@ class LoadedWeights:
             Mapped(self.files.get(name).data_ptr(), size, path.name, offset)
             for name, (path, offset, size) in self._extents.items()
         ]
+
+    def release(self) -> None:
+        """Takes the pages of the weights files out of memory: other copies are used."""
+        release_pages((part.at, part.bytes) for part in self.located())
 
     def close(self) -> None:
         """Forgets the copies. Tensors that are in use stay valid."""

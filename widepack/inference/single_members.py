@@ -140,6 +140,7 @@ class SingleMembers:
     def _wrong(self, place: int, run: Function) -> str:
         """Returns, and warns, where the answers are not those of the member's program; "" if they are."""
         wrong = self._difference(place, run)
+        self._programs.release_weights()  # those that the member's program has read
         if wrong:
             warnings.warn(
                 f"{self._artifact.reader.root}: the session of member {self._artifact.members[place]} gives "

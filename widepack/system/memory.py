@@ -11,13 +11,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # constants of malloc.h
+_MADV_PAGEOUT = 21  # of mman.h, in Linux from 5.4 on
 LARGE = 2**20
 USUAL = 32 * 2**20
 """The threshold that glibc reaches by itself when blocks of this size are freed."""
@@ -43,6 +44,20 @@ def give_back() -> None:
     """Returns freed memory to the system if the C library can. Takes about a millisecond for each 15 MB."""
     if _libc() is not None:
         _libc().malloc_trim(0)
+
+
+def release_pages(parts: Iterable[tuple[int, int]]) -> None:
+    """Takes the pages of mapped files out of memory, where the system can. They are read again when they are
+    needed. Pages that were written to stay.
+
+    parts: the address and the bytes of each mapped part.
+    """
+    if _libc() is None:
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    for at, size in parts:
+        begin = at // page * page
+        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(at + size - begin), _MADV_PAGEOUT)
 
 
 @cache
