@@ -92,10 +92,6 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
             "append: entry forward of .* draws random numbers .*: build the artifact again",
         ),
         (lambda a, m: widepack.load(a).swap(3, m), f"swap: entry forward {DRAWS}"),
-        (
-            lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)),
-            "leave the backend out, and 'eager' runs",
-        ),
     ],
 )
 def test_calls_that_compare_answers_are_refused(
@@ -103,6 +99,15 @@ def test_calls_that_compare_answers_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ask(artifact, checkpoint)
+
+
+def test_passes_run_on_eager_whatever_backend_is_named(artifact: Path) -> None:
+    with pytest.warns(
+        UserWarning, match="draws random numbers, .* backend 'compile' .*: 'eager' runs instead"
+    ):
+        ens = widepack.load(artifact, backend="compile", compile="now")
+    assert ens.backend == "eager"
+    assert not torch.equal(ens(torch.ones(2, 6)), ens(torch.ones(2, 6)))
 
 
 def test_each_of_several_checkpoints_draws_separately(checkpoint: Path, tmp_path: Path) -> None:
