@@ -205,6 +205,25 @@ def test_progress_on_a_pipe_has_one_line_for_each_stage() -> None:
     assert stream.getvalue() == "capture\nverify\n"
 
 
+def test_steps_of_a_stage_have_no_lines_of_their_own() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        for total in (3, 5):
+            progress("write weights", total, total)
+        for done, step in enumerate(("predicted", "loop", "race")):
+            progress(f"B = 1: {step}", done, 3)
+    assert stream.getvalue().split("\n") == ["write weights", "B = 1", ""]
+
+
+def test_a_terminal_shows_the_step_of_a_stage() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        for done, step in enumerate(("predicted", "loop")):
+            progress(f"B = 1: {step}", done, 3)
+    assert "B = 1  predicted" in stream.getvalue() and "B = 1  loop" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+
+
 def test_progress_on_a_terminal_is_a_bar() -> None:
     stream = Terminal()
     with Progress(stream) as progress:

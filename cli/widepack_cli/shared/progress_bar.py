@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Progress:
     """A context manager that long functions call with a stage, the work that is done, and all of its work.
 
-    Each stage has a `click.progressbar`. Where the stream is not a terminal, click prints the name of the
-    stage once.
+    Each stage has a `click.progressbar`. A stage `search: step` is a step of the stage `search`, whose bar
+    shows the step that runs. Where the stream is not a terminal, the name of the stage is printed once.
 
     Args:
         stream: Where to write. Default: standard error.
@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
-        self._stage = ""
+        self._stage = self._step = ""
         self._bar: ProgressBar[int] | None = None
 
     def __enter__(self) -> Progress:
@@ -38,21 +38,31 @@ class Progress:
         self._finish()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if self._bar is None or stage != self._stage or total != self._bar.length:
+        stage, _, step = stage.partition(": ")
+        counted = self._stream.isatty() and not step
+        if self._bar is None or stage != self._stage or (counted and total != self._bar.length):
             self._finish()
             self._stage = stage
+            in_bytes = stage in IN_BYTES
             self._bar = click.progressbar(
                 length=max(total, 1),
                 label=stage,
                 file=self._stream,
-                show_pos=stage not in IN_BYTES,
-                show_percent=stage in IN_BYTES,
+                show_eta=not step,
+                show_pos=not (in_bytes or step),
+                show_percent=in_bytes,
+                item_show_func=lambda _: self._step,
+                bar_template="%(label)s  %(info)s" if step else "%(label)s  [%(bar)s]  %(info)s",
             )
             self._bar.__enter__()
-        if done > self._bar.pos:
+        if step and step != self._step:
+            self._step = step
+            self._bar.render_progress()
+        elif not step and done > self._bar.pos:
             self._bar.update(done - self._bar.pos)
 
     def _finish(self) -> None:
         if self._bar is not None:
+            self._step = ""
             self._bar.__exit__(None, None, None)
             self._bar = None
