@@ -106,6 +106,7 @@ def _opened(
         made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if isinstance(file, bytes):  # there the files of weights are looked for
             made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(place))
+            made.enable_cpu_mem_arena = False  # each would keep the memory of its largest call
         run = _open[known] = session(file, booleans, {}, onnxruntime, made)
     found: Run = run
     return found
