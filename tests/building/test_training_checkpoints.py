@@ -166,7 +166,7 @@ def test_a_default_that_contradicts_the_hyperparameters(
     stored: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     paths = scaled(tmp_path, stored, stored)
-    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], **QUICK}
+    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], "dry_run": True}
     with pytest.raises(MemberMismatch, match="is another program") as caught:
         build(paths, tmp_path / "e.wide", **more)
     name, value = next(iter(stored.items()))
@@ -177,12 +177,12 @@ def test_a_default_that_contradicts_the_hyperparameters(
     overruled = {name: Scaled.__init__.__defaults__[["width", "scale", "act"].index(name)]}  # type: ignore[index]
     report = build(paths, tmp_path / "f.wide", model_args=overruled, **more)
     assert report.contradicted == {name: {"given": overruled[name], "stored": value}}
-    assert any(line.startswith("contradicted") for line in build_lines(report, dry_run=False))
+    assert any(line.startswith("contradicted") for line in build_lines(report, dry_run=True))
 
 
 def test_hyperparameters_that_change_no_program_or_do_not_fit(tmp_path: Path) -> None:
     paths = scaled(tmp_path, {"lr": 0.5, "tags": [1]}, {"lr": 0.7})
-    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], **QUICK}
+    more: dict[str, Any] = {"model": Scaled, "inputs": ["x=float32[B,4]"], "dry_run": True}
     assert build(paths, tmp_path / "e.wide", **more).contradicted == {}
     for path in paths:  # of another model, of which this one has the weights
         torch.save({**torch.load(path), "hyper_parameters": {"width": 6}}, path)

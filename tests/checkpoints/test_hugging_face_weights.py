@@ -151,7 +151,7 @@ def test_fields_of_a_config_that_would_change_the_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["vit", pytest.param("mixtral", marks=pytest.mark.extended)])
 def test_a_build_and_a_swap(kind: str, tmp_path: Path) -> None:
-    paths = [saved(kind, tmp_path, seed) for seed in range(3)]
+    paths = [saved(kind, tmp_path, seed, num_hidden_layers=1) for seed in range(3)]
     inputs = PIXELS if kind == "vit" else ["input_ids=int64[B,T]:0..39", "T=2..16"]
     build(paths[:2], tmp_path / "e.wide", model="hf", inputs=inputs, **QUICK)
     ens = load(tmp_path / "e.wide")

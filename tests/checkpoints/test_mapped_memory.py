@@ -118,8 +118,19 @@ def test_a_shard_that_becomes_shorter(tmp_path: Path) -> None:
         checkpoint.get("2.weight")
 
 
-@pytest.mark.parametrize("stage", ["capture", "write weights", "verify"])
-@pytest.mark.parametrize("name", ["a.pt", pytest.param("b.pt", marks=pytest.mark.slow), "a.pt2", "module.pt"])
+STAGES = ("capture", "write weights", "verify")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        *(("a.pt", stage) for stage in STAGES),
+        ("a.pt2", "verify"),
+        ("module.pt", "verify"),
+        *(pytest.param("b.pt", stage, marks=pytest.mark.extended) for stage in STAGES),
+        *(pytest.param(n, s, marks=pytest.mark.extended) for n in ("a.pt2", "module.pt") for s in STAGES[:2]),
+    ],
+)
 def test_a_build_of_a_file_that_becomes_shorter(name: str, stage: str, tmp_path: Path) -> None:
     paths = members(tmp_path, name)
 
