@@ -60,6 +60,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/widepack demo
 
 test: $(STAMP)
+	@$(BIN)/python -m compileall -q widepack artifacts bench cli serve  # the processes of tests import faster
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARK),-m '$(MARK)') $(ARGS)
 
 # Clients of others for the tests of the server. Their pins conflict with those of $(VENV).

@@ -5,9 +5,11 @@ cache; the artifacts of the cases, built once.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +22,17 @@ settings.register_profile(
 )
 settings.load_profile("widepack")
 gc.set_threshold(50_000, 50, 50)  # an export makes millions of objects, beside those of ten thousand tests
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leaves out what torch logs of each step of an export.
+
+    The option log_level sets the level of the root logger six times a test, and each time the caches of all
+    loggers are cleared, of which torch has hundreds.
+    """
+    plugin: Any = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler) if plugin else ():
+        handler.setLevel(logging.WARNING)
 
 
 @pytest.hookimpl(tryfirst=True)
