@@ -394,5 +394,14 @@ def test_unsteady_times_on_several_threads_are_measured_with_one(
     finally:
         torch.set_num_threads(threads)
     assert report.threads == 1
-    assert report.note.startswith("other processes use the cores")
+    assert report.note == tune.BUSY
     assert {row.noise for row in report.rows} == {1.0}
+
+
+def test_a_build_without_onnxruntime_says_so(
+    checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(checkpoints, tmp_path / "e.wide", budget=0)
+    monkeypatch.setattr(tune, "backends_here", lambda device: ("eager", "aot"))
+    report = measure_new(tmp_path / "e.wide", seconds=30, batches=[4])
+    assert report.note.endswith("pip install 'widepack[cpu]'")

@@ -53,6 +53,8 @@ LARGE_BYTES = 1 << 30  # of weights of more than this size, `tune` keeps few cop
 MOST_UNSTEADY = 1.2  # a build whose calls on several threads have more noise measures with one thread
 LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
+BUSY = "other processes use the cores, so the plans were measured with one thread"
+WITHOUT_ONNX = "onnxruntime is not installed, so its plans were not tried: pip install 'widepack[cpu]'"
 _BUDGET = "WIDEPACK_BUDGET"
 
 
@@ -233,15 +235,15 @@ def measure_new(
             found[name, pattern] = tune_pattern(ens.entry(name), pattern, batches, options, part, prepared)
         return found
 
-    measured, note = None, ""
+    measured, notes = None, [] if backends or ens.device.type != "cpu" else [WITHOUT_ONNX]
     try:
         if threads > 1 and free_threads(threads) > 1:
             with contextlib.suppress(UnsteadyError):  # from now on processes may use the cores
                 measured = searched(replace(options, most_noise=MOST_UNSTEADY))
         if measured is None:
             torch.set_num_threads(1)
-            note = "other processes use the cores, so the plans were measured with one thread"
-            measured, note = searched(options), note if threads > 1 else ""
+            measured = searched(options)
+            notes += [BUSY] if threads > 1 else []
         plans = {
             (name, pattern): one.programs
             for (name, pattern), one in measured.items()
@@ -249,7 +251,9 @@ def measure_new(
         }
         if plans:
             digest = publish_graphs(path, publish_plans(path, device, plans, digest))
-        return _report(path, device, backends, measured, fspath(path) if plans else "", digest, note)
+        return _report(
+            path, device, backends, measured, fspath(path) if plans else "", digest, "; ".join(notes)
+        )
     finally:
         torch.set_num_threads(threads)
 
