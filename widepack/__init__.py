@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .errors import VerificationError as VerificationError
     from .errors import WidepackError as WidepackError
+    from .evaluation.evaluate import EvaluateReport as EvaluateReport
+    from .evaluation.evaluate import evaluate as evaluate
     from .exporters.export import ExportReport as ExportReport
     from .exporters.export import export as export
     from .fused.channel_packing import pack as pack
@@ -74,6 +76,8 @@ _WHERE = {
     "TuneReport": "tuning.tune",
     "predict": "prediction.predict",
     "PredictReport": "prediction.predict",
+    "evaluate": "evaluation.evaluate",
+    "EvaluateReport": "evaluation.evaluate",
     "select": "selection.select",
     "SelectReport": "selection.select",
     "update": "revision.revise",

@@ -28,6 +28,7 @@ SECTIONS = {
         "serve": "Answer inference requests over HTTP, batched over all members.",
         "predict": "Run an artifact over the rows of a file.",
         "bench": "Time an artifact beside its members without widepack.",
+        "evaluate": "Measure the members and the ensemble on data with targets.",
         "select": "Choose members and a cascade on validation data.",
         "tune": "Measure plans on this machine and keep the fastest.",
         "advise": "Find what would make calls faster, and try it.",

@@ -192,7 +192,7 @@ def doc_reason(key: str) -> str:
 def space_of(key: str) -> dict[str, Any]:
     """Returns the names that examples use without a definition."""
     make = modules(NET)["make"]
-    x = torch.randn(3 if "routes" in key else 16, 16 if "/fused/" in key or "/optim/" in key else 64)
+    x = torch.randn(3 if "route" in key else 16, 16 if "/fused/" in key or "/optim/" in key else 64)
     models = [make() for _ in range(3)]
     space: dict[str, Any] = {
         "EagerWriter": EagerWriter, "TimeLimit": TimeLimit, "torch": torch, "nn": nn,

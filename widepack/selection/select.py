@@ -25,7 +25,7 @@ from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
 from .greedy import Selected, select_members
 from .losses import METRICS, OF_CLASSES, means, score
-from .validation import checked_classes, checked_targets, predictions_of, run_members
+from .validation import check_class_names, checked_classes, checked_targets, predictions_of, run_members
 
 ROUNDS = 100
 
@@ -154,7 +154,7 @@ def select(
         progress=progress,
     )  # fmt: skip  # its options in two lines
     predictions = predictions_of(validation.outputs, of, dim)
-    _check_class_names(names, predictions)
+    check_class_names(names, predictions)
     targets = checked_targets(validation.targets, predictions, metric in OF_CLASSES)
     selected = select_members(predictions, targets, METRICS[metric], rounds, most)
     scores, best = _scores(metric, predictions, targets, selected)
@@ -218,14 +218,6 @@ def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
     if isinstance(allowed, bool) or not isinstance(allowed, (int, float)) or not 0 <= allowed < 1:
         raise UsageError(f"allowed={allowed!r:.40} is not a number from 0 to below 1")
     return str(chosen)
-
-
-def _check_class_names(names: Sequence[str] | None, predictions: Tensor) -> None:
-    """Raises: UsageError if the answers have another number of classes."""
-    if names is not None and len(names) != predictions.shape[2]:
-        raise UsageError(
-            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
-        )
 
 
 def _scores(

@@ -143,6 +143,14 @@ def checked_classes(classes: Any, of: str | None) -> list[str] | None:
     return names
 
 
+def check_class_names(names: Sequence[str] | None, predictions: Tensor) -> None:
+    """Raises: UsageError if the answers have another number of classes."""
+    if names is not None and len(names) != predictions.shape[2]:
+        raise UsageError(
+            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
+        )
+
+
 def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Tensor:
     """Reads the targets.
 

@@ -17,6 +17,7 @@
 | `demo.py` | `widepack demo`: eight classifiers from training to an answer, by the commands |
 | `demo_model.py` | A small classifier of handwritten digits (8 x 8 pixels, from scikit-learn) |
 | `drop.py` | `widepack drop`: removes members from an artifact |
+| `evaluate.py` | `widepack evaluate`: measures the members and the ensemble on data with targets |
 | `export.py` | `widepack export`: writes an artifact as ONNX or torch.export program |
 | `extract.py` | `widepack extract`: writes the weights of one member to a checkpoint |
 | `info.py` | `widepack info`: shows versions and devices, for example for a bug report |

@@ -1,0 +1,135 @@
+"""`widepack evaluate`: measures the members of an ensemble and their mean on data with targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from widepack_bench.text import plural
+
+from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
+from ..shared.progress_bar import Progress
+from ..shared.row_options import columns_of, row_options
+
+if TYPE_CHECKING:
+    from widepack import EvaluateReport
+
+MOST = 20  # members that are printed
+
+
+@click.command(
+    epilog=example(
+        "widepack evaluate ens.wide --on val.safetensors --target y --of softmax",
+        "widepack evaluate ens.wide --on val.csv --target price --input x=f0..f63",
+        "widepack evaluate ens.wide --on val.csv --target kind --of softmax --classes cat,dog,bird "
+        "--input x=f0..f63",
+    )
+)
+@ARTIFACT
+@click.option(
+    "--on",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
+)
+@click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")
+@click.option(
+    "--classes",
+    metavar="A,B,...",
+    help="Targets are names of classes: their names in the order of the members' answers. Default: numbers, "
+    "for classes 0 to C-1.",
+)
+@click.option(
+    "--of",
+    type=click.Choice(["softmax", "probabilities"]),
+    help="What the members answer: scores of classes, or probabilities. Default: numbers.",
+)
+@row_options
+@entry_option
+@json_option
+def command(
+    artifact: Path,
+    source: Path,
+    target: str,
+    classes: str | None,
+    of: str | None,
+    inputs: tuple[str, ...],
+    answer: str | None,
+    dim: int,
+    entry: str,
+    batch: int | None,
+    header: bool | None,
+    delimiter: str | None,
+    decimal: str,
+    as_json: bool,
+) -> None:
+    """Measure how good the members of ARTIFACT are, and how good their mean is.
+
+    Of classes: accuracy, negative log likelihood (nll), Brier score, expected calibration error (ece), and
+    how well the largest probability finds errors (error_auroc). Of numbers: RMSE, mean absolute error, and
+    how many targets lie in the intervals that the members' spread gives. The learning curve says what
+    fewer members reach.
+    """
+    named = columns_of(inputs)
+    with stdout_kept(as_json), Progress() as progress:
+        import widepack
+
+        report = widepack.evaluate(
+            artifact,
+            source,
+            target=target,
+            classes=classes,
+            of=of,
+            inputs=named or None,
+            entry=entry,
+            answer=int(answer) if answer is not None and answer.isdecimal() else answer,
+            dim=dim,
+            batch=batch,
+            header=header,
+            delimiter=delimiter,
+            decimal=decimal,
+            progress=progress,
+        )
+    if as_json:
+        emit(report.to_json())
+    else:
+        click.echo("\n".join(lines(report)))
+
+
+def lines(report: EvaluateReport) -> list[str]:
+    """Returns the report as lines of text."""
+    names = list(report.ensemble)
+    first = names[1] if report.kind == "classes" else names[0]  # nll or rmse
+    order = sorted(report.members, key=lambda m: report.members[m][first] or 0.0)
+    width = max(len(name) for name in (*report.members, "ensemble"))
+    text = [
+        f"{plural(report.rows, 'row')}, {plural(len(report.members), 'member')}",
+        " ".join([" " * width, *(f"{name:>11}" for name in names)]),
+        _row("ensemble", width, [report.ensemble[n] for n in names]),
+        *(_row(m, width, [report.members[m].get(n) for n in names]) for m in order[:MOST]),
+    ]
+    if len(order) > MOST:
+        text.append(f"and {len(order) - MOST} more; --json has all")
+    curve = ", ".join(f"{row['members']}: {row[first]:.4g}" for row in report.curve)
+    what = "pairs that choose different classes" if report.kind == "classes" else "mean deviation of members"
+    text += [f"{first} of ensembles of fewer members: {curve}", f"{what}: {report.disagreement:.4g}"]
+    text += [
+        f"{100 * i['level']:.0f}% intervals: {100 * i['coverage']:.1f}% of the targets are inside, "
+        f"mean width {i['width']:.4g}"
+        for i in report.intervals
+    ]
+    bins = [b for b in report.reliability if b["count"]]
+    text += [f"confidence above {b['least']:.2f}: {_bin(b)}" for b in bins]
+    return text
+
+
+def _bin(b: dict[str, float | int]) -> str:
+    return f"mean {b['confidence']:.3f}, accuracy {b['accuracy']:.3f} of {plural(int(b['count']), 'answer')}"
+
+
+def _row(name: str, width: int, values: Sequence[float | None]) -> str:
+    return " ".join([f"{name:<{width}}", *(f"{'-' if v is None else f'{v:.4g}':>11}" for v in values)])

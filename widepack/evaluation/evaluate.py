@@ -1,0 +1,239 @@
+"""Defines `widepack.evaluate`, which measures the members of an ensemble and their mean on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, UsageError
+from ..inference.cascade import OF
+from ..inference.load import load
+from ..prediction.csv_files import CsvForm
+from ..selection.validation import (
+    check_class_names,
+    checked_classes,
+    checked_targets,
+    predictions_of,
+    run_members,
+)
+from ..spec.names import path_of
+from ..system.progress import Report
+from . import class_metrics, number_metrics
+
+DRAWS = 10
+"""How many ensembles of each size the learning curve averages over."""
+_ROUNDING = 0.02
+"""How far the sum of a position's probabilities may be from 1. Scores of classes are further from it."""
+
+Figures = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class EvaluateReport:
+    """The result of `widepack.evaluate`.
+
+    Attributes:
+        path: The artifact.
+        digest: Its digest.
+        kind: `classes` or `numbers`.
+        rows: The number of rows of the data.
+        members: The figures of each member, by name: `accuracy`, `nll`, `brier`, `ece` and `error_auroc` of
+            classes; `rmse` and `mae` of numbers.
+        ensemble: The same of the mean of all members; of numbers also `nll` and `error_rank`.
+        disagreement: Of classes the part of the pairs of members that choose different ones; of numbers
+            the mean deviation of the members.
+        curve: For rising numbers of members, the mean `nll` (classes) or `rmse` (numbers) of ensembles of so
+            many members: a list of `{"members": ..., "nll": ...}`.
+        reliability: Of classes, the bins of the ensemble's reliability diagram: `least`, `most`, `count`,
+            `confidence`, `accuracy`.
+        intervals: Of numbers, for each `level` the `coverage` and `width` of the ensemble's intervals.
+        sha256: Of the data.
+
+    Figures are None where they do not exist: an AUROC without errors, a deviation of one member.
+
+    Example:
+        >>> report = widepack.evaluate("ens.wide", "val.safetensors", target="y", of="softmax")
+        >>> report.ensemble["nll"], [m["nll"] for m in report.members.values()]
+    """
+
+    __module__ = "widepack"  # pickles name the public place
+
+    path: str
+    digest: str
+    kind: str
+    rows: int
+    members: dict[str, Figures]
+    ensemble: Figures
+    disagreement: float
+    curve: list[dict[str, float | int]]
+    reliability: list[dict[str, float | int]] = field(default_factory=list)
+    intervals: list[dict[str, float]] = field(default_factory=list)
+    sha256: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as a dict that `json.dumps` takes."""
+        return asdict(self)
+
+
+def evaluate(
+    path: str | PathLike[str],
+    on: str | PathLike[str],
+    *,
+    target: str,
+    of: str | None = None,
+    classes: str | Sequence[str] | None = None,
+    inputs: Mapping[str, str | Sequence[str]] | None = None,
+    entry: str = "",
+    answer: str | int | None = None,
+    dim: int = -1,
+    batch: int | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    decimal: str = ".",
+    progress: Report | None = None,
+) -> EvaluateReport:
+    """Measures how good each member of an ensemble is, and how good their mean is.
+
+    Args:
+        path: The artifact.
+        on: The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors, as `widepack.predict` reads it,
+            with a column of targets.
+        target: The column of the targets: classes from 0, names of classes with `classes`, or numbers.
+        of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
+        classes: The name of each class that the targets are given as, in the order of the members' answers:
+            `"cat,dog"` or a list. Default: targets are classes 0 to C-1.
+        inputs: The columns of each input, as `widepack.predict` takes them.
+        entry: The entry. Default: `forward`, or the first entry.
+        answer: The output that predictions are read from. Default: `logits`, else the first.
+        dim: The dim of the classes in a member's answer.
+        batch: The rows of a batch. Default: 256.
+        header: Whether the first line of a CSV file has names, as `widepack.predict` takes it.
+        delimiter: What stands between the values of a CSV file.
+        decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
+        progress: A function that is called with `(stage, done, total)`.
+
+    Returns:
+        An `EvaluateReport`.
+
+    Raises:
+        UsageError: An argument is wrong, or the targets do not fit the answers.
+        InputError: The file cannot be read, has a row that the model refuses, or a member answers NaN.
+        ArtifactError: The artifact is damaged.
+
+    Example:
+        >>> kinds = {"target": "kind", "of": "softmax", "classes": "cat,dog,bird"}
+        >>> report = widepack.evaluate("ens.wide", "val.csv", inputs={"x": "f0..f63"}, **kinds)
+        >>> [(b["confidence"], b["accuracy"]) for b in report.reliability if b["count"]]
+    """
+    if of is not None and of not in OF:
+        raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
+    names = checked_classes(classes, of)
+    source = Path(path_of(on, "on", "the path of the data"))
+    form = CsvForm.of(source, header, delimiter, decimal)
+    ens = load(path)
+    validation = run_members(
+        ens, source, target, inputs=inputs, classes=names, form=form, entry=entry, answer=answer, batch=batch,
+        progress=progress,
+    )  # fmt: skip  # its options in two lines
+    predictions = predictions_of(validation.outputs, of, dim)
+    check_class_names(names, predictions)
+    targets = checked_targets(validation.targets, predictions, classes=of is not None)
+    _check_numbers(predictions, ens.members, of)
+    found = _of_numbers(predictions, targets) if of is None else _of_classes(predictions, targets)
+    return EvaluateReport(
+        path=fspath(path),
+        digest=ens.manifest.digest,
+        rows=len(targets),
+        members=dict(zip(ens.members, found.pop("members"), strict=True)),
+        sha256=validation.sha256,
+        **found,
+    )
+
+
+def _of_classes(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Returns the fields of a report on classes. predictions: [N, R, C, ...]; targets: [R, ...]."""
+    p = torch.stack([class_metrics.positions(one) for one in predictions])
+    truth = targets.flatten()
+
+    def figures(p: Tensor) -> Figures:
+        return class_metrics.figures(p, truth)
+
+    mean = p.mean(0)
+    return {
+        "kind": "classes",
+        "members": [figures(one) for one in p],
+        "ensemble": figures(mean),
+        "disagreement": class_metrics.disagreement(p),
+        "curve": _curve(p, "nll", lambda p: class_metrics.nll(p, truth)),
+        "reliability": [asdict(b) for b in class_metrics.reliability(mean, truth)],
+    }
+
+
+def _of_numbers(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Returns the fields of a report on numbers. predictions: [N, R, ...]; targets: [R, ...]."""
+    y = torch.stack([number_metrics.flat(one) for one in predictions])
+    truth = number_metrics.flat(targets)
+
+    def figures(y: Tensor) -> Figures:
+        return number_metrics.figures(y, truth)
+
+    spread, intervals = number_metrics.spread_figures(y, truth)
+    return {
+        "kind": "numbers",
+        "members": [figures(one) for one in y],
+        "ensemble": {**figures(y.mean(0)), **spread},
+        "disagreement": number_metrics.disagreement(y),
+        "curve": _curve(y, "rmse", lambda y: number_metrics.rmse(y, truth)),
+        "intervals": [asdict(i) for i in intervals],
+    }
+
+
+def _curve(members: Tensor, name: str, figure: Callable[[Tensor], float]) -> list[dict[str, float | int]]:
+    """Returns a figure of ensembles of 1, 2, 4, ... members, as the mean over draws of members.
+
+    members: the predictions, [N, P, ...]. figure: of the predictions of one ensemble, [P, ...].
+    """
+    count, generator = members.shape[0], torch.Generator().manual_seed(0)
+    curve: list[dict[str, float | int]] = []
+    sizes = sorted({*(2**k for k in range(count.bit_length()) if 2**k <= count), count})
+    for size in sizes:
+        draws = [torch.randperm(count, generator=generator)[:size] for _ in range(DRAWS)]
+        if size == 1:
+            draws = list(torch.arange(count).unsqueeze(1))
+        elif size == count:
+            draws = [torch.arange(count)]
+        found = [figure(members[d].mean(0)) for d in draws]
+        curve.append({"members": size, name: sum(found) / len(found)})
+    return curve
+
+
+def _check_numbers(predictions: Tensor, members: Sequence[str], of: str | None) -> None:
+    """Checks that the answers are numbers, and with `of` probabilities.
+
+    Raises: InputError for NaN or infinity; UsageError if the answers are no probabilities.
+    """
+    finite = predictions.isfinite().flatten(2).all(2)  # [N, R]
+    if not bool(finite.all()):
+        number, row = (int(i) for i in (~finite).nonzero()[0])
+        raise InputError(
+            f"member {members[number]} answers NaN or infinity in {int((~finite[number]).sum())} of "
+            f"{finite.shape[1]} rows, first in row {row} (the first row is 0).\nEvaluate without it: "
+            "`widepack drop` writes an artifact of the other members"
+        )
+    if of is None:
+        return
+    total = predictions.sum(2)
+    wrong = ((total - 1).abs() > _ROUNDING) | (predictions < -_ROUNDING).any(2)
+    if bool(wrong.any()):
+        place = tuple(int(i) for i in wrong.nonzero()[0])
+        raise UsageError(
+            f"the answers of member {members[place[0]]} are no probabilities: those of row {place[1]} (the "
+            f"first row is 0) have the sum {float(total[place]):.4g}.\nGive of='softmax' (--of softmax) for "
+            "scores of classes"
+        )
