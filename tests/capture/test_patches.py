@@ -19,6 +19,7 @@ from networks.patterns.check import build_case, check_case, member
 from networks.patterns.shapes import ROWS
 from widepack.capture.explain import source_of
 from widepack.errors import CaptureError
+from widepack.ir.torch_internals import quick_registrations, replaced
 
 
 def whole(*shape: int, most: int = 9, dtype: torch.dtype = torch.int64) -> Any:
@@ -374,3 +375,27 @@ def test_a_node_that_torch_inserted_has_the_line_of_a_neighbour() -> None:
     reader = graph.call_function(torch.neg, (before,))
     reader.meta["stack_trace"] = '  File "net.py", line 4, in forward\n    y = y[:round(n / 2)]'
     assert source_of(before) == "net.py:4 in forward"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_ops_are_registered_as_torch_does_it() -> None:
+    """During an export, torch registers kernels of hundreds of ops by quick functions."""
+
+    def registered() -> dict[str, tuple[Any, ...]]:
+        return {
+            f"{op}": tuple(sorted(map(str, getattr(op, "py_kernels", {}))))
+            for name in ("linear", "matmul", "silu", "layer_norm", "embedding_bag", "relu")
+            for op in [getattr(torch.ops.aten, name).default]
+        }
+
+    before, base = registered(), torch._ops.OperatorBase.py_impl
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.SiLU())
+    exported = torch.export.export(net, (torch.randn(2, 4),))
+    alone = str(exported.run_decompositions({}).graph)
+    with replaced(quick_registrations()):
+        assert torch._ops.OperatorBase.py_impl is not base
+        quick = str(exported.run_decompositions({}).graph)
+        op = torch.ops.aten.linear.default
+        with pytest.raises(AssertionError, match="register a mode for the DispatchKey.Python key"):
+            op.py_impl(torch._C.DispatchKey.Python)(lambda *_: None)
+    assert quick == alone and registered() == before and torch._ops.OperatorBase.py_impl is base

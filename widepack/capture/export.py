@@ -42,6 +42,7 @@ from ..ir.torch_internals import (
     is_transformed,
     op_base_name,
     parameters_of,
+    quick_registrations,
     replaced,
     submodules_of,
     without_fast_path,
@@ -241,7 +242,7 @@ def calm() -> Iterator[None]:
         # Torch prints the whole graph of an export that fails, and warns about its own use of the module's
         # internals. widepack's error says the same in one paragraph.
         with (
-            replaced(_REPLACEMENTS),
+            replaced(_REPLACEMENTS | quick_registrations()),
             without_fast_path(),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
