@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,14 +80,10 @@ def figures(p: Tensor, targets: Tensor) -> dict[str, float | None]:
     }
 
 
-def disagreement(p: Tensor) -> float:
+def disagreement(chosen: Sequence[Tensor]) -> float:
     """Returns the part of the pairs of members that choose different classes, over all positions.
 
-    p: [N, P, C].
+    chosen: the classes of each member, [P].
     """
-    members = p.shape[0]
-    if members < 2:
-        return 0.0
-    votes = torch.nn.functional.one_hot(p.argmax(2), p.shape[2]).double().sum(0)  # [P, C]
-    equal = (votes * (votes - 1)).sum(1) / (members * (members - 1))
-    return float(1 - equal.mean())
+    pairs = [float((a != b).double().mean()) for a, b in itertools.combinations(chosen, 2)]
+    return sum(pairs) / len(pairs) if pairs else 0.0

@@ -158,46 +158,44 @@ def evaluate(
 
 def _of_classes(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
     """Returns the fields of a report on classes. predictions: [N, R, C, ...]; targets: [R, ...]."""
-    p = torch.stack([class_metrics.positions(one) for one in predictions])
-    truth = targets.flatten()
-
-    def figures(p: Tensor) -> Figures:
-        return class_metrics.figures(p, truth)
-
-    mean = p.mean(0)
+    truth, flat = targets.flatten(), class_metrics.positions
+    mean = _mean(predictions, flat)
     return {
         "kind": "classes",
-        "members": [figures(one) for one in p],
-        "ensemble": figures(mean),
-        "disagreement": class_metrics.disagreement(p),
-        "curve": _curve(p, "nll", lambda p: class_metrics.nll(p, truth)),
+        "members": [class_metrics.figures(flat(one), truth) for one in predictions],
+        "ensemble": class_metrics.figures(mean, truth),
+        "disagreement": class_metrics.disagreement([flat(one).argmax(1) for one in predictions]),
+        "curve": _curve(predictions, "nll", lambda some: class_metrics.nll(_mean(some, flat), truth)),
         "reliability": [asdict(b) for b in class_metrics.reliability(mean, truth)],
     }
 
 
 def _of_numbers(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
     """Returns the fields of a report on numbers. predictions: [N, R, ...]; targets: [R, ...]."""
-    y = torch.stack([number_metrics.flat(one) for one in predictions])
-    truth = number_metrics.flat(targets)
-
-    def figures(y: Tensor) -> Figures:
-        return number_metrics.figures(y, truth)
-
+    y, truth = predictions.flatten(1).double(), targets.double().flatten()
     spread, intervals = number_metrics.spread_figures(y, truth)
     return {
         "kind": "numbers",
-        "members": [figures(one) for one in y],
-        "ensemble": {**figures(y.mean(0)), **spread},
+        "members": [number_metrics.figures(one, truth) for one in y],
+        "ensemble": {**number_metrics.figures(y.mean(0), truth), **spread},
         "disagreement": number_metrics.disagreement(y),
-        "curve": _curve(y, "rmse", lambda y: number_metrics.rmse(y, truth)),
+        "curve": _curve(y, "rmse", lambda some: number_metrics.rmse(some.mean(0), truth)),
         "intervals": [asdict(i) for i in intervals],
     }
+
+
+def _mean(members: Tensor, flat: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns the mean of members, with one of them in float64 at a time. members: [K, R, ...]."""
+    total = flat(members[0]).clone()
+    for one in members[1:]:
+        total += flat(one)
+    return total / len(members)
 
 
 def _curve(members: Tensor, name: str, figure: Callable[[Tensor], float]) -> list[dict[str, float | int]]:
     """Returns a figure of ensembles of 1, 2, 4, ... members, as the mean over draws of members.
 
-    members: the predictions, [N, P, ...]. figure: of the predictions of one ensemble, [P, ...].
+    members: the predictions, [N, R, ...]. figure: of the mean of some members, from their predictions.
     """
     count, generator = members.shape[0], torch.Generator().manual_seed(0)
     curve: list[dict[str, float | int]] = []
@@ -208,7 +206,7 @@ def _curve(members: Tensor, name: str, figure: Callable[[Tensor], float]) -> lis
             draws = list(torch.arange(count).unsqueeze(1))
         elif size == count:
             draws = [torch.arange(count)]
-        found = [figure(members[d].mean(0)) for d in draws]
+        found = [figure(members[d]) for d in draws]
         curve.append({"members": size, name: sum(found) / len(found)})
     return curve
 

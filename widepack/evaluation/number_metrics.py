@@ -68,8 +68,3 @@ def spread_figures(y: Tensor, targets: Tensor) -> tuple[dict[str, float | None],
 def disagreement(y: Tensor) -> float:
     """Returns the mean deviation of the members from each other. y: [N, P]."""
     return float(y.double().std(0).mean()) if y.shape[0] > 1 else 0.0
-
-
-def flat(values: Tensor) -> Tensor:
-    """Returns [R, ...] as [P] in float64."""
-    return values.double().flatten()
