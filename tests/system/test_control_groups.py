@@ -38,15 +38,15 @@ def test_the_tightest_group_counts(tmp_path: Path) -> None:
     group(root / "a" / "b", "max", 5 * GIB, 0)
     group(root / "a", 8 * GIB, 6 * GIB, GIB)
     group(root, 64 * GIB, 20 * GIB, 0)
-    assert of_control_groups(listed(tmp_path, "0::/a/b"), root) == 3 * GIB
+    assert of_control_groups(root, listed(tmp_path, "0::/a/b")) == 3 * GIB
     group(root / "a" / "b", 2 * GIB, 3 * GIB, 0)  # over its limit for a moment
-    assert of_control_groups(listed(tmp_path, "0::/a/b"), root) == 0
+    assert of_control_groups(root, listed(tmp_path, "0::/a/b")) == 0
 
 
 def test_a_container_whose_path_is_that_of_the_machine(tmp_path: Path) -> None:
     root = tmp_path / "fs"
     group(root, 4 * GIB, GIB, 0)
-    assert of_control_groups(listed(tmp_path, "0::/docker/1234"), root) == 3 * GIB
+    assert of_control_groups(root, listed(tmp_path, "0::/docker/1234")) == 3 * GIB
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ def test_version_1(tmp_path: Path) -> None:
     group(root / "memory" / "job", 4 * GIB, 3 * GIB, GIB, version=1)
     group(root / "memory", 2**63 - 4096, 3 * GIB, 0, version=1)  # no limit
     lines = ("9:name=systemd:/", "4:cpu,memory:/job", "0::/")
-    assert of_control_groups(listed(tmp_path, *lines), root) == 2 * GIB
+    assert of_control_groups(root, listed(tmp_path, *lines)) == 2 * GIB
 
 
 @pytest.mark.parametrize("lines", [(), ("0::/",), ("nonsense",), ("4:cpu:/job",)])
 def test_without_a_limit(lines: tuple[str, ...], tmp_path: Path) -> None:
-    assert of_control_groups(listed(tmp_path, *lines), tmp_path / "fs") is None
-    assert of_control_groups(tmp_path / "missing", tmp_path) is None
+    assert of_control_groups(tmp_path / "fs", listed(tmp_path, *lines)) is None
+    assert of_control_groups(tmp_path, tmp_path / "missing") is None
 
 
 def test_the_machine_and_the_groups_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,18 @@ def test_the_least_quota_of_all_groups_counts(tmp_path: Path, quotas: dict[str, 
     (tmp_path / "fs" / "a" / "b").mkdir(parents=True)
     for group, text in quotas.items():
         (tmp_path / "fs" / group / "cpu.max").write_text(text)
-    assert cores.quota(str(tmp_path / "fs"), str(own)) == cores_
-    assert cores.quota(str(tmp_path / "none"), str(tmp_path / "none")) == math.inf
+    assert cores.quota(tmp_path / "fs", own) == cores_
+    assert cores.quota(tmp_path / "none", tmp_path / "none") == math.inf
+
+
+@pytest.mark.parametrize(("quota", "cores_"), [("150000", 1.5), ("-1", math.inf)])
+def test_a_quota_of_version_1(tmp_path: Path, quota: str, cores_: float) -> None:
+    (tmp_path / "cgroup").write_text("4:cpu,cpuacct:/job\n")
+    folder = tmp_path / "fs" / "cpu" / "job"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores.quota(tmp_path / "fs", tmp_path / "cgroup") == cores_
 
 
 def test_cores_are_those_of_the_affinity_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ No module here depends on programs or weights.
 | `atomic_file.py` | Writes a single file that appears complete or not at all: an export |
 | `autocast.py` | Switches modes of torch off that would change programs: autocast, and the default device |
 | `compiled_cache.py` | Stores compiled programs in a folder |
+| `control_groups.py` | Finds the control groups of this process, which limit cores and memory |
 | `cores.py` | Finds the cores that this process may use, and whether other processes use them |
 | `deadline.py` | Limits the CPU time that reading an untrusted program may take |
 | `devices.py` | Lists what devices can do at most: FLOP and bytes for each second, of data sheets |

@@ -9,6 +9,7 @@ import statistics
 import time
 from pathlib import Path
 
+from .control_groups import OWN, ROOT, groups
 from .threads import spread
 
 SHARE_S = 3e-2
@@ -25,21 +26,20 @@ def usable_cores() -> int:
     return max(1, math.ceil(min(cores, quota())))
 
 
-def quota(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
-    """Returns the cores that the cgroups of this process may use on average; infinity without a quota.
+def quota(root: Path = ROOT, own: Path = OWN) -> float:
+    """Returns the cores that the control groups of this process may use on average; infinity without a quota.
 
-    root: where the groups are. own: the file that names the group of this process.
+    root, own: as `control_groups.groups` takes them.
     """
-    try:
-        lines = (line.split(":", 2) for line in Path(own).read_text().splitlines())
-        path = next(group for number, _, group in lines if number == "0")
-    except (OSError, StopIteration, ValueError):
-        path = "/"
-    least, place = math.inf, Path(root) / path.strip("/")
-    for folder in (place, *place.parents):
+    least = math.inf
+    for folder, version in groups("cpu", root, own):
         try:
-            quota, period = (folder / "cpu.max").read_text().split()
-            least = min(least, float(quota) / float(period)) if quota != "max" else least
+            if version == 2:
+                most, period = (folder / "cpu.max").read_text().split()
+            else:
+                most, period = ((folder / f"cpu.cfs_{n}_us").read_text().strip() for n in ("quota", "period"))
+            if most not in ("max", "-1"):
+                least = min(least, float(most) / float(period))
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return least

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .control_groups import OWN, ROOT, groups
+
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # constants of malloc.h
 _MADV_PAGEOUT = 21  # of mman.h, in Linux from 5.4 on
 LARGE = 2**20
@@ -124,40 +126,20 @@ def _of_machine() -> int | None:
         return None
 
 
-def of_control_groups(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def of_control_groups(root: Path = ROOT, own: Path = OWN) -> int | None:
     """Returns the bytes that the control groups of this process still allow; None without a limit.
 
-    Args:
-        groups: The file that lists the groups of a process.
-        root: Where the groups are mounted, version 2 at its top and version 1 in `memory`.
+    root, own: as `control_groups.groups` takes them.
     """
-    try:
-        lines = groups.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    found: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "none", "")
-        if controllers == "":
-            top, files = root, _VERSION_2
-        elif "memory" in controllers.split(","):
-            top, files = root / "memory", _VERSION_1
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        # Every group above has a limit too. In a container the path may be that of the machine.
-        for level in (folder, *folder.parents):
-            if (free := _free_in(level, *files)) is not None:
-                found.append(free)
-            if level == top:
-                break
-    return min(found, default=None)
+    free = (_free_in(folder, *_FILES[version]) for folder, version in groups("memory", root, own))
+    return min((n for n in free if n is not None), default=None)
 
 
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+"""The names of the limit, of what is used, and of the files that can be dropped, by version."""
 _NO_LIMIT = 2**60
 """Version 1 has a number of this size in place of no limit."""
 
