@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_a_default_that_contradicts_the_hyperparameters(
     assert "lr" not in str(caught.value)
     report = build(paths, tmp_path / "e.wide", model_args={name: value}, **more)
     assert report.contradicted == {}
-    overruled = {name: Scaled.__init__.__defaults__[["width", "scale", "act"].index(name)]}  # type: ignore[index]
+    overruled = {name: inspect.signature(Scaled).parameters[name].default}
     report = build(paths, tmp_path / "f.wide", model_args=overruled, **more)
     assert report.contradicted == {name: {"given": overruled[name], "stored": value}}
     assert any(line.startswith("contradicted") for line in build_lines(report, dry_run=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,20 @@ from widepack_cli.main import cli
 N = 5
 
 
+def net(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
 def trained(x: Tensor, y: Tensor, outputs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.ReLU(), nn.Linear(16, outputs))
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    module = net(x.shape[1], outputs)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
     loss: Any = nn.functional.cross_entropy if outputs > 1 else nn.functional.mse_loss
     for _ in range(25):
         optimizer.zero_grad()
-        loss(net(x), y).backward()
+        loss(module(x), y).backward()
         optimizer.step()
-    return net.eval()
+    return module.eval()
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +51,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.nda
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     nets = [trained(x[:300], y[:300], 10, i) for i in range(N)]
-    shape = lambda: nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))  # noqa: E731
-    out = built(folder, shape, nets, "input=float32[B,64]")
+    out = built(folder, partial(net, 64, 10), nets, "input=float32[B,64]")
     x, y = x[300:900].clone(), y[300:900].clone()
     save_file({"input": x, "y": y}, folder / "test.safetensors")
     with torch.no_grad():
-        p = torch.stack([net.double()(x.double()).softmax(1) for net in nets]).numpy()
+        p = torch.stack([n.double()(x.double()).softmax(1) for n in nets]).numpy()
     return out, folder / "test.safetensors", p, y.numpy()
 
 
@@ -63,12 +67,11 @@ def diabetes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.n
     x = torch.tensor(data.data, dtype=torch.float32) * 20
     y = torch.tensor(data.target, dtype=torch.float32).unsqueeze(1) / 100
     nets = [trained(x[:200], y[:200], 1, i) for i in range(N)]
-    shape = lambda: nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))  # noqa: E731
-    out = built(folder, shape, nets, "input=float32[B,10]")
+    out = built(folder, partial(net, 10, 1), nets, "input=float32[B,10]")
     x, y = x[200:].clone(), y[200:].clone()
     save_file({"input": x, "y": y}, folder / "test.safetensors")
     with torch.no_grad():
-        found = torch.stack([net.double()(x.double()) for net in nets]).numpy()[:, :, 0]
+        found = torch.stack([n.double()(x.double()) for n in nets]).numpy()[:, :, 0]
     return out, folder / "test.safetensors", found, y.numpy()[:, 0].astype(np.float64)
 
 
@@ -170,6 +173,26 @@ def test_what_is_refused(digits: tuple[Path, Path, np.ndarray, np.ndarray], tmp_
     save_file({"input": x, "y": torch.zeros(3, dtype=torch.int64)}, tmp_path / "nan.safetensors")
     with pytest.raises(InputError, match="answers NaN or infinity in 1 of 3 rows, first in row 1"):
         widepack.evaluate(out, tmp_path / "nan.safetensors", target="y", of="softmax")
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(x)
+        return y.squeeze(1)
+
+
+def test_members_that_answer_one_number_a_row(tmp_path: Path) -> None:
+    nets = [Squeezed() for _ in range(3)]
+    out = built(tmp_path, Squeezed, nets, "x=float32[B,3]")
+    x, y = torch.randn(9, 3), torch.randn(9)
+    save_file({"x": x, "y": y}, tmp_path / "t.safetensors")
+    report = widepack.evaluate(out, tmp_path / "t.safetensors", target="y")
+    for module, found in zip(nets, report.members.values(), strict=True):
+        assert found["rmse"] == pytest.approx((module(x) - y).square().mean().sqrt().item(), abs=1e-6)
 
 
 def test_one_member_has_no_spread(tmp_path: Path) -> None:

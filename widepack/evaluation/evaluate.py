@@ -5,31 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, UsageError
-from ..inference.cascade import OF
+from ..errors import InputError
 from ..inference.load import load
-from ..prediction.csv_files import CsvForm
-from ..selection.validation import (
-    check_class_names,
-    checked_classes,
-    checked_targets,
-    predictions_of,
-    run_members,
-)
-from ..spec.names import path_of
+from ..selection.validation import ValidationRequest
 from ..system.progress import Report
 from . import class_metrics, number_metrics
 
 DRAWS = 10
 """How many ensembles of each size the learning curve averages over."""
-_ROUNDING = 0.02
-"""How far the sum of a position's probabilities may be from 1. Scores of classes are further from it."""
 
 Figures = dict[str, float | None]
 
@@ -131,20 +119,14 @@ def evaluate(
         >>> report = widepack.evaluate("ens.wide", "val.csv", inputs={"x": "f0..f63"}, **kinds)
         >>> [(b["confidence"], b["accuracy"]) for b in report.reliability if b["count"]]
     """
-    if of is not None and of not in OF:
-        raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
-    names = checked_classes(classes, of)
-    source = Path(path_of(on, "on", "the path of the data"))
-    form = CsvForm.of(source, header, delimiter, decimal)
-    ens = load(path)
-    validation = run_members(
-        ens, source, target, inputs=inputs, classes=names, form=form, entry=entry, answer=answer, batch=batch,
-        progress=progress,
+    request = ValidationRequest.checked(
+        on, target, of, classes, (header, delimiter, decimal),
+        inputs=inputs, entry=entry, answer=answer, dim=dim, batch=batch,
     )  # fmt: skip  # its options in two lines
-    predictions = predictions_of(validation.outputs, of, dim)
-    check_class_names(names, predictions)
-    targets = checked_targets(validation.targets, predictions, classes=of is not None)
-    _check_numbers(predictions, ens.members, of)
+    ens = load(path)
+    validation = request.run(ens, progress)
+    predictions, targets = validation.predictions, validation.targets
+    _check_finite(predictions, ens.members)
     found = _of_numbers(predictions, targets) if of is None else _of_classes(predictions, targets)
     return EvaluateReport(
         path=fspath(path),
@@ -211,27 +193,13 @@ def _curve(members: Tensor, name: str, figure: Callable[[Tensor], float]) -> lis
     return curve
 
 
-def _check_numbers(predictions: Tensor, members: Sequence[str], of: str | None) -> None:
-    """Checks that the answers are numbers, and with `of` probabilities.
-
-    Raises: InputError for NaN or infinity; UsageError if the answers are no probabilities.
-    """
-    finite = predictions.isfinite().flatten(2).all(2)  # [N, R]
+def _check_finite(predictions: Tensor, members: Sequence[str]) -> None:
+    """Raises: InputError for NaN or infinity."""
+    finite = predictions.isfinite().reshape(*predictions.shape[:2], -1).all(2)  # [N, R]
     if not bool(finite.all()):
         number, row = (int(i) for i in (~finite).nonzero()[0])
         raise InputError(
             f"member {members[number]} answers NaN or infinity in {int((~finite[number]).sum())} of "
             f"{finite.shape[1]} rows, first in row {row} (the first row is 0).\nEvaluate without it: "
             "`widepack drop` writes an artifact of the other members"
-        )
-    if of is None:
-        return
-    total = predictions.sum(2)
-    wrong = ((total - 1).abs() > _ROUNDING) | (predictions < -_ROUNDING).any(2)
-    if bool(wrong.any()):
-        place = tuple(int(i) for i in wrong.nonzero()[0])
-        raise UsageError(
-            f"the answers of member {members[place[0]]} are no probabilities: those of row {place[1]} (the "
-            f"first row is 0) have the sum {float(total[place]):.4g}.\nGive of='softmax' (--of softmax) for "
-            "scores of classes"
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +15,14 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
-from ..inference.cascade import KEY, OF, CascadeSettings, record_of
+from ..inference.cascade import KEY, CascadeSettings, record_of
 from ..inference.load import load
-from ..prediction.csv_files import CsvForm
 from ..revision.revise import drop
-from ..spec.names import path_of
 from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
 from .greedy import Selected, select_members
 from .losses import METRICS, OF_CLASSES, means, score
-from .validation import check_class_names, checked_classes, checked_targets, predictions_of, run_members
+from .validation import ValidationRequest
 
 ROUNDS = 100
 
@@ -144,18 +141,14 @@ def select(
         >>> ens = widepack.load("ens.wide")
         >>> ens.cascade(x).mean
     """
-    metric = _checked(of, metric, most, allowed, rounds)
-    names = checked_classes(classes, of)
-    source = Path(path_of(on, "on", "the path of the validation data"))
-    form = CsvForm.of(source, header, delimiter, decimal)
-    ens = load(path)
-    validation = run_members(
-        ens, source, target, inputs=inputs, classes=names, form=form, entry=entry, answer=answer, batch=batch,
-        progress=progress,
+    request = ValidationRequest.checked(
+        on, target, of, classes, (header, delimiter, decimal),
+        inputs=inputs, entry=entry, answer=answer, dim=dim, batch=batch,
     )  # fmt: skip  # its options in two lines
-    predictions = predictions_of(validation.outputs, of, dim)
-    check_class_names(names, predictions)
-    targets = checked_targets(validation.targets, predictions, metric in OF_CLASSES)
+    metric = _checked(of, metric, most, allowed, rounds)
+    ens = load(path)
+    validation = request.run(ens, progress)
+    predictions, targets = validation.predictions, validation.targets
     selected = select_members(predictions, targets, METRICS[metric], rounds, most)
     scores, best = _scores(metric, predictions, targets, selected)
     settings, measured = None, None
@@ -201,8 +194,6 @@ def select(
 
 def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
     """Returns the metric. Raises: UsageError for options that are wrong."""
-    if of is not None and of not in OF:
-        raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
     chosen = metric or ("squared_error" if of is None else "accuracy")
     if chosen not in METRICS:
         raise UsageError(f"metric={chosen!r} is unknown; known: {', '.join(METRICS)}")

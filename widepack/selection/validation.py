@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UsageError
+from ..inference.cascade import OF
 from ..inference.model import WideModel
 from ..prediction.csv_files import CsvForm
 from ..prediction.formats import open_table, suffix_of
@@ -20,78 +22,115 @@ from ..prediction.outputs import default_output
 from ..prediction.predict import check_batch
 from ..prediction.run import Prediction
 from ..prediction.table import TEXT, Table, place
+from ..spec.names import path_of
 from ..system.progress import Report
 
 _NAME = "widepack.answer"  # of the column of outputs
 _ROWS = 2**12  # that are read at a time
+_ROUNDING = 0.02  # how far the sum of a position's probabilities may be from 1; scores are further from it
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The members' outputs on validation data.
+    """The members' predictions on data with targets.
 
-    outputs: [N, R, ...], as the members give them. targets: [R, ...]. entry: that ran. sha256: of the file.
+    predictions: [N, R, C, ...] with probabilities of classes, or [N, R, ...] with numbers. targets: [R, ...].
+    entry: that ran. sha256: of the file.
     """
 
-    outputs: Tensor
+    predictions: Tensor
     targets: Tensor
     entry: str
     sha256: str
 
 
-def run_members(
-    ens: WideModel,
-    source: Path,
-    target: str,
-    *,
-    inputs: Mapping[str, str | Sequence[str]] | None,
-    classes: Sequence[str] | None,
-    form: CsvForm,
-    entry: str,
-    answer: str | int | None,
-    batch: int | None,
-    progress: Report | None,
-) -> Validation:
-    """Runs all members on the rows of a file.
+@dataclass(frozen=True, kw_only=True)
+class ValidationRequest:
+    """What runs on which data.
 
-    Args:
-        ens: The model.
-        source: The file, as `predict` reads it.
-        target: The column of the targets.
-        inputs, entry, answer, batch: As `predict` takes them.
-        classes: The names of the classes, for targets that are names; None for numbers.
-        form: How a CSV file is written.
+    source: The file, as `predict` reads it. target: The column of the targets. of: What the members answer:
+    `softmax` for scores of classes, `probabilities`, or None for numbers. classes: The names of the classes,
+    for targets that are names; None for numbers. form: How a CSV file is written. dim: The dim of the classes
+    in a member's answer. inputs, entry, answer, batch: As `predict` takes them.
+    """
+
+    source: Path
+    target: str
+    of: str | None
+    classes: list[str] | None
+    form: CsvForm
+    inputs: Mapping[str, str | Sequence[str]] | None
+    entry: str
+    answer: str | int | None
+    dim: int
+    batch: int | None
+
+    @classmethod
+    def checked(
+        cls,
+        on: str | PathLike[str],
+        target: str,
+        of: str | None,
+        classes: str | Sequence[str] | None,
+        form: tuple[bool | None, str | None, str],
+        **more: Any,
+    ) -> ValidationRequest:
+        """Returns a request. form: `header`, `delimiter` and `decimal` of a CSV file. Raises: UsageError."""
+        if of is not None and of not in OF:
+            raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
+        names = _checked_classes(classes, of)
+        source = Path(path_of(on, "on", "the path of the data"))
+        csv = CsvForm.of(source, *form)
+        return cls(source=source, target=target, of=of, classes=names, form=csv, **more)
+
+    def run(self, ens: WideModel, progress: Report | None) -> Validation:
+        """Runs all members on the rows of the file.
+
         progress: Is called with (stage, done, total).
 
-    Raises:
-        UsageError: The file has no such column, or it has no targets.
-        InputError: The file has no rows, or a row that the model refuses.
-    """
-    check_batch(batch)
-    suffix_of(source, "input")
-    table = open_table(source, form)
-    chosen = ens.entry(entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
-    targets = read_targets(table, target, classes)
-    if answer is None:
-        answer = default_output(chosen.entry.outputs)
-    title = f"the model: entry {chosen.name}"
-    run = Prediction(ens, chosen, title, table, ".safetensors", batch=batch, answer=answer, name=_NAME)
-    run.choose(inputs or {}, [], lambda sentence: None, unread=[target])
-    parts: list[Tensor] = []
-    rows = 0
-    for block, outputs, _ in run.blocks():
-        rows += block.rows
-        if progress is not None:
-            progress("predict", *table.position(rows))
-        part = outputs.get(_NAME)
-        if part is None or part.ndim < 2 or part.shape[1] != len(ens.members):
-            raise UsageError("the members' answers differ in shape, so they have no mean")
-        parts.append(part)
-    if not rows:
-        raise InputError(f"{source} has no rows")
-    if len(targets) != rows:
-        raise InputError(f"{source}: the file changed while it was read")
-    return Validation(torch.cat(parts).movedim(1, 0), targets, chosen.name, _sha256(source))
+        Raises:
+            UsageError: The file has no such column, it has no targets, or these do not fit the answers.
+            InputError: The file has no rows, or a row that the model refuses.
+        """
+        outputs, given, entry = self._outputs(ens, progress)
+        predictions = predictions_of(outputs, self.of, self.dim)
+        if self.classes is not None and len(self.classes) != predictions.shape[2]:
+            raise UsageError(
+                f"classes= names {len(self.classes)} classes, and the members answer {predictions.shape[2]}"
+            )
+        if self.of == OF[1]:
+            _check_probabilities(predictions, ens.members)
+        targets = checked_targets(given, predictions, self.of is not None)
+        return Validation(predictions, targets, entry, _sha256(self.source))
+
+    def _outputs(self, ens: WideModel, progress: Report | None) -> tuple[Tensor, Tensor, str]:
+        """Returns the outputs of all members, [N, R, ...], the targets, and the name of the entry."""
+        check_batch(self.batch)
+        suffix_of(self.source, "input")
+        table = open_table(self.source, self.form)
+        chosen = ens.entry(self.entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
+        targets = read_targets(table, self.target, self.classes)
+        answer = default_output(chosen.entry.outputs) if self.answer is None else self.answer
+        title = f"the model: entry {chosen.name}"
+        run = Prediction(
+            ens, chosen, title, table, ".safetensors", batch=self.batch, answer=answer, name=_NAME
+        )
+        run.choose(self.inputs or {}, [], lambda sentence: None, unread=[self.target])
+        parts: list[Tensor] = []
+        rows = 0
+        for block, outputs, _ in run.blocks():
+            rows += block.rows
+            if progress is not None:
+                progress("predict", *table.position(rows))
+            part = outputs.get(_NAME)
+            if part is None or part.ndim < 2 or part.shape[1] != len(ens.members):
+                raise UsageError("the members' answers differ in shape, so they have no mean")
+            parts.append(part)
+        if not rows:
+            raise InputError(f"{self.source} has no rows")
+        if len(targets) != rows:
+            raise InputError(f"{self.source}: the file changed while it was read")
+        return torch.cat(parts).movedim(1, 0), targets, chosen.name
 
 
 def predictions_of(outputs: Tensor, of: str | None, dim: int) -> Tensor:
@@ -125,7 +164,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def checked_classes(classes: Any, of: str | None) -> list[str] | None:
+def _checked_classes(classes: Any, of: str | None) -> list[str] | None:
     """Returns the names of the classes; None if targets are numbers. Raises: UsageError."""
     if classes is None:
         return None
@@ -143,11 +182,16 @@ def checked_classes(classes: Any, of: str | None) -> list[str] | None:
     return names
 
 
-def check_class_names(names: Sequence[str] | None, predictions: Tensor) -> None:
-    """Raises: UsageError if the answers have another number of classes."""
-    if names is not None and len(names) != predictions.shape[2]:
+def _check_probabilities(predictions: Tensor, members: Sequence[str]) -> None:
+    """Raises: UsageError if answers are no probabilities. predictions: [N, R, C, ...]."""
+    total = predictions.sum(2)
+    wrong = ((total - 1).abs() > _ROUNDING) | (predictions < -_ROUNDING).any(2)  # NaN is not wrong here
+    if bool(wrong.any()):
+        place = tuple(int(i) for i in wrong.nonzero()[0])
         raise UsageError(
-            f"classes= names {len(names)} classes, and the members answer {predictions.shape[2]}"
+            f"the answers of member {members[place[0]]} are no probabilities: those of row {place[1]} (the "
+            f"first row is 0) have the sum {float(total[place]):.4g}.\nGive of='softmax' (--of softmax) for "
+            "scores of classes"
         )
 
 

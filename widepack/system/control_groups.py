@@ -11,7 +11,7 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Iterator[tuple[Path, int]]:
     """Yields the folders of the control groups that limit this process, and their version: 1 or 2.
 
-    A group has the limits of every group above it, too. In a container the path may be that of the machine, so
+    A group has the limits of every group above it, too. In a container the path may be that of the machine:
     the folder need not exist.
 
     Args:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from widepack_bench.text import plural
 
-from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
+from ..shared.options import ARTIFACT, emit, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.row_options import columns_of, row_options
+from ..shared.row_options import target_arguments, target_options
+from ..shared.threads import use_free_cores
 
 if TYPE_CHECKING:
     from widepack import EvaluateReport
@@ -29,44 +30,9 @@ MOST = 20  # members that are printed
     )
 )
 @ARTIFACT
-@click.option(
-    "--on",
-    "source",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
-)
-@click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")
-@click.option(
-    "--classes",
-    metavar="A,B,...",
-    help="Targets are names of classes: their names in the order of the members' answers. Default: numbers, "
-    "for classes 0 to C-1.",
-)
-@click.option(
-    "--of",
-    type=click.Choice(["softmax", "probabilities"]),
-    help="What the members answer: scores of classes, or probabilities. Default: numbers.",
-)
-@row_options
-@entry_option
+@target_options
 @json_option
-def command(
-    artifact: Path,
-    source: Path,
-    target: str,
-    classes: str | None,
-    of: str | None,
-    inputs: tuple[str, ...],
-    answer: str | None,
-    dim: int,
-    entry: str,
-    batch: int | None,
-    header: bool | None,
-    delimiter: str | None,
-    decimal: str,
-    as_json: bool,
-) -> None:
+def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Measure how good the members of ARTIFACT are, and how good their mean is.
 
     Of classes: accuracy, negative log likelihood (nll), Brier score, expected calibration error (ece), and
@@ -74,26 +40,12 @@ def command(
     how many targets lie in the intervals that the members' spread gives. The learning curve says what
     fewer members reach.
     """
-    named = columns_of(inputs)
+    arguments = target_arguments(options)
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
-        report = widepack.evaluate(
-            artifact,
-            source,
-            target=target,
-            classes=classes,
-            of=of,
-            inputs=named or None,
-            entry=entry,
-            answer=int(answer) if answer is not None and answer.isdecimal() else answer,
-            dim=dim,
-            batch=batch,
-            header=header,
-            delimiter=delimiter,
-            decimal=decimal,
-            progress=progress,
-        )
+        use_free_cores()
+        report = widepack.evaluate(artifact, **arguments, progress=progress)
     if as_json:
         emit(report.to_json())
     else:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from widepack_bench.text import plural
 
-from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
+from ..shared.options import ARTIFACT, emit, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.row_options import columns_of, row_options
+from ..shared.row_options import target_arguments, target_options
+from ..shared.threads import use_free_cores
 
 if TYPE_CHECKING:
     from widepack import SelectReport
@@ -27,25 +28,7 @@ if TYPE_CHECKING:
     )
 )
 @ARTIFACT
-@click.option(
-    "--on",
-    "source",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The validation data: .parquet, .arrow, .feather, .csv or .safetensors.",
-)
-@click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")
-@click.option(
-    "--classes",
-    metavar="A,B,...",
-    help="Targets are names of classes: their names in the order of the members' answers. Default: numbers, "
-    "for classes 0 to C-1.",
-)
-@click.option(
-    "--of",
-    type=click.Choice(["softmax", "probabilities"]),
-    help="What the members answer: scores of classes, or probabilities. Default: numbers.",
-)
+@target_options
 @click.option(
     "--metric",
     type=click.Choice(["accuracy", "log_loss", "squared_error"]),
@@ -66,8 +49,6 @@ if TYPE_CHECKING:
     metavar="LOSS",
     help="How much the cascade may lose against all selected members: 0.002 for 0.2 points of accuracy.",
 )
-@row_options
-@entry_option
 @click.option(
     "-o",
     "--out",
@@ -77,29 +58,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace an existing artifact at OUT.")
 @click.option("--dry-run", is_flag=True, help="Show what would be selected, and write nothing.")
 @json_option
-def command(
-    artifact: Path,
-    source: Path,
-    target: str,
-    classes: str | None,
-    of: str | None,
-    metric: str | None,
-    most: int | None,
-    first: int | None,
-    allowed: float,
-    inputs: tuple[str, ...],
-    answer: str | None,
-    dim: int,
-    entry: str,
-    batch: int | None,
-    header: bool | None,
-    delimiter: str | None,
-    decimal: str,
-    out: Path | None,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Choose members of ARTIFACT and their weights on validation data, and fit a cascade of them.
 
     Members are added greedily, with replacement, while the mean of their predictions gets better. The cascade
@@ -107,33 +66,12 @@ def command(
     fitted on the same data. What it costs is measured on parts that it was not fitted on. Both are recorded
     in the artifact: ens.cascade(x) runs the cascade.
     """
-    named = columns_of(inputs)
+    arguments = target_arguments(options)
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
-        report = widepack.select(
-            artifact,
-            source,
-            target=target,
-            classes=classes,
-            of=of,
-            metric=metric,
-            most=most,
-            first=first,
-            allowed=allowed,
-            inputs=named or None,
-            entry=entry,
-            answer=int(answer) if answer is not None and answer.isdecimal() else answer,
-            dim=dim,
-            batch=batch,
-            header=header,
-            delimiter=delimiter,
-            decimal=decimal,
-            out=out,
-            force=force,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        use_free_cores()
+        report = widepack.select(artifact, **arguments, progress=progress)
     if as_json:
         emit(report.to_json())
     else:

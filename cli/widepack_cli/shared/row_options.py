@@ -1,11 +1,14 @@
-"""Options of the commands that run an artifact over the rows of a file: `predict`, `select`."""
+"""Options of the commands that run an artifact over the rows of a file: `predict`, `select`, `evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from .options import entry_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +58,35 @@ def row_options(f: F) -> F:
         "lists. Repeatable. Default: the column with the name of the input; for a single input all columns "
         "of numbers if they are exactly as many as it takes.",
     )(f)
+
+
+def target_options(f: F) -> F:
+    """`--on`, `--target`, `--classes`, `--of`, those of `row_options`, and `--entry`."""
+    f = click.option(
+        "--of",
+        type=click.Choice(["softmax", "probabilities"]),
+        help="What the members answer: scores of classes, or probabilities. Default: numbers.",
+    )(row_options(entry_option(f)))
+    f = click.option(
+        "--classes",
+        metavar="A,B,...",
+        help="Targets are names of classes: their names in the order of the members' answers. Default: "
+        "numbers, for classes 0 to C-1.",
+    )(f)
+    f = click.option("--target", metavar="COLUMN", required=True, help="The column of the targets.")(f)
+    return click.option(
+        "--on",
+        type=click.Path(path_type=Path),
+        required=True,
+        help="The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
+    )(f)
+
+
+def target_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of such a command as the arguments of `widepack.select` and `widepack.evaluate`."""
+    answer = options["answer"]
+    number = int(answer) if answer is not None and answer.isdecimal() else answer
+    return {**options, "inputs": columns_of(options["inputs"]) or None, "answer": number}
 
 
 def columns_of(words: tuple[str, ...]) -> dict[str, str]:
