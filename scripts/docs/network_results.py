@@ -188,7 +188,7 @@ def as_built(document: Any) -> str:
     ]
     s, clocks = document["summary"]["all"], {row["clock"] for row in rows}
     head = "network | N | batch | threads | call | as built | fastest alternative | ratio | over the loop"
-    by_processor = "The times are those of the processor, since the machine also did other work. "
+    by_processor = "The times are those of the processor. "
     unmeasured = sorted({n for r in rows for n, why in r["left_out"].items() if "option" in why})
     without = f"Not measured: {', '.join(unmeasured)}. " if unmeasured else ""
     counts = f"{s['at_least_0.97']:.0%} are at 0.97 or more, {s['below_0.92']} below 0.92"

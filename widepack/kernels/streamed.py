@@ -5,8 +5,8 @@
 
 A row's product is a sum of the weight's rows, each times a number of x. `embedding_bag` computes such a sum,
 and runs at the speed of memory. A batched product of one row does not (bench/results/suite-cpu.json, MLP at
-batch 1). Up to `FEW` rows, whose sums read the weight again from a cache, take 0.6 to 1.0 times as long as
-the batched product. With more rows the op is the batched product.
+batch 1). Up to `FEW` rows are sums too, which read the weight again from a cache. With more rows the op is
+the batched product.
 
 Rows that have weights of different members are computed in the same way, without a copy of a weight:
 
