@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table, decompositions
 
-from widepack.capture.patches.recurrent_values import recurrent_shapes
+from widepack.capture.patches.recurrent_shapes import recurrent_shapes
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gru": lambda: nn.GRU(5, 4, 2, batch_first=True),

@@ -21,10 +21,10 @@ import widepack
 from widepack.errors import ArtifactError, UsageError
 from widepack.inference.routing.padded_rows import RowPrices
 from widepack.lowering.pattern_programs import PatternPrograms
-from widepack.planning.plan import Plan
+from widepack.planning.plan import LOOP, Plan
 from widepack.planning.request import StrategyRequest
 from widepack.tuning import search, tune
-from widepack.tuning.candidate_pool import LOOP, PREDICTED
+from widepack.tuning.candidate_pool import PREDICTED
 from widepack.tuning.choice import chosen_plans, conflicts, on_eager, programs_by_class
 from widepack.tuning.search import MeasuredPlan, Search, SearchResult
 from widepack.tuning.tune import build_seconds, measure_new

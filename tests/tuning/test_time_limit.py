@@ -17,10 +17,11 @@ from torch import nn
 import widepack
 from widepack.errors import UsageError
 from widepack.planning import plan_cache
+from widepack.planning.plan import LOOP
 from widepack.system import timing
 from widepack.system.time_limit import NO_LIMIT, TimeLimit
 from widepack.tuning import tune
-from widepack.tuning.candidate_pool import LOOP, PREDICTED, Candidate, affordable
+from widepack.tuning.candidate_pool import PREDICTED, Candidate, affordable
 from widepack.tuning.report import TIME_OVER
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.main import cli

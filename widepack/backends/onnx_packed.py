@@ -83,22 +83,15 @@ def opened(place: Path, booleans: Sequence[bool], threads: int, onnxruntime: Any
     """The session of an entry. place: its folder. threads: 0 means torch's number. Raises: whatever ONNX
     Runtime raises.
     """
-    return _opened(place / MODEL, place, "", booleans, threads, onnxruntime)
+    return opened_part(place / MODEL, place, "", booleans, threads, onnxruntime)
 
 
 def opened_part(
-    file: bytes, place: Path, name: str, booleans: Sequence[bool], threads: int, onnxruntime: Any
-) -> Run:
-    """A session over the weights of an entry. file: its ONNX file. name: of the part in the entry.
-
-    Raises: whatever ONNX Runtime raises.
-    """
-    return _opened(file, place, name, booleans, threads, onnxruntime)
-
-
-def _opened(
     file: Path | bytes, place: Path, name: str, booleans: Sequence[bool], threads: int, onnxruntime: Any
 ) -> Run:
+    """A session over the weights of an entry. file: the ONNX file, or its content. name: of the part in the
+    entry. Raises: whatever ONNX Runtime raises.
+    """
     known = str(place), name, threads or torch.get_num_threads()
     run: Any = _open.get(known)
     if run is None:

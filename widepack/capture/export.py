@@ -67,7 +67,7 @@ from .patches import decompositions, dropout_copies, fake_quantize, functions, p
 from .patches.functions import bound_embeddings, by_places, scattered_by_places
 from .patches.member_values import MemberValues
 from .patches.numbers import Names, conversions, numbers_kept
-from .patches.recurrent_values import recurrent_shapes
+from .patches.recurrent_shapes import recurrent_shapes
 from .patches.row_branches import rows_assumed
 from .patches.tensor_index import look_up_places
 from .patches.transforms import transforms_by_autograd

@@ -17,14 +17,12 @@ from torch import Tensor
 
 from ..backends import MemberFunctions
 from ..backends.task import Function
-from ..planning.plan import Plan, scaled
+from ..planning.plan import LOOP, Plan, name_on, scaled
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
 from .entry_programs import EntryPrograms
 from .programs.bound_program import BoundProgram
 
-LOOP = "loop"
-"""The name of the loop over all members among the measured plans."""
 SESSIONS = "onnxruntime"
 """The backend that has functions of single members."""
 GROUP_MS = 0.02
@@ -47,7 +45,7 @@ class MemberTimes:
 
     def __init__(self, plans: Sequence[Plan], members: int) -> None:
         measured = sorted((p for p in plans if p.at and LOOP in p.times_ms), key=lambda p: p.at)
-        name = f"{LOOP} on {SESSIONS}"
+        name = name_on(LOOP, SESSIONS)
         self._eager = [(p.at, p.times_ms[LOOP] / members) for p in measured]
         self._session = [(p.at, p.times_ms[name] / members) for p in measured if name in p.times_ms]
         self.named = any(p.backend == SESSIONS for p in plans)

@@ -299,14 +299,14 @@ def quick_registrations() -> dict[tuple[Any, str], Any]:
     return found
 
 
-_py_impl = getattr(torch._ops.OperatorBase, "py_impl", None)
+_py_impl: Any = getattr(torch._ops.OperatorBase, "py_impl", None)
 
 
-def _quick_py_impl(op: Any, key: Any) -> Callable[[Any], Any]:
+def _quick_py_impl(op: Any, key: Any) -> Any:
     """Does what `OperatorBase.py_impl` of torch does."""
     keys = torch._C.DispatchKey
-    if type(key) is not keys or key is keys.Python or key in op.py_kernels or _py_impl is None:
-        return _py_impl(op, key)  # type: ignore[misc, no-any-return]
+    if type(key) is not keys or key is keys.Python or key in op.py_kernels:
+        return _py_impl(op, key)
 
     def register(fn: Any) -> Any:
         op.py_kernels[key] = fn

@@ -20,7 +20,14 @@ from ..system.machine import name_of
 T = TypeVar("T")
 REQUESTED = "requested"
 MEMBERS = "members"
-"""The name of the loop around all that differs between members."""
+"""The name of the region of the loop around all that differs between members."""
+LOOP = "loop"
+"""The name of the plan with that loop, among those that were measured (`times_ms`)."""
+
+
+def name_on(origin: str, backend: str) -> str:
+    """Returns the name of a measured plan on another backend than `eager`. origin: its name on `eager`."""
+    return f"{origin} on {backend}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from ..ir.kinds import kinds, weights_only
 from ..kernels.decompose import for_compiler
 from ..lowering.lower import Lowered
 from ..lowering.pattern_programs import PatternPrograms
-from ..planning.plan import NodeChoice, Plan, for_size, scaled
+from ..planning.plan import LOOP, NodeChoice, Plan, for_size, scaled
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
 from ..system.timing import LONG_S, clock_for, once, waited, warm
 from .report import TIME_OVER
 
-PREDICTED, LOOP, COMPOSED = "predicted", "loop", "composed"
+PREDICTED, COMPOSED = "predicted", "composed"
 KEPT = (PREDICTED, LOOP)  # these are not released, however slow they are
 SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
 COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each

@@ -14,8 +14,8 @@ from functools import partial
 
 from widepack_artifacts.program import Program
 
-from ..planning.plan import Plan
-from .candidate_pool import LOOP, PREDICTED
+from ..planning.plan import LOOP, Plan
+from .candidate_pool import PREDICTED
 from .search import MeasuredPlan, SearchResult
 
 GAIN = 0.95  # a race is short: a plan that is a little faster may only be lucky

@@ -12,7 +12,11 @@
    most expensive first. A change is adopted if the plan is faster in most rounds.
 5. **Other backends**, in a thorough search: the best plan, the wide plan, the composed plan and the loop.
 6. **Race.** The plans that are near the fastest one, the predicted plan and the loop run interleaved
-   (`system/timing.py`), and the predicted plan a second time: how far its two times are apart is the noise.
+   (`system/timing.py`), and the predicted plan a second time: how far its two times are apart is the noise. A
+   noisy race is repeated with fewer plans and more time.
+
+In a search that is not thorough, lowering and binding of the predicted plan, the loop, and the loop on ONNX
+Runtime take none of its time, because they serve all batches.
 
 Before a program races it passes the artifact's probe, and at the measured batch it gives the answers of the
 predicted plan.
@@ -37,7 +41,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 from ..ir import ops
 from ..ir.encoding import map_arguments
 from ..ir.op_records import is_recurrent_layer
-from ..planning.plan import NodeChoice, Plan
+from ..planning.plan import LOOP, NodeChoice, Plan, name_on
 from ..registry.registry import strategies_of
 from ..runtime.executable import Executable
 from ..runtime.graph_module import graph_module
@@ -48,7 +52,6 @@ from ..system.timing import LEAST_ROUNDS, fastest, noise, race, ratio, waited, w
 from .candidate_pool import (
     COMPOSED,
     KEPT,
-    LOOP,
     PREDICTED,
     SLOW,
     Candidate,
@@ -233,7 +236,7 @@ class Search(CandidatePool):
         super().__init__(work, bind, right, NEAR if options.sparing else SLOW)
         self.options, self.label = options, label
         self.limit = self._last = NO_LIMIT
-        self.budget_s, self._given_back = options.budget_s, 0.0
+        self.budget_s, self._extended_s = options.budget_s, 0.0
         self._loop: Candidate | None = None
         self._always = set(KEPT)  # the candidates that race, however slow they are
         self._costs: dict[str, dict[str, float]] = {}  # seconds by candidate and node
@@ -243,11 +246,11 @@ class Search(CandidatePool):
         if self.options.progress is not None:
             self.options.progress(f"{self.label}: {stage}", done, total)
 
-    def _give_back(self) -> None:
+    def _extend_limit(self) -> None:
         """Ends the search later by the time of lowering and binding so far, which serves all batches."""
         if not self.options.thorough:
-            self.limit = self.limit.later(self.making_s - self._given_back, self._last)
-        self._given_back = self.making_s
+            self.limit = self.limit.later(self.making_s - self._extended_s, self._last)
+        self._extended_s = self.making_s
 
     def _reserved(self, share: float) -> float:
         """Returns the seconds at the end of the search that a stage with a share of it leaves."""
@@ -271,9 +274,9 @@ class Search(CandidatePool):
         if predicted is None or not self.is_right(predicted):
             return None
         for step in (self._try_loop, partial(self._try_onnx, loop=True)):
-            self._give_back()
+            self._extend_limit()
             step()
-        self._give_back()
+        self._extend_limit()
         self._try_forms()
         self._try_onnx(loop=False)
         changes: list[str] = []
@@ -365,7 +368,7 @@ class Search(CandidatePool):
         """
         begin, reserved = time.perf_counter(), self._reserved(share)
         for origin, plan in plans.items():
-            name = f"{origin} on {backend}"
+            name = name_on(origin, backend)
             self.report(name, 0, 1)
             over = self.limit.left <= reserved
             if over or time.perf_counter() - begin > self.options.compile_s:

@@ -154,10 +154,10 @@ class MemberCheck:
         """Returns where the answers of several calls exceed the bounds, or "". beyond: the probe's words."""
         if self._calls is None:
             self._calls = self._member_calls()
-        runs = self.entry.programs.probe_check.runs
-        stats = runs.new_stats(self.pattern)
         if not self._calls:
             return beyond
+        runs = self.entry.programs.probe_check.runs
+        stats = runs.new_stats(self.pattern)
         for call in self._calls:
             found = bound.run(*call.given)
             members = self.entry.programs.artifact.members

@@ -29,7 +29,7 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.random_ops import uses_random_ops
 from ..planning import plan_cache
-from ..planning.plan import for_size
+from ..planning.plan import LOOP, for_size
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
@@ -38,7 +38,7 @@ from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.memory import available_bytes
 from ..system.progress import Report
 from ..system.time_limit import NO_LIMIT, TimeLimit
-from .candidate_pool import LOOP, PREDICTED
+from .candidate_pool import PREDICTED
 from .choice import Plans, chosen_plans, conflicts, on_eager, programs_by_class
 from .graph_files import publish_graphs
 from .report import TIME_OVER, MeasuredBatch, TuneReport, publish_plans

@@ -13,7 +13,7 @@
 | `member_values.py` | Lets a member's code read the values of its own tensors during an export |
 | `numbers.py` | Lets `int(x)` and `float(x)` of a tensor be numbers of the program, as `x.item()` is |
 | `packed_sequences.py` | Lets torch.export follow packed sequences, as padded ones with lengths |
-| `recurrent_values.py` | Gives an export the shapes of a recurrent layer's result at once |
+| `recurrent_shapes.py` | Gives an export the shapes of a recurrent layer's result at once |
 | `row_branches.py` | Follows branches on whether a mask selected any rows |
 | `tensor_index.py` | Rewrites places that a number in a tensor names: `table[domain]` |
 | `transforms.py` | Replaces the levels of torch.func by autograd |

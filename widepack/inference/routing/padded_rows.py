@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from ...ir.torch_internals import inference_guard
-from ...planning.plan import Plan, for_size, scaled
+from ...planning.plan import LOOP, Plan, for_size, scaled
 from ...rows.layout import RowAxis
 from ...system.autocast import autocast_off
 from ..entry_programs import EntryPrograms
 from ..output import check_rows
 from ..programs.bound_program import BoundProgram
-from ..single_members import LOOP, MemberTimes, between
+from ..single_members import MemberTimes, between
 from .row_groups import count_padding
 
 
