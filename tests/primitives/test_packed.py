@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -165,16 +169,59 @@ def test_fake_tensors_have_the_memory_layout_of_real_answers() -> None:
             assert same_memory(fake, real)
 
 
+@needs_onednn
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 33, 63, 64, 65, 127, 129, 300])
 def test_without_avx512_images_have_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """For other numbers oneDNN has no fast kernel there. The answers stay the same."""
     monkeypatch.setattr(packed, "_takes_every_count", lambda: False)
-    images, each = packed.images_of_rows(rows)
-    assert each in packed.COUNTS and images * each >= rows and (images == 1) == (rows <= 64)
+    counts = packed.row_counts(3, 20, 12, torch.float32)
+    images, each = packed.images_of_rows(rows, counts)
+    assert each in counts and images * each >= rows and (images == 1) == (rows <= counts[-1])
     torch.manual_seed(0)
     x, w, b = torch.randn(3, rows, 12), torch.randn(3, 20, 12), torch.randn(3, 20)
     y = torch.ops.widepack.linear.default(x, torch.ops.widepack.pack_linear.default(w, 4), b)
     torch.testing.assert_close(y, torch.baddbmm(b[:, None], x, w.transpose(1, 2)))
+
+
+AVX2 = """
+import time
+import torch
+import widepack.primitives
+from widepack.kernels import packed
+
+torch.set_num_threads(1)
+OWN = torch.ops.widepack
+
+
+def seconds(run):
+    times = []
+    for _ in range(4):
+        begin = time.thread_time()
+        run()
+        times.append(time.thread_time() - begin)
+    return min(times)
+
+
+for members, width in ((16, 256), (40, 256)):
+    w = torch.randn(members, width, width)
+    p = OWN.pack_linear(w, 1)
+    for rows in (1, 3, 16, 70):
+        x = torch.randn(members, rows, width)
+        plain = seconds(lambda: torch.bmm(x, w.transpose(1, 2)))
+        print(members, rows, seconds(lambda: OWN.linear(x, p, None)) / plain)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AVX2 is a part of x86-64")
+def test_without_avx512_no_call_reorders_the_weight() -> None:
+    """Such a call takes a hundred times as long as a batched product, and any other at most a few times."""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", AVX2], env={**os.environ, **limits}, capture_output=True, text=True, check=True
+    )
+    ratios = [float(line.split()[2]) for line in done.stdout.splitlines()]
+    assert len(ratios) == 8 and max(ratios) < 15, done.stdout
 
 
 @pytest.mark.parametrize("rows", [*range(1, 140), 256, 509, 1000])

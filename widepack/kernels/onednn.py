@@ -130,6 +130,12 @@ def reorder_convolution_weight(
     return packed
 
 
+def order_of(packed: Tensor) -> tuple[int, ...]:
+    """Returns oneDNN's description of the order of a packed weight. Equal orders have equal descriptions."""
+    describe = torch.ops.mkldnn._get_mkldnn_serialized_md  # torch has no public name for it
+    return tuple(describe(packed).tolist())
+
+
 def convolution(
     x: Tensor,
     weight: Tensor,

@@ -18,6 +18,7 @@ of `convolution` is channels-last in memory.
 weights in its own order for all members in one call. From 64 rows of an image on, oneDNN has another order
 for large weights. A call over a weight in the other order takes 25 to 100 times as long. So an image has at
 most `MOST_ROWS` rows, and one packed weight serves every batch about as fast as one that is packed for it.
+Without AVX-512 the order depends on more, and an image has one of `row_counts`.
 
 `act` is `relu`, `gelu`, `sigmoid`, `silu`, `tanh` or empty. torch computes it in the answer's memory.
 oneDNN's fused relu is not used, because it makes 0 of NaN, which would hide a broken member. The ops of
@@ -35,6 +36,7 @@ Without oneDNN, and for other devices and dtypes, packing copies the weight, and
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -207,14 +209,30 @@ def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     dtype = packed_dtype(weight, inputs)
     if dtype is None:
         return flat.clone(memory_format=torch.contiguous_format)
-    size = [1, members * inputs, onednn.ROWS, 1]
+    counts = () if _takes_every_count() else row_counts(members, outputs, inputs, dtype)
+    size = [1, members * inputs, counts[0] if counts else onednn.ROWS, 1]
     packed = onednn.reorder_convolution_weight(flat.to(dtype), [1, 1], [0, 0], [1, 1], members, size)
     return onednn.mark(packed, weight.dtype, "linear", members)
 
 
-COUNTS = (4, 8, 16, 32, 48, 64)
-"""The rows of an image for which oneDNN has fast kernels without AVX-512. For most other numbers below 64 a
-call takes a hundred times as long. Measured on AMD EPYC with ONEDNN_MAX_CPU_ISA=AVX2."""
+COUNTS = (1, 2, 4, 8, 16, 32, 48, 64)
+"""The rows that an image may have without AVX-512."""
+
+
+@cache
+def row_counts(members: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Returns the rows of an image for which oneDNN takes a weight in one order: most of `COUNTS`.
+
+    Without AVX-512 the order changes with the rows. A call over a weight in another order takes a hundred
+    times as long, because oneDNN reorders the weight first.
+    """
+    weight = torch.zeros(members * outputs, inputs, 1, 1, dtype=dtype)
+    orders: dict[object, list[int]] = {}
+    for rows in COUNTS:
+        size = [1, members * inputs, rows, 1]
+        packed = onednn.reorder_convolution_weight(weight, [1, 1], [0, 0], [1, 1], members, size)
+        orders.setdefault(onednn.order_of(packed), []).append(rows)
+    return tuple(max(orders.values(), key=len))
 
 
 @cache
@@ -224,11 +242,17 @@ def _takes_every_count() -> bool:
     return not limited and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def images_of_rows(rows: int) -> tuple[int, int]:
-    """Returns how many images the rows are, and the rows of each: all together at least as many."""
-    if not _takes_every_count():
-        images = -(-rows // COUNTS[-1])
-        return images, next(n for n in COUNTS if n * images >= rows)
+def images_of_rows(rows: int, counts: Sequence[int] = ()) -> tuple[int, int]:
+    """Returns how many images the rows are, and the rows of each: all together at least as many.
+
+    Args:
+        rows: The rows.
+        counts: The rows that an image may have, smallest first; nothing where the order of the weight serves
+            every number up to `MOST_ROWS`.
+    """
+    if counts:
+        images = -(-rows // counts[-1])
+        return images, next(n for n in counts if n * images >= rows)
     if rows <= MOST_ROWS:
         return 1, rows
     for each in (*range(onednn.ROWS, onednn.ROWS // 2 - 1, -1), *range(MOST_ROWS, onednn.ROWS, -1)):
@@ -254,7 +278,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
     if rows == 0 and weight.is_mkldnn:
         return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
     if weight.is_mkldnn:
-        images, each = images_of_rows(rows)
+        outputs = shape[0] // members
+        counts = () if _takes_every_count() else row_counts(members, outputs, inputs, weight.dtype)
+        images, each = images_of_rows(rows, counts)
         flat_rows = x.transpose(0, 1).reshape(rows, members * inputs)
         if images * each > rows:
             flat_rows = torch.nn.functional.pad(flat_rows, (0, 0, 0, images * each - rows))
