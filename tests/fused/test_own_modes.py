@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -87,3 +89,46 @@ def test_a_norm_that_train_keeps_in_eval_mode_stays_so() -> None:
     torch.testing.assert_close(fused(X), answers(members))
     kept = [m.get_buffer("norm.running_mean") for m in fused.unfuse()]
     assert all(torch.equal(mean, torch.zeros(4)) for mean in kept)
+
+
+class Holder(nn.Module):
+    """A network with a part whose own `train()` or `eval()` does more, below a part of torch."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.body = nn.Sequential(make(), nn.Dropout(0.0))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.body(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("of", ["body", "body.0", "norm"])
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_a_part_follows_the_part_of_the_members(of: str, mode: bool) -> None:
+    members = [m.train(not mode) for m in seeded(lambda: Holder(Frozen))]
+    fused = widepack.fuse(members, X)
+    fused = pickle.loads(pickle.dumps(copy.deepcopy(fused)))
+    for module in (fused, *members):
+        module.get_submodule(of).train(mode)
+        assert module.get_submodule("body.0.norm").training is False
+    own = {path: part.training for path, part in members[0].named_modules()}
+    assert {path: part.training for path, part in fused.named_modules()} == own
+    torch.testing.assert_close(fused(X), answers(members))
+
+
+@pytest.mark.parametrize("of", ["body", "body.0"])
+def test_a_part_whose_own_eval_does_more_than_set_modes_is_refused(of: str) -> None:
+    fused = widepack.fuse([m.train() for m in seeded(lambda: Holder(Average))], X)
+    with pytest.raises(widepack.UsageError, match=r"eval\(\) of Average, a part .* changes inner.weight"):
+        fused.get_submodule(of).eval()
+    for part in fused.get_submodule(of).modules():  # the way out
+        part.training = False
+    fused(X)
+
+
+def test_the_mode_of_all_parts_also_reaches_a_module_that_was_added() -> None:
+    fused = widepack.fuse([m.train() for m in seeded(lambda: Holder(LowRank))], X)
+    fused.extra = nn.Sequential(nn.Dropout())
+    assert not any(part.training for part in fused.eval().modules())
+    torch.testing.assert_close(fused(X), answers([m.eval() for m in seeded(lambda: Holder(LowRank))]))

@@ -23,11 +23,14 @@ _MODES = ("train", "eval")
 _TORCH = frozenset(vars(nn.Module()))
 
 
-def has_own_mode(module: nn.Module) -> bool:
-    """Returns whether any part has a `train()` or `eval()` of its own, which may do more than set a mode."""
+def has_own_mode(module: nn.Module, parts: bool = True) -> bool:
+    """Returns whether a module has a `train()` or `eval()` of its own, which may do more than set a mode.
+
+    parts: whether the modules in it count too.
+    """
     return any(
         getattr(type(part), name) is not getattr(nn.Module, name) or name in vars(part)
-        for part in module.modules()
+        for part in (module.modules() if parts else [module])
         for name in _MODES
     )
 

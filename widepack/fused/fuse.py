@@ -19,6 +19,7 @@ from ..spec.dropout import is_on
 from ..system.memory import keep_freed
 from .fresh_copies import members_of
 from .module import Fused
+from .own_modes import follow_parts
 from .own_modules import refuse_other_copies
 from .recipe import FusedRecipe, call_of
 from .same_members import refuse_mismatches
@@ -108,6 +109,7 @@ def fuse(
                 FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate)
             )
             stack(fused, members, weights)
+            follow_parts(fused)
         if all(p.device.type == "cpu" for p in fused.parameters()):
             keep_freed()
         fused.training = members[0].training

@@ -29,7 +29,7 @@ from .channel_packing import pack, split_channels
 from .check import check, settle
 from .members import FusedMembers
 from .own_modes import follow_own_mode
-from .parts import refuse_apply, refuse_setting
+from .parts import StackedModule, refuse_apply, refuse_setting
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
@@ -345,7 +345,10 @@ class Fused(FusedMembers):
         """
         self.forget()
         before = [(part, part.training) for part in self.modules()]
-        super().train(mode)
+        for part in self.modules():
+            part.training = mode
+            if not isinstance(part, (Fused, StackedModule)):  # the user has added it
+                part.train(mode)
         if not has_own_mode(self._recipe.skeletons[0].module):
             return self
         try:

@@ -8,6 +8,7 @@ without these changes, as with a low-rank update that eval mode merges.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +16,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from ..capture.export import run_once
-from ..checkpoints.eval_mode import changed_by_mode
+from ..checkpoints.eval_mode import changed_by_mode, has_own_mode
 from ..errors import UsageError
 from ..spec.entries import FORWARD
+from .parts import StackedModule
 
 if TYPE_CHECKING:
     from .members import FusedMembers
@@ -50,6 +52,34 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
             " it would not answer or train alike. Fuse them in this mode: models = fused.unfuse(), call"
             f" {method}() of each, then widepack.fuse(models, sample)"
         )
+
+
+def follow_parts(fused: FusedMembers) -> None:
+    """Gives each part of a fused module the modes that the same part's own `train()` and `eval()` sets."""
+    recipe = fused._recipe  # noqa: SLF001
+    if not has_own_mode(recipe.skeletons[0].module):
+        return
+    member = fused.member(0, "cpu")
+    for path, part in fused.named_modules():
+        if isinstance(part, StackedModule) and has_own_mode(own := member.get_submodule(path), parts=False):
+            part.follow({mode: _modes_set(own, mode) for mode in (True, False)})
+
+
+def _modes_set(own: nn.Module, mode: bool) -> dict[str, bool] | str:
+    """Returns the mode of each part that a module's own `train()` or `eval()` sets, or what else it does."""
+    copied = copy.deepcopy(own)
+    modes = {}
+    for before in (mode, not mode):
+        for part in copied.modules():
+            part.training = before
+        try:
+            changed = changed_by_mode(copied, mode)
+        except UsageError as e:
+            return str(e)
+        if changed:
+            return f"changes {', '.join(changed[:5])}"
+        modes.update({path: not before for path, p in copied.named_modules() if p.training != before})
+    return modes
 
 
 def _switched(fused: FusedMembers, i: int, mode: bool) -> tuple[nn.Module, list[str]]:

@@ -7,13 +7,17 @@ of another class is no instance of it: an initialisation of an `nn.Linear` would
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..errors import UsageError
 from .torch_module import submodule_dict
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class StackedModule(nn.Module):
@@ -25,11 +29,45 @@ class StackedModule(nn.Module):
     __module__ = "widepack"  # pickles name the public place
 
     _settings: frozenset[str] = frozenset()
+    _own_modes: Mapping[bool, Mapping[str, bool] | str] | None = None
 
     def __init__(self, class_name: str, training: bool, settings: frozenset[str] = frozenset()) -> None:
         nn.Module.__init__(self)  # classes of torch that follow would want sizes
         self._kind, self._settings = class_name, settings
         self.training = training
+
+    def follow(self, own_modes: Mapping[bool, Mapping[str, bool] | str]) -> None:
+        """Lets `train()` and `eval()` set the modes that the members' own methods set.
+
+        own_modes: for train and for eval the mode of each part that is set, or in words what else is done.
+        """
+        self._own_modes = own_modes
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of this part and of those in it, as the members' own `train()` or `eval()` does.
+
+        Args:
+            mode: Whether it is train mode. Default: True.
+
+        Returns:
+            The part.
+
+        Raises:
+            UsageError: The members' own method does more than set modes.
+        """
+        if self._own_modes is None:
+            return super().train(mode)
+        if isinstance(modes := self._own_modes[mode], str):
+            method = "train" if mode else "eval"
+            raise UsageError(
+                f"{method}() of {self._kind}, a part of a fused module: that of the members {modes}, not only "
+                f"modes. To set modes alone: for p in part.modules(): p.training = {mode}. To do as the "
+                "members do, call it in each of fused.unfuse(), and fuse them again"
+            )
+        parts = dict(self.named_modules())
+        for path, training in modes.items():
+            parts[path].training = training
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         refuse_setting(self._settings | ({name} if isinstance(value, nn.Module) else frozenset()), name)
