@@ -60,8 +60,8 @@ class StackedModule(nn.Module):
         if isinstance(modes := self._own_modes[mode], str):
             method = "train" if mode else "eval"
             raise UsageError(
-                f"{method}() of {self._kind}, a part of a fused module: that of the members {modes}, not only "
-                f"modes. To set modes alone: for p in part.modules(): p.training = {mode}. To do as the "
+                f"{method}() of {self._kind}, a part of a fused module: that of the members {modes}, not "
+                f"only modes. To set modes alone: for p in part.modules(): p.training = {mode}. To do as the "
                 "members do, call it in each of fused.unfuse(), and fuse them again"
             )
         parts = dict(self.named_modules())
