@@ -81,7 +81,18 @@ Pair = tuple[str, str]
 
 
 class OutsideDomain(WidepackError):
-    """Sizes at which the formulas do not hold: outside the bounds of a dim, or against a guard."""
+    """Sizes at which the formulas do not hold: outside the bounds of a dim, or against a guard.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from widepack_artifacts.costs import stored_costs
+        >>> from widepack_artifacts.reader import Reader
+        >>> costs = stored_costs(Reader(Path("ens.wide")))["forward"]
+        >>> try:
+        ...     costs.values({"B": -1})
+        ... except widepack.errors.OutsideDomain as e:
+        ...     print(e)
+    """
 
     exit_code = 2
 

@@ -25,6 +25,12 @@ class WidepackError(Exception):
     """The root of widepack's errors: the message names what, where, both sides and the way out.
 
     Its text is `plain`, because it may quote an untrusted file.
+
+    Example:
+        >>> try:
+        ...     ens = widepack.load("ens.wide")
+        ... except widepack.WidepackError as e:
+        ...     raise SystemExit(e.exit_code) from e
     """
 
     exit_code = 1
@@ -34,4 +40,11 @@ class WidepackError(Exception):
 
 
 class ArtifactError(WidepackError):
-    """An artifact that is damaged, incomplete, inconsistent, or of an unknown version."""
+    """An artifact that is damaged, incomplete, inconsistent, or of an unknown version.
+
+    Example:
+        >>> try:
+        ...     widepack.load("ckpts")
+        ... except widepack.ArtifactError as e:
+        ...     print(e)
+    """

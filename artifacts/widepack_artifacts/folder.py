@@ -27,7 +27,14 @@ CHUNK_BYTES = 4 * 2**20
 
 
 class ArtifactExists(ArtifactError):
-    """An output path where something exists that must not be replaced."""
+    """An output path where something exists that must not be replaced.
+
+    Example:
+        >>> try:
+        ...     widepack.build(["a.pt"], "ens.wide", model="net.py:make", inputs=["x=float32[B,64]"])
+        ... except widepack.errors.ArtifactExists as e:
+        ...     print(e)
+    """
 
     exit_code = 2
 

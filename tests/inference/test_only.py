@@ -55,7 +55,7 @@ class BatchEncoding(UserDict):  # type: ignore[type-arg]
 
 IDS = torch.randint(0, 20, (4, 6))
 MASK = (torch.arange(6) < torch.tensor([[6], [3], [1], [5]])).long()
-USED = {"input_ids": IDS, "attention_mask": MASK}
+USED: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
 SPECS = ["input_ids=int64[B,T]:0..19", "attention_mask=int64[B,T]:0..1"]
 
 

@@ -82,6 +82,7 @@ def test_members_and_weights(head: WideModel) -> None:
     for members, words in (([], "names each member once, and at least one"), ([1, 1], "each member once")):
         with pytest.raises(UsageError, match=words):
             head.mean(x, members=members)
+    wrong: Any
     for wrong in (0, "m0", torch.tensor(1)):
         with pytest.raises(UsageError, match="reduce takes a list of numbers or names"):
             head.mean(x, members=wrong)
@@ -140,7 +141,7 @@ def test_classes_in_another_dim(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dim=4: a member's answer has 4 dims, so dim is -4 to 3"):
         ens.reduce(x, "vote", dim=4)
     with pytest.raises(UsageError, match="is not a whole number"):
-        ens.reduce(x, "vote", dim=1.0)
+        ens.reduce(x, "vote", dim=1.0)  # type: ignore[arg-type]  # the test is about it
 
 
 class Distribution(nn.Module):

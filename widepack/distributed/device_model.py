@@ -152,17 +152,21 @@ class DeviceModel(LoadedModel[DeviceEntry]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the artifact. A swap does not change it: see `checkpoints`."""
         return self.models[0].manifest
 
     @property
     def device(self) -> torch.device:
-        """The first device: inputs are there, and answers are joined there."""
         return self.models[0].device
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The device of each part."""
+        """The device of each part.
+
+        Example:
+            >>> ens = widepack.load("ens.wide", device=["cpu", "cpu"])
+            >>> ens.devices
+            (device(type='cpu'), device(type='cpu'))
+        """
         return tuple(model.device for model in self.models)
 
     def __reduce__(self) -> tuple[Callable[[], DeviceModel], tuple[()]]:
@@ -194,6 +198,5 @@ class DeviceModel(LoadedModel[DeviceEntry]):
         return part.swap(place, checkpoint, **how)
 
     def close(self) -> None:
-        """Releases programs and weights of all parts. Calls raise `UsageError` afterwards."""
         for model in self.models:
             model.close()

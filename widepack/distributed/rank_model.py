@@ -315,12 +315,10 @@ class RankModel(LoadedModel[RankEntry]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the artifact. A swap does not change it: see `checkpoints`."""
         return self.here.manifest
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's inputs, members and answers are."""
         return self.here.device
 
     def __reduce__(self) -> Any:
@@ -369,7 +367,11 @@ class RankModel(LoadedModel[RankEntry]):
             return SwapReport(**answer["report"])
 
     def close(self) -> None:
-        """Releases this rank's programs and weights, and ends the group of the model."""
+        """Releases this rank's programs and weights, and ends the group of the model.
+
+        Example:
+            >>> ens.close()
+        """
         self.here.close()
         self._ranks.close()
 

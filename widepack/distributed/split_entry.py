@@ -197,7 +197,7 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         ragged = any(o.kind == "ragged" for o in self.entry.outputs)
         return all(w.figure.streamed for w in reduction.wanted) and not ragged and not self._binder.states
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:
         def bind() -> tuple[Sequence[Tensor], list[int], RowGroups]:
             router = self._first.router
             values = inputs_of_rows(self._binder, args, kwargs)

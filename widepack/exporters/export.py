@@ -79,7 +79,12 @@ class ExportReport:
 
     @property
     def bytes(self) -> int:
-        """The size of all files together, in bytes."""
+        """The size of all files together, in bytes.
+
+        Example:
+            >>> report = widepack.export("ens.wide", to="pt2", out="ens.pt2")
+            >>> print(report.bytes)
+        """
         return sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:

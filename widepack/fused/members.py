@@ -103,6 +103,10 @@ class FusedMembers(nn.Module):
 
         Raises:
             KeyError: The members have no such parameter or buffer.
+
+        Example:
+            >>> fused.tensor_of("layer.weight").shape
+            torch.Size([3, 16, 8])
         """
         if name not in self._slots:
             self._slots[name] = slot_of(self, name)
@@ -253,7 +257,12 @@ class FusedMembers(nn.Module):
 
     @property
     def original_numbers(self) -> tuple[int, ...]:
-        """The numbers that the members had when they were fused: `(0, 2)` after `remove(1)` of three."""
+        """The numbers that the members had when they were fused: `(0, 2)` after `remove(1)` of three.
+
+        Example:
+            >>> fused.original_numbers
+            (0, 1, 2)
+        """
         return tuple(range(len(self))) if self._originals is None else self._originals
 
     def remove(
@@ -329,7 +338,12 @@ class FusedMembers(nn.Module):
 
     @property
     def frozen_members(self) -> tuple[int, ...]:
-        """The numbers of the members that `freeze` has frozen."""
+        """The numbers of the members that `freeze` has frozen.
+
+        Example:
+            >>> fused.freeze(2).frozen_members
+            (2,)
+        """
         return self._frozen
 
     def freeze(self, *members: int) -> Self:
@@ -370,6 +384,9 @@ class FusedMembers(nn.Module):
 
         Raises:
             UsageError: No such member exists.
+
+        Example:
+            >>> fused = fused.freeze(2).unfreeze()
         """
         numbers = {self._number(i) for i in members} if members else set(self._frozen)
         self._set_frozen(set(self._frozen) - numbers)

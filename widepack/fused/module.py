@@ -121,6 +121,9 @@ class Fused(FusedMembers):
             CaptureError: The member cannot be captured in this mode (at the first call in a mode).
             LoweringError: No wide program of this mode can be made (at the first call in a mode).
             VerificationError: A new program does not answer as the members do.
+
+        Example:
+            >>> y = fused(x)  # x: [B, 16], y: [N, B, 3]
         """
         entry = self.current_entry()
         values, stacked = entry.binder.bind(args, kwargs)
@@ -236,6 +239,9 @@ class Fused(FusedMembers):
             CaptureError: The member cannot be captured.
             MemberMismatch: Members have other programs than member 0.
             VerificationError: The program does not answer as the members do.
+
+        Example:
+            >>> fused.eval().prepare()
         """
         entry = self.current_entry()
         self._runner(entry, [False] * entry.input_count, entry.sizes, False)
@@ -301,7 +307,15 @@ class Fused(FusedMembers):
                 self._entries[key] = entry
         return self._entries[key]
 
-    def compile(self, *, dynamic: bool | None = False, **options: Any) -> None:
+    def compile(
+        self,
+        *,
+        dynamic: bool | None = False,
+        backend: str | Callable[..., Any] = "inductor",
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+        fullgraph: bool = False,
+    ) -> None:
         """Compiles the programs that train with `torch.compile`, in the place of `nn.Module.compile`.
 
         Each program is compiled, forward and backward, at its first call, and its outputs and gradients are
@@ -312,14 +326,21 @@ class Fused(FusedMembers):
 
         Args:
             dynamic: As in `torch.compile`. Default: False, one compiled form for each batch size.
-            **options: The other options of `torch.compile`: `backend`, `mode`, `options`.
+            backend: The compiler, as in `torch.compile`.
+            mode: As in `torch.compile`.
+            options: As in `torch.compile`.
+            fullgraph: As in `torch.compile`.
+
+        Raises:
+            RuntimeError: torch refuses the options.
 
         Example:
             >>> fused = widepack.fuse(models, x).train()
             >>> fused.compile()
             >>> fused(x).square().mean().backward()
         """
-        chosen = {"dynamic": dynamic, **options}
+        chosen: dict[str, Any] = {"dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
+        chosen["fullgraph"] = fullgraph
         torch.compile(lambda: None, **chosen)  # refuses invalid options
         for entry in self._entries.values():
             entry.compile(chosen)
@@ -327,7 +348,12 @@ class Fused(FusedMembers):
 
     @property
     def draws(self) -> bool:
-        """Whether members draw random numbers in the current mode."""
+        """Whether members draw random numbers in the current mode.
+
+        Example:
+            >>> fused.eval().draws
+            False
+        """
         return self.current_entry().random
 
     def train(self, mode: bool = True) -> Fused:
@@ -342,6 +368,9 @@ class Fused(FusedMembers):
         Raises:
             UsageError: The members' own `train()` or `eval()` changes their weights or other values, and so
                 their answers.
+
+        Example:
+            >>> fused = fused.train()
         """
         self.forget()
         before = [(part, part.training) for part in self.modules()]
@@ -378,6 +407,11 @@ class Fused(FusedMembers):
         """Drops what was computed from weights in eval mode, so that the next call computes it again.
 
         Call it only after a write that torch does not count, through `.data`.
+
+        Example:
+            >>> fused.layer.weight.data.zero_()[0, 0, 0].item()
+            0.0
+            >>> fused.forget()
         """
         for entry in self._entries.values():
             entry.forget()

@@ -39,6 +39,10 @@ class CascadeAnswer:
     Attributes:
         mean: The mean probabilities of the members that ran on each row, with the dims of a member's answer.
         members: How many members ran on each row, `[B]`.
+
+    Example:
+        >>> found = ens.cascade(x, first=3, until=0.9)
+        >>> found.mean.argmax(-1), found.members
     """
 
     __module__ = "widepack"  # pickles name the public place
@@ -48,7 +52,11 @@ class CascadeAnswer:
 
     @property
     def calls(self) -> float:
-        """The mean number of members that ran on a row."""
+        """The mean number of members that ran on a row.
+
+        Example:
+            >>> print(ens.cascade(x, first=3, until=0.9).calls)
+        """
         return float(self.members.double().mean()) if self.members.numel() else 0.0
 
 

@@ -329,6 +329,10 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
 
         It is measured now, for the patterns that are bound: `shared`, and `each` after its first call.
         Without int8 weights it is empty.
+
+        Example:
+            >>> ens.entry("forward").weight_errors
+            ()
         """
         check = self.programs.probe_check
         with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
@@ -336,7 +340,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             bound = [(p, b) for p, b in self.programs.bound() if b.int8 and p in PATTERNS]
             return tuple(row for p, b in bound for row in check.weight_errors(p, b))
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `ModelCalls`
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:
         return self.router.call(args, kwargs, member)
 
     @property
@@ -412,6 +416,10 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
 
         Returns:
             One folder for each compiled program; empty if none is compiled.
+
+        Example:
+            >>> ens.entry("forward").compiled()
+            []
         """
         return [b.place for b in self.programs.of(pattern) if b.place is not None]
 

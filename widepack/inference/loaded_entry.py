@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,9 +17,28 @@ from .graph_pool import GraphUse
 from .members.member import Member
 from .reduced_answer import Reduction
 
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from numpy import ndarray
+
+    MemberOfEachRow: TypeAlias = (
+        torch.Tensor | ndarray[Any, Any] | Sequence[int | str | torch.Tensor] | int | str
+    )
+
 
 class ModelCalls(NamedInputs, ABC):
-    """What a loaded model and each of its entries answer, wherever the members are."""
+    """What a loaded model and each of its entries answer, wherever the members are.
+
+    A method or property of a subclass has the docstring of the one that it overrides.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            if isinstance(value, (property, FunctionType)) and value.__doc__ is None:
+                overridden = (vars(base)[name] for base in cls.__mro__[1:-1] if name in vars(base))
+                value.__doc__ = next((found.__doc__ for found in overridden if found.__doc__), None)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,6 +94,9 @@ class ModelCalls(NamedInputs, ABC):
 
         Raises:
             UsageError: A size is missing, or the model was closed.
+
+        Example:
+            >>> state = ens.state()
         """
 
     @abstractmethod
@@ -94,7 +117,7 @@ class ModelCalls(NamedInputs, ABC):
         """
 
     @abstractmethod
-    def route(self, *args: Any, member: torch.Tensor | Sequence[int | str] | int | str, **kwargs: Any) -> Any:
+    def route(self, *args: Any, member: MemberOfEachRow, **kwargs: Any) -> Any:
         """Runs each row of a batch by one member.
 
         Row b of the answer is what the member `member[b]` answers for row b of the inputs, within the
@@ -191,7 +214,13 @@ class ModelCalls(NamedInputs, ABC):
         """
 
     def mean(
-        self, *args: Any, of: str | None = None, weights: Sequence[float] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        of: str | None = None,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        output: str | int | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Returns the mean of the members' answers: `reduce(..., "mean")["mean"]`.
 
@@ -199,8 +228,10 @@ class ModelCalls(NamedInputs, ABC):
             *args: As a call takes them.
             of: What is averaged: None for the answers themselves, `softmax` for probabilities of classes (the
                 usual mean of classifiers), `sigmoid`.
-            weights: One weight for each member. Default: all are equal.
-            **kwargs: As a call takes them, and the options of `reduce`.
+            weights: One weight for each member, or for each of `members`. Default: all are equal.
+            members: The members that count, by number or name. Default: all.
+            output: The leaf of an answer with several, as `reduce` takes it.
+            **kwargs: As a call takes them, and the other options of `reduce`.
 
         Returns:
             A tensor of the member's own shape; (mean, new state) for an entry with states.
@@ -213,15 +244,27 @@ class ModelCalls(NamedInputs, ABC):
         Example:
             >>> p = ens.mean(x, of="softmax")  # [B, classes]
         """
-        return self._one("mean", args, {"of": of, "weights": weights, **kwargs})
+        options = {"of": of, "weights": weights, "members": members, "output": output}
+        return self._one("mean", args, options | kwargs)
 
-    def std(self, *args: Any, of: str | None = None, **kwargs: Any) -> Any:
+    def std(
+        self,
+        *args: Any,
+        of: str | None = None,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        output: str | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Returns the standard deviation of the members' answers (divided by N): `reduce(..., "std")["std"]`.
 
         Args:
             *args: As a call takes them.
             of: As `mean` takes it.
-            **kwargs: As a call takes them, and the options of `reduce`.
+            weights: As `mean` takes them.
+            members: As `mean` takes them.
+            output: As `mean` takes it.
+            **kwargs: As a call takes them, and the other options of `reduce`.
 
         Returns:
             A tensor of the member's own shape; (deviation, new state) for an entry with states.
@@ -229,16 +272,32 @@ class ModelCalls(NamedInputs, ABC):
         Raises:
             InputError: As `mean`.
             UsageError: As `mean`.
-        """
-        return self._one("std", args, {"of": of, **kwargs})
 
-    def vote(self, *args: Any, **kwargs: Any) -> Any:
+        Example:
+            >>> spread = ens.std(x, of="softmax")  # [B, classes]
+        """
+        options = {"of": of, "weights": weights, "members": members, "output": output}
+        return self._one("std", args, options | kwargs)
+
+    def vote(
+        self,
+        *args: Any,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        dim: int = -1,
+        output: str | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Returns the class that most members choose: `reduce(..., "vote")["vote"]`. The lowest number wins a
         tie.
 
         Args:
             *args: As a call takes them.
-            **kwargs: As a call takes them, and the options of `reduce`.
+            weights: As `mean` takes them. Members with a larger weight have more of a vote.
+            members: As `mean` takes them.
+            dim: The dim of the classes in a member's answer.
+            output: As `mean` takes it.
+            **kwargs: As a call takes them, and the other options of `reduce`.
 
         Returns:
             The classes; (classes, new state) for an entry with states.
@@ -246,8 +305,12 @@ class ModelCalls(NamedInputs, ABC):
         Raises:
             InputError: As `reduce`: members that answer one number for each row have no classes.
             UsageError: As `reduce`.
+
+        Example:
+            >>> labels = ens.vote(x)  # [B]
         """
-        return self._one("vote", args, kwargs)
+        options = {"weights": weights, "members": members, "dim": dim, "output": output}
+        return self._one("vote", args, options | kwargs)
 
     def _one(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         found = self.reduce(*args, name, **kwargs)
@@ -257,13 +320,22 @@ class ModelCalls(NamedInputs, ABC):
 
     @property
     def plan(self) -> Plan:
-        """The plan of pattern `shared` at the smallest batch class."""
+        """The plan of pattern `shared` at the smallest batch class.
+
+        Example:
+            >>> print(ens.plan.strategies)
+        """
         return self.plans()[0]
 
     @property
     @abstractmethod
     def backend(self) -> str:
-        """The backends of pattern `shared`: one name, or several joined by `+` if batch classes differ."""
+        """The backends of pattern `shared`: one name, or several joined by `+` if batch classes differ.
+
+        Example:
+            >>> ens.backend
+            'eager'
+        """
 
     @abstractmethod
     def plans(self, pattern: str = "shared") -> list[Plan]:
@@ -274,6 +346,13 @@ class ModelCalls(NamedInputs, ABC):
 
         Returns:
             The plans, the smallest batch class first.
+
+        Raises:
+            UsageError: The model was closed.
+
+        Example:
+            >>> for plan in ens.plans():
+            ...     print(plan.strategies)
         """
 
     @abstractmethod
@@ -299,6 +378,12 @@ class ModelCalls(NamedInputs, ABC):
 
         Args:
             patterns: `shared`, `each`, or both.
+
+        Raises:
+            UsageError: The model was closed, or no such pattern exists.
+
+        Example:
+            >>> ens.warmup(("shared", "each"))
         """
 
     @abstractmethod
@@ -307,6 +392,9 @@ class ModelCalls(NamedInputs, ABC):
 
         Raises:
             ProbeError: An answer is out of bounds.
+
+        Example:
+            >>> ens.probe()
         """
 
 
@@ -326,18 +414,32 @@ class LoadedEntry(ModelCalls):
 
     @property
     def state_dims(self) -> set[str]:
-        """The dims of the states that are inputs."""
+        """The dims of the states that are inputs.
+
+        Example:
+            >>> ens.entry("forward").state_dims
+            set()
+        """
         return self._binder.state_dims
 
     @property
     def description(self) -> str:
-        """The inputs and states with their types."""
+        """The inputs and states with their types.
+
+        Example:
+            >>> print(ens.entry("forward").description)
+        """
         return self._binder.description
 
     @property
     @abstractmethod
     def runs_on(self) -> str:
-        """Where the programs of pattern `shared` run: `cpu, aot`."""
+        """Where the programs of pattern `shared` run: `cpu, aot`.
+
+        Example:
+            >>> ens.entry("forward").runs_on
+            'cpu, eager'
+        """
 
     def reduce(  # documented in `ModelCalls`
         self,

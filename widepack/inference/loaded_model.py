@@ -22,6 +22,7 @@ from .loaded_entry import LoadedEntry, ModelCalls
 from .members.member import Member
 
 if TYPE_CHECKING:
+    from .loaded_entry import MemberOfEachRow
     from .members.swap import SwapReport
 
 
@@ -44,7 +45,12 @@ class LoadedModel(ModelCalls, Generic[E]):
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """The names of the entries."""
+        """The names of the entries.
+
+        Example:
+            >>> ens.entries
+            ('forward',)
+        """
         return tuple(self._entries)
 
     def __repr__(self) -> str:
@@ -71,6 +77,9 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Raises:
             UsageError: The artifact has no entry of this name.
+
+        Example:
+            >>> y = ens.entry("forward")(x)  # as ens(x)
         """
         if name not in self._entries:
             raise UsageError(f"there is no entry {name!r}; the entries are {', '.join(self._entries)}")
@@ -111,10 +120,20 @@ class LoadedModel(ModelCalls, Generic[E]):
     def each(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward().each(*args, **kwargs)
 
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward().reduce(*args, **kwargs)
+    def reduce(
+        self,
+        *args: Any,
+        of: str | None = None,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        dim: int = -1,
+        output: str | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        entry = self._forward()
+        return entry.reduce(*args, of=of, weights=weights, members=members, dim=dim, output=output, **kwargs)
 
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:
+    def route(self, *args: Any, member: MemberOfEachRow, **kwargs: Any) -> Any:
         return self._forward().route(*args, member=member, **kwargs)
 
     def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +167,12 @@ class LoadedModel(ModelCalls, Generic[E]):
 
     @property
     def backend(self) -> str:
-        """What runs the programs: `eager`, `compile`, `aot` or `onnxruntime`."""
+        """What runs the programs: `eager`, `compile`, `aot` or `onnxruntime`.
+
+        Example:
+            >>> ens.backend
+            'eager'
+        """
         return self._first().backend
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
@@ -162,6 +186,9 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Raises:
             ProbeError: An answer is out of bounds.
+
+        Example:
+            >>> ens.probe()
         """
         for entry in self._entries.values():
             entry.probe()
@@ -171,6 +198,12 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Args:
             patterns: `shared`, `each`, or both.
+
+        Raises:
+            UsageError: The model was closed, or no such pattern exists.
+
+        Example:
+            >>> ens.warmup(("shared", "each"))  # before the first request
         """
         for entry in self._entries.values():
             entry.warmup(patterns)
@@ -183,7 +216,31 @@ class LoadedModel(ModelCalls, Generic[E]):
     @property
     @abstractmethod
     def members(self) -> tuple[str, ...]:
-        """The members' names."""
+        """The members' names.
+
+        Example:
+            >>> ens.members[0]
+            'fold0'
+        """
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """The manifest of the artifact. A swap does not change it: see `checkpoints`.
+
+        Example:
+            >>> ens.manifest.members[0].name
+            'fold0'
+        """
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where inputs are and answers are: the first device of a model on several.
+
+        Example:
+            >>> x = x.to(ens.device)
+        """
 
     @property
     @abstractmethod
@@ -226,6 +283,11 @@ class LoadedModel(ModelCalls, Generic[E]):
             UsageError: No loaded member has this number or name, or the model was closed. Or the model
                 changes its own state dict when it loads it, or the build ignored extra state: the model would
                 load another member.
+
+        Example:
+            >>> model = Net()
+            >>> model.load_state_dict(ens.state_dict("fold0"))
+            <All keys matched successfully>
         """
 
     @abstractmethod
@@ -243,6 +305,10 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Raises:
             UsageError: No loaded member has this number or name, or the model was closed.
+
+        Example:
+            >>> sorted(ens.stored_state("fold0"))[0]
+            'head.bias'
         """
 
     def swap(
@@ -295,6 +361,18 @@ class LoadedModel(ModelCalls, Generic[E]):
     @abstractmethod
     def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
         """Replaces a member. how: the options of `swap`, by name."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases programs and weights.
+
+        Calls, `member`, `state`, `state_dict` and `swap` raise `UsageError` afterwards. Members and tensors
+        that were returned before stay valid. The mapped files stay open as long as one of these exists.
+        Freed memory returns to the system.
+
+        Example:
+            >>> ens.close()
+        """
 
     def _refuse_copy_of_swapped(self, manifest: Manifest) -> None:
         """Refuses a copy of a model in which members were swapped. Raises: TypeError."""

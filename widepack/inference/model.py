@@ -66,12 +66,10 @@ class WideModel(LoadedModel[WideEntry]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the artifact. A swap does not change it: see `checkpoints`."""
         return self._artifact.manifest
 
     @property
     def device(self) -> torch.device:
-        """Where the members run."""
         return self._artifact.device
 
     def __reduce__(self) -> tuple[Callable[[], WideModel], tuple[()]]:
@@ -128,6 +126,9 @@ class WideModel(LoadedModel[WideEntry]):
         """The weight of each member that `widepack select` recorded; 0 for members that it did not select.
 
         Raises: UsageError if nothing is recorded, or if a member has changed since.
+
+        Example:
+            >>> p = ens.mean(x, of="softmax", weights=ens.selected_weights)
         """
         from .cascade import read_record
 
@@ -194,12 +195,6 @@ class WideModel(LoadedModel[WideEntry]):
         return self._again(members=[self._artifact.chosen[i] for i in numbers])
 
     def close(self) -> None:
-        """Releases programs and weights.
-
-        Calls, `member`, `state`, `state_dict` and `swap` raise `UsageError` afterwards. Members and tensors
-        that were returned before stay valid. The mapped files stay open as long as one of these exists.
-        Freed memory returns to the system.
-        """
         self._artifact.close()
         self._cascades.clear()
         for entry in self._entries.values():

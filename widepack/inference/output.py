@@ -54,7 +54,12 @@ class Output(Mapping[str, Any]):
 
     @property
     def kind(self) -> str:
-        """The name of the member's class."""
+        """The name of the member's class.
+
+        Example:
+            >>> ens(input_ids).kind  # the member returns a `ModelOutput` of its own
+            'ModelOutput'
+        """
         return str(self.__dict__["_kind"])
 
     def __getitem__(self, key: str | int) -> Any:

@@ -91,7 +91,14 @@ def _examples(environment: Any) -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """One value for all members."""
+    """One value for all members.
+
+    Attributes:
+        value: The value: a `Value`, or a literal.
+
+    Example:
+        >>> bias = widepack.primitives.Shared(x.value)
+    """
 
     value: Any
 
@@ -128,7 +135,13 @@ class GatheredMatrices:
 class Stacked:
     """One value for each member, in one tensor `[N, ...]`.
 
-    factors: the parts of a weight that has parts; gathered: the parts of matrices that an index selects.
+    Attributes:
+        value: The tensor.
+        factors: The parts of a weight that has parts.
+        gathered: The parts of matrices that an index selects.
+
+    Example:
+        >>> y = widepack.primitives.Stacked(w.call("relu", x.value))
     """
 
     value: Value
@@ -137,12 +150,22 @@ class Stacked:
 
     @property
     def rank(self) -> int:
-        """The rank of a member's value."""
+        """The rank of a member's value.
+
+        Example:
+            >>> x.rank
+            2
+        """
         return self.value.ndim - 1
 
     @property
     def packed(self) -> bool:
-        """Whether the memory is channel-packed: `[N, B, C, ...]` becomes `[B, N*C, ...]` without a copy."""
+        """Whether the memory is channel-packed: `[N, B, C, ...]` becomes `[B, N*C, ...]` without a copy.
+
+        Example:
+            >>> x.packed
+            False
+        """
         fake = self.value.fake
         if self.rank < 2:
             return False

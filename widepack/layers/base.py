@@ -158,13 +158,22 @@ class WideLayer(nn.Module):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The names that `strategy` accepts."""
+        """The names that `strategy` accepts.
+
+        Example:
+            >>> layer.strategies[-1]
+            'auto'
+        """
         names = [s for op in self.ops for s in self._strategies_of(full_name(op))]
         return tuple(dict.fromkeys([*names, "sequential", "auto"]))
 
     @property
     def strategy(self) -> str:
-        """The name of the strategy. Setting an unknown name raises UsageError."""
+        """The name of the strategy. Setting an unknown name raises UsageError.
+
+        Example:
+            >>> layer.strategy = "sequential"
+        """
         return self._strategy
 
     @strategy.setter
@@ -199,6 +208,9 @@ class WideLayer(nn.Module):
             InputError: An input has no member axis of length N.
             UsageError: The strategy does not apply to these inputs.
             Exception: What the member itself raises for these inputs.
+
+        Example:
+            >>> y = layer(torch.randn(8, 32, 64))  # [N, B, 64] -> [N, B, 10]
         """
         self._check_member_axes(args, kwargs)
         autocast = torch.is_autocast_enabled(device_type(args, kwargs))

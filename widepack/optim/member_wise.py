@@ -73,6 +73,10 @@ class MemberWise(torch.optim.Optimizer):
 
         Raises:
             UsageError: A parameter has no member axis of the rates' length, or an option is invalid.
+
+        Example:
+            >>> weights = [torch.nn.Parameter(torch.zeros(3, 4))]
+            >>> optimizer.add_param_group({"params": weights, "lr": [0.1, 0.2, 0.3]})
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -123,7 +127,14 @@ class MemberWise(torch.optim.Optimizer):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state as torch's optimizers do. The rates of N members are lists of N numbers."""
+        """Returns the state as torch's optimizers do. The rates of N members are lists of N numbers.
+
+        Returns:
+            The state, as torch's optimizers return it.
+
+        Example:
+            >>> torch.save(optimizer.state_dict(), "optimizer.pt")
+        """
         state = super().state_dict()
         state["param_groups"] = [{k: _plain(v) for k, v in g.items()} for g in state["param_groups"]]
         return state
@@ -137,6 +148,9 @@ class MemberWise(torch.optim.Optimizer):
         Raises:
             UsageError: The rates are of another number of members, or it is no optimizer's state. The
                 optimizer does not change.
+
+        Example:
+            >>> optimizer.load_state_dict(optimizer.state_dict())
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
             keys = ", ".join(map(repr, state_dict)) if isinstance(state_dict, Mapping) else ""
@@ -183,6 +197,10 @@ class MemberWise(torch.optim.Optimizer):
         Raises:
             UsageError: A gradient is sparse, or an option that was set since the last step is invalid. No
                 parameter and no state has changed then.
+
+        Example:
+            >>> loss.backward()
+            >>> optimizer.step()
         """
         loss = None
         if closure is not None:

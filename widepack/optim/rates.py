@@ -106,7 +106,19 @@ class PerMember:
         return self * -1
 
     def tensor(self, like: Tensor) -> Tensor:
-        """Returns `[N, 1, ..., 1]` of `like`'s rank and device, in float64 if `like` is, else in float32."""
+        """Returns the numbers as a tensor that broadcasts against a stacked one.
+
+        Args:
+            like: A tensor `[N, ...]`.
+
+        Returns:
+            `[N, 1, ..., 1]` of `like`'s rank and device, in float64 if `like` is, else in float32.
+
+        Example:
+            >>> rates = widepack.optim.PerMember([0.1, 0.01, 0.001])
+            >>> rates.tensor(torch.zeros(3, 4)).shape
+            torch.Size([3, 1])
+        """
         double = like.dtype in (torch.float64, torch.complex128)
         rates = torch.tensor(
             self.values, dtype=torch.float64 if double else torch.float32, device=like.device

@@ -80,6 +80,12 @@ class PerMemberScheduler:
         Raises:
             UsageError: There are not N numbers, the schedulers take none or need some, or the optimizer has
                 another number of members.
+
+        Example:
+            >>> steps = torch.optim.lr_scheduler.StepLR
+            >>> scheduler = widepack.optim.PerMemberScheduler(optimizer, lambda o, i: steps(o, 5 + i))
+            >>> optimizer.step()
+            >>> scheduler.step()
         """
         if not self._groups():
             raise UsageError(
@@ -96,11 +102,30 @@ class PerMemberScheduler:
         self._write_back()
 
     def get_last_lr(self) -> list[Any]:
-        """Returns the learning rate of each group: a number, or a `PerMember`."""
+        """Returns the learning rates that the optimizer has now.
+
+        Returns:
+            The rate of each group: a number, or a `PerMember`.
+
+        Example:
+            >>> steps = torch.optim.lr_scheduler.StepLR
+            >>> scheduler = widepack.optim.PerMemberScheduler(optimizer, lambda o, i: steps(o, 5 + i))
+            >>> scheduler.get_last_lr()
+            [0.1]
+        """
         return [g["lr"] for g in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the members' schedulers."""
+        """Returns the states of the members' schedulers.
+
+        Returns:
+            A dict that `torch.save` takes.
+
+        Example:
+            >>> steps = torch.optim.lr_scheduler.StepLR
+            >>> scheduler = widepack.optim.PerMemberScheduler(optimizer, lambda o, i: steps(o, 5 + i))
+            >>> torch.save(scheduler.state_dict(), "scheduler.pt")
+        """
         return {"schedulers": [s.state_dict() for s in self.schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -111,6 +136,11 @@ class PerMemberScheduler:
 
         Raises:
             UsageError: It is of another number of members, or no state of a `PerMemberScheduler`.
+
+        Example:
+            >>> steps = torch.optim.lr_scheduler.StepLR
+            >>> scheduler = widepack.optim.PerMemberScheduler(optimizer, lambda o, i: steps(o, 5 + i))
+            >>> scheduler.load_state_dict(scheduler.state_dict())
         """
         states = state_dict.get("schedulers") if isinstance(state_dict, Mapping) else None
         if not isinstance(states, list):
@@ -134,6 +164,11 @@ class PerMemberScheduler:
 
         Raises:
             UsageError: No such member exists, or none is given.
+
+        Example:
+            >>> steps = torch.optim.lr_scheduler.StepLR
+            >>> scheduler = widepack.optim.PerMemberScheduler(optimizer, lambda o, i: steps(o, 5 + i))
+            >>> removed = fused.remove(1, optimizer=optimizer, scheduler=scheduler)  # calls keep
         """
         if not members or not all(0 <= i < self._count for i in members):
             raise UsageError(

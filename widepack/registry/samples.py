@@ -48,25 +48,82 @@ class Draw:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Returns numbers of the standard normal distribution."""
+        """Returns numbers of the standard normal distribution.
+
+        Args:
+            *shape: The sizes of the member's tensor.
+            dtype: The dtype of the tensor.
+
+        Returns:
+            A tensor.
+
+        Example:
+            >>> x = draw.normal(2, 3)
+        """
         return torch.randn(shape, generator=self.generator, dtype=dtype)
 
     def uniform(
         self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Returns numbers that are uniform between `low` and `high`."""
+        """Returns numbers that are uniform between `low` and `high`.
+
+        Args:
+            low: The lower bound.
+            high: The upper bound.
+            *shape: The sizes of the member's tensor.
+            dtype: The dtype of the tensor.
+
+        Returns:
+            A tensor.
+
+        Example:
+            >>> x = draw.uniform(0.5, 2.0, 2, 3)
+        """
         return low + (high - low) * torch.rand(shape, generator=self.generator, dtype=dtype)
 
     def ints(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Returns integers from `low`, included, to `high`, not included."""
+        """Returns integers from `low`, included, to `high`, not included.
+
+        Args:
+            low: The least number.
+            high: One more than the largest number.
+            *shape: The sizes of the member's tensor.
+            dtype: The dtype of the tensor.
+
+        Returns:
+            A tensor.
+
+        Example:
+            >>> index = draw.ints(0, 10, 2, 3)
+        """
         return torch.randint(low, high, shape, generator=self.generator).to(dtype)
 
     def bools(self, *shape: int) -> torch.Tensor:
-        """Returns truth values; about 60% are true."""
+        """Returns truth values; about 60% are true.
+
+        Args:
+            *shape: The sizes of the member's tensor.
+
+        Returns:
+            A tensor of bool.
+
+        Example:
+            >>> mask = draw.bools(2, 3)
+        """
         return torch.rand(shape, generator=self.generator) < 0.6
 
     def complex(self, *shape: int) -> torch.Tensor:
-        """Returns complex64 numbers of the standard normal distribution."""
+        """Returns complex64 numbers of the standard normal distribution.
+
+        Args:
+            *shape: The sizes of the member's tensor.
+
+        Returns:
+            A tensor of complex64.
+
+        Example:
+            >>> z = draw.complex(2, 3)
+        """
         return torch.randn(shape, generator=self.generator, dtype=torch.complex64)
 
 

@@ -47,7 +47,22 @@ class Writer:
         self.op = ""
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        """Runs one op under its full name. Each writer implements it."""
+        """Runs one op. Each writer implements it.
+
+        Args:
+            op: The op's full name, `aten.relu.default`.
+            args: Values and literals, in the order of the op's schema.
+            kwargs: The same, by name.
+
+        Returns:
+            The op's result.
+
+        Raises:
+            NotImplementedError: The class is not a writer.
+
+        Example:
+            >>> y = w.run("aten.relu.default", (x.value,), {})
+        """
         raise NotImplementedError
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> Value:
@@ -61,11 +76,24 @@ class Writer:
 
         Returns:
             The op's result: a `Value`. Read results of an op with several of them through `w.stacked`.
+
+        Example:
+            >>> y = w.call("relu", x.value)
         """
         return self.run(full_name(op), args, kwargs)
 
     def stacked(self, value: Value) -> Any:
-        """Returns the value as `Stacked`, or as a tuple of them if the op has several results."""
+        """Returns a result of an op with a member axis as a value for each member.
+
+        Args:
+            value: The result.
+
+        Returns:
+            A `Stacked` value, or a tuple of them if the op has several results.
+
+        Example:
+            >>> values, indices = w.stacked(w.call("max.dim", x.value, -1))
+        """
         if isinstance(value.fake, (tuple, list)):
             return tuple(
                 self.stacked(self.call("operator.getitem", value, i)) for i in range(len(value.fake))
@@ -73,7 +101,17 @@ class Writer:
         return Stacked(value)
 
     def shared(self, value: Value) -> Any:
-        """Returns the value as `Shared`, or as a tuple of them if the op has several results."""
+        """Returns a result of an op as a value for all members.
+
+        Args:
+            value: The result.
+
+        Returns:
+            A `Shared` value, or a tuple of them if the op has several results.
+
+        Example:
+            >>> one = w.shared(w.call("sum", x.value))
+        """
         if isinstance(value.fake, (tuple, list)):
             return tuple(self.shared(self.call("operator.getitem", value, i)) for i in range(len(value.fake)))
         return Shared(value)
@@ -89,6 +127,9 @@ class Writer:
 
         Raises:
             TypeError: The value is Ragged; its members have different shapes.
+
+        Example:
+            >>> value = w.stack(x)  # [N, *s]
         """
         if isinstance(x, Stacked):
             return x.value
@@ -112,6 +153,9 @@ class Writer:
 
         Returns:
             The value `[N, ...]`.
+
+        Example:
+            >>> value = w.own_memory(x)  # [N, *s]
         """
         value = self.stack(x)
         repeats = any(
@@ -132,6 +176,10 @@ class Writer:
 
         Returns:
             A `Value` of rank `1 + rank`.
+
+        Example:
+            >>> w.align(x, 3).sizes
+            (3, 1, 5, 4)
         """
         value = x.value
         for _ in range(rank - x.rank):
@@ -139,7 +187,18 @@ class Writer:
         return value
 
     def fold(self, x: Stacked) -> Value:
-        """Folds members into the batch: `[N, B, ...] -> [N*B, ...]`."""
+        """Folds members into the batch: `[N, B, ...] -> [N*B, ...]`.
+
+        Args:
+            x: The value.
+
+        Returns:
+            A `Value`.
+
+        Example:
+            >>> w.fold(x).sizes
+            (15, 4)
+        """
         return self.call("flatten.using_ints", x.value, 0, 1)
 
     def unfold(self, y: Value, like: Stacked) -> Any:
@@ -148,13 +207,32 @@ class Writer:
         Args:
             y: The result of an op over a folded value.
             like: The value that was folded.
+
+        Returns:
+            A `Stacked` value, or a tuple of them.
+
+        Example:
+            >>> w.unfold(w.fold(x), x).value.sizes
+            (3, 5, 4)
         """
         if isinstance(y.fake, (tuple, list)):
             return tuple(self.unfold(self.call("operator.getitem", y, i), like) for i in range(len(y.fake)))
         return Stacked(self.call("unflatten.int", y, 0, [self.members, -1]))
 
     def pack(self, x: Stacked) -> Value:
-        """Packs members into channels: `[N, B, C, ...] -> [B, N*C, ...]`. A view if x is channel-packed."""
+        """Packs members into channels: `[N, B, C, ...] -> [B, N*C, ...]`. It is a view if x is
+        channel-packed.
+
+        Args:
+            x: The value.
+
+        Returns:
+            A `Value`.
+
+        Example:
+            >>> w.pack(x).sizes
+            (5, 12)
+        """
         return self.call("flatten.using_ints", self.call("transpose.int", x.value, 0, 1), 1, 2)
 
     def unpack(self, y: Value, like: Stacked | None = None) -> Any:
@@ -163,6 +241,13 @@ class Writer:
         Args:
             y: The result of an op over a packed value.
             like: The value that was packed. It is not read.
+
+        Returns:
+            A `Stacked` value, or a tuple of them.
+
+        Example:
+            >>> w.unpack(w.pack(x)).value.sizes
+            (3, 5, 4)
         """
         if isinstance(y.fake, (tuple, list)):
             return tuple(self.unpack(self.call("operator.getitem", y, i), like) for i in range(len(y.fake)))
@@ -180,6 +265,10 @@ class Writer:
 
         Raises:
             TypeError: The value is Ragged; its members have different sizes.
+
+        Example:
+            >>> w.sizes(x)
+            [5, 4]
         """
         value = cast(Value, x.value) if isinstance(x, (Shared, Stacked)) else None
         if value is None:
@@ -223,7 +312,18 @@ def is_tensor(x: Any) -> bool:
 
 
 def rank(x: WideValue) -> int:
-    """Returns the rank of a value in the member: the member axis is not counted. A number has rank 0."""
+    """Returns the rank of a value in the member: the member axis is not counted.
+
+    Args:
+        x: The value.
+
+    Returns:
+        The rank. A number has rank 0.
+
+    Example:
+        >>> widepack.primitives.rank(x)
+        2
+    """
     if isinstance(x, Stacked):
         return x.rank
     return cast(Value, x.value).ndim if isinstance(x, Shared) and is_tensor(x) else 0

@@ -63,7 +63,14 @@ class SelectReport:
     digest: str
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as a dict that `json.dumps` takes."""
+        """Returns the report as a dict that `json.dumps` takes.
+
+        Returns:
+            A dict with the fields of the report.
+
+        Example:
+            >>> print(json.dumps(report.to_json(), indent=2))
+        """
         return asdict(self)
 
 

@@ -83,6 +83,11 @@ def compare(
         BenchError: Answers of `ens` or of another way are not the loop's, or the number of `modules` is not
             the number of members.
         UsageError: As in `bench`.
+
+    Example:
+        >>> from widepack_bench import compare
+        >>> report = compare(ens, batches=[8], baselines=["loop"], budget_s=0.5)
+        >>> print(report)
     """
     check(batches, baselines, pattern)
     subject = _Subject.of(ens, modules, entry, pattern, device, others, beside)

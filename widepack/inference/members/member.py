@@ -79,6 +79,9 @@ class Member(nn.Module, NamedInputs):
         Raises:
             InputError: The inputs do not match what the model was built for.
             ArtifactError: The answer has other sizes than the manifest says.
+
+        Example:
+            >>> y = ens.member("fold0")(x)  # x: [B, 8], y: [B, 3]
         """
         states = self._binder.states
         state = kwargs.pop("state", None) if states else None
@@ -120,7 +123,11 @@ class Member(nn.Module, NamedInputs):
 
     @property
     def graph(self) -> fx.GraphModule:
-        """The program as a graph of ops: it takes the weights of `slots`, then the tensors of a call."""
+        """The program as a graph of ops: it takes the weights of `slots`, then the tensors of a call.
+
+        Example:
+            >>> print(ens.member("fold0").graph.code)
+        """
         return graph_module(self._program, self._device)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
@@ -134,6 +141,9 @@ class Member(nn.Module, NamedInputs):
 
         Raises:
             UsageError: A size is missing.
+
+        Example:
+            >>> state = ens.member("fold0").state()
         """
         with self._gate.passed():
             return self._binder.fresh(self._initial, sizes)
