@@ -9,7 +9,7 @@ import torch
 
 from widepack.kernels.checks import OperandError
 from widepack.runtime.value_checks import ValueChecks
-from widepack_artifacts.program import Node, Output, Program, Ref, Slot, Tag
+from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, Tag
 
 INT = {"dtype": Tag("dtype", "int64")}
 
@@ -54,3 +54,32 @@ def test_operands_that_compiled_code_may_compute_otherwise_run_eagerly(before: l
     run = checks(*before)
     assert run.possible
     assert run.before(lambda i: "compiled", lambda i: "eager")(torch.tensor([0, 1])) == "eager"
+
+
+def bags(table: Slot, ids: Any, **at_top: Node) -> ValueChecks:
+    """Returns the checks of a loop over two members, each of which looks up `ids` in its own table."""
+    bag = Node("y", "aten.embedding_bag.default", (Ref("t"), Ref("n"), Ref("o")))
+    inner = Node("z", "operator.getitem", (Ref("y"), 0))
+    kinds: dict[str, Kind] = {"t": "stacked", "n": "shared", "o": "shared"}
+    slots = tuple(Slot(name, "", kind, "") for name, kind in kinds.items())
+    body = Program((), slots, (bag, inner), (Output(Ref("z"), "stacked"),), 1)
+    loop = Node("y", "", (Ref("t"), ids, Ref("o")), body=body)
+    inputs = (Slot("n", "n", "shared", "int64[3]"), Slot("o", "o", "shared", "int64[1]"))
+    program = Program((table,), inputs, (*at_top.values(), loop), (Output(Ref("y"), "stacked"),), 2)
+    return ValueChecks(program, lambda: [torch.ones(2, 4, 5)])
+
+
+def test_ids_of_a_bag_in_a_loop_are_checked_for_the_table_of_one_member() -> None:
+    """A node in the loop may have the name of the loop, and of values outside of it."""
+    run = bags(Slot("t", "t", "stacked", "float32[4,5]"), Ref("n"))
+    assert run.possible and run.needed
+    given = run.before(lambda n, o: "compiled", lambda n, o: "eager")
+    assert given(torch.tensor([0, 3, 1]), torch.tensor([0])) == "compiled"
+    with pytest.raises(OperandError, match="indices contains 4"):
+        given(torch.tensor([0, 4, 1]), torch.tensor([0]))
+
+
+def test_a_name_of_two_values_is_not_checked() -> None:
+    """The check would read one of them, and the compiled code the other."""
+    other = Node("y_y_0", "aten.mul.Tensor", (Ref("n"), 0))
+    assert not bags(Slot("t", "t", "stacked", "float32[4,5]"), Ref("y_y_0"), other=other).possible

@@ -21,6 +21,7 @@ from ..ir.encoding import decode, iter_arguments
 from ..kernels.checks import CHECKS, OF_SIZES, OF_VALUES
 from .graph_module import evaluate_node
 from .meta_values import metas, run_on_meta
+from .unroll import unroll
 
 MOST_NODES = 16
 """The most nodes that run twice. A program that needs more runs on `eager`."""
@@ -50,8 +51,11 @@ class ValueChecks:
     def __init__(self, program: Program, given: Callable[[], Sequence[Any]]) -> None:
         nodes = list(checked_nodes(program))
         self.needed = bool(nodes)
+        if any(n.body for n in program.nodes) and nodes:
+            program = unroll(program)
+            nodes = list(checked_nodes(program))
         at = {n.name: n for n in program.nodes}
-        self._checked = [n for n in nodes if n.name in at]
+        self._checked = [n for n in nodes if at.get(n.name) is n]  # a loop has names of its own
         by_value = [r for n in self._checked for r in refs(_operands(n, sizes=False))]
         by_size = [r for n in self._checked for r in refs(_operands(n, sizes=True))]
         self._before, self._numbers = _ancestors(at, by_value), list[str]()
@@ -60,6 +64,7 @@ class ValueChecks:
             self._numbers = [n.name for n in self._before if n.op in _SIZES]
         self._sized = _ancestors(at, [*by_size, *self._numbers])
         self.possible = len(self._checked) == len(nodes) and len(self._before) <= MOST_NODES
+        self.possible = self.possible and len(at) == len(program.nodes)  # else a name has two values
         self.possible = self.possible and all(map(_cheap, self._before)) and all(map(_has_size, self._sized))
         values = given() if self.needed else [None] * len(program.weights)
         self._weights = {s.name: v for s, v in zip(program.weights, values, strict=True)}
