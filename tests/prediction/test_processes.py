@@ -18,6 +18,7 @@ from support import fresh, must
 
 import widepack
 from widepack.inference.model import WideModel
+from widepack.prediction.arrow_files import IpcTable
 from widepack.prediction.table import RowBlock
 from widepack.prediction.tensor_files import SafetensorsSink, TensorTable, open_npy
 
@@ -150,3 +151,35 @@ def test_a_file_that_becomes_shorter(folder: Path) -> None:
     os.truncate("in.npy", 10_000)
     with pytest.raises(widepack.InputError, match="in.npy: the file became shorter"):
         list(blocks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_arrow_file_that_becomes_shorter(
+    folder: Path, pa: Any, stream: bool, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mapped:
+        monkeypatch.setattr("widepack.prediction.arrow_files._MOST_READ", 0)
+    columns = {name: np.random.default_rng(0).random(9000) for name in "abc"}
+    table = pa.table(columns).combine_chunks()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)("in.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=3000)
+    opened = IpcTable(Path("in.arrow"))
+    blocks = opened.blocks(["c", "a"], {}, 1000)
+    np.testing.assert_array_equal(next(blocks).tensor("a"), columns["a"][:1000])
+    np.testing.assert_array_equal(next(blocks).tensor("c"), columns["c"][1000:2000])
+    os.truncate("in.arrow", 10_000)
+    with pytest.raises(widepack.InputError, match="in.arrow: "):
+        for block in blocks:
+            block.tensor("a")
+
+
+def test_an_arrow_file_that_is_replaced_is_read_to_its_end(folder: Path, pa: Any) -> None:
+    table = pa.table({"a": np.arange(9.0)})
+    with pa.ipc.new_stream("in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    blocks = IpcTable(Path("in.arrow")).blocks(["a"], {}, 4)
+    next(blocks)
+    Path("other").write_bytes(b"shorter")
+    os.replace("other", "in.arrow")
+    assert sum(len(block.tensor("a")) for block in blocks) == 5

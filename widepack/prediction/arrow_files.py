@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ _DTYPES = _FLOATS | {name: name for name in (*_INTEGERS, "bool")}
 """The dtypes of torch, by the names that Arrow prints."""
 _GROUP_ROWS, _GROUP_BYTES = 2**16, 2**25
 """A row group of a Parquet file ends at one of these."""
+_MOST_READ = 2**26
+"""An Arrow file with larger record batches is mapped, so that the memory does not grow with them."""
 _BUFFER = 2**17  # bytes that are read of each column of a Parquet file at a time
 
 
@@ -400,31 +403,56 @@ def _rows_of(reader: Any) -> int:
 
 
 class IpcTable(ArrowTable):
-    """An Arrow file (Feather version 2) or an Arrow stream. The file is mapped into memory."""
+    """An Arrow file (Feather version 2) or an Arrow stream.
+
+    Record batches are read, or mapped if they are large. The length of the file is checked before each block:
+    a read of a mapped page that the file no longer has ends the process by a signal, and a stream may end
+    anywhere.
+    """
 
     def __init__(self, path: Path) -> None:
         with readable(path):
-            with open(path, "rb") as file:
-                self._is_file = file.read(6) == b"ARROW1"
-            self._mapped = arrow().memory_map(str(path))
+            self._opened, self._mapped = arrow().memory_map(str(path)), True
+            self._size = self._opened.size()
+            self._is_file = self._opened.read(6) == b"ARROW1"
             reader = self._reader()
+            batches = reader.num_record_batches if self._is_file else 1
             super().__init__(path, reader.schema, _rows_of(reader) if self._is_file else None)
+            if self._size <= batches * _MOST_READ:
+                self._opened, self._mapped = arrow().OSFile(str(path)), False
 
-    def _reader(self) -> Any:
+    def _reader(self, names: Sequence[str] | None = None) -> Any:
+        """Returns a reader of some columns. Default: of all."""
         pa = arrow()
-        self._mapped.seek(0)
-        return (pa.ipc.open_file if self._is_file else pa.ipc.open_stream)(self._mapped)
+        self._opened.seek(0)
+        chosen = None if names is None else [self._schema.get_field_index(n) for n in names]
+        options = pa.ipc.IpcReadOptions(included_fields=chosen)
+        return (pa.ipc.open_file if self._is_file else pa.ipc.open_stream)(self._opened, options=options)
+
+    def _check(self) -> None:
+        """Raises: InputError if the file has become shorter."""
+        if os.fstat(self._opened.fileno()).st_size < self._size:
+            raise InputError(f"{self.path}: the file became shorter while it was read")
+
+    def blocks(
+        self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int
+    ) -> Iterator[ArrowBlock]:
+        for block in super().blocks(names, dtypes, rows):
+            self._check()
+            yield block
 
     def position(self, rows: int) -> tuple[int, int]:
-        return (rows, self.rows) if self.rows is not None else (self._mapped.tell(), self._mapped.size())
+        return (rows, self.rows) if self.rows is not None else (self._opened.tell(), self._opened.size())
 
     def batches(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Any]:
-        # All columns are opened: a reader that is given some of them copies a whole record batch into memory.
-        reader = self._reader()
+        # A reader that is given some columns of a mapped file copies a whole record batch into memory.
+        reader = self._reader(None if self._mapped else names)
         count = reader.num_record_batches if self._is_file else None
         batches = reader if count is None else map(reader.get_batch, range(count))
+        self._check()
         for batch in batches:
             yield batch.select(list(names))
+            self._check()
 
 
 class ArrowSink(ABC):
