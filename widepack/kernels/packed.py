@@ -232,7 +232,8 @@ def row_counts(members: int, outputs: int, inputs: int, dtype: torch.dtype) -> t
         size = [1, members * inputs, rows, 1]
         packed = onednn.reorder_convolution_weight(weight, [1, 1], [0, 0], [1, 1], members, size)
         orders.setdefault(onednn.order_of(packed), []).append(rows)
-    return tuple(max(orders.values(), key=len))
+    most = max(orders.values(), key=len)
+    return tuple(most)
 
 
 @cache
