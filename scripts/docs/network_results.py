@@ -13,11 +13,10 @@ from widepack_bench.layers import table as layer_table
 from widepack_bench.models.factory import factory_of
 from widepack_bench.suite import table as suite_table
 from widepack_bench.suite.rows import ROWS, Form, SuiteRow
-from widepack_bench.text import duration, interval
+from widepack_bench.text import duration
 from widepack_bench.training.table import summary as training_summary
 from widepack_bench.training.table import training_table
 
-README_BATCH, README_MEMBERS = 4, 8
 TUNED_COLUMNS = (
     "network", "N", "batch", "default", "tuned", "fastest baseline", "over the loop", "default ratio",
     "tuned ratio", "roofline", "verdict",
@@ -90,43 +89,6 @@ def _tuned(document: Any) -> dict[str, Any]:
 def _with_notes(rows: Any, columns: tuple[str, ...]) -> str:
     notes = "\n".join(f"- {line}" for line in suite_table.notes(rows))
     return f"{suite_table.table(rows, columns)}\n\n{notes}"
-
-
-NOT_FOLDED = (
-    "The sessions of ONNX Runtime did not fold batch norms then: those of ResNet-18 and MobileNetV3 are 1.6 "
-    "to 2.4 times as fast today, so that these two speedups are too high. They are to be measured again."
-)
-
-
-@part("real-rows", "real-cpu", place=False)
-def real_rows(document: Any) -> str:
-    """Returns the table of the README: one batch and one number of members of every network."""
-    rows = [row for row in _tuned(document).values() if "result" in row]
-    rows = [r for r in rows if r["batch"] == README_BATCH and r["members"] == README_MEMBERS]
-    lines = []
-    for row in rows:
-        result = row["result"]
-        ours, fastest = result["others"][suite_table.TUNED], result["baselines"][result["fastest"]]
-        lines.append(
-            (
-                suite_table.COLUMNS["network"](row),
-                row["members"],
-                row["batch"],
-                duration(result["baselines"]["loop"]["median_ms"]),
-                duration(result["median_ms"]),
-                duration(ours["median_ms"]),
-                f"{result['fastest']}, {duration(fastest['median_ms'])}",
-                interval(ours["ratio"]),
-            )
-        )
-    env = rows[0]["environment"]
-    dates = " and ".join(sorted({row["environment"]["date"] for row in rows}))
-    head = "network | members | batch | eager loop | as built | tuned | fastest alternative | speedup tuned"
-    return (
-        f"{table(head, lines)}\n\n{dates}, {env['device']}, one thread, torch {env['versions']['torch']}. "
-        "Weights are random. Times are of one call of all members; the last column has a 95% interval. "
-        f"{NOT_FOLDED}"
-    )
 
 
 @part("blocks", "blocks-cpu")

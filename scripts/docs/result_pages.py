@@ -1,4 +1,4 @@
-"""Writes the numbers of README.md and docs/ from the measurements in bench/results/*.json.
+"""Writes the numbers of README.md and docs/, and the first chart, from bench/results/*.json.
 
     python scripts/docs/result_pages.py            # writes them into the pages
     python scripts/docs/result_pages.py --check    # exit code 1 if a page is not up to date
@@ -21,12 +21,13 @@ import sys
 from collections.abc import Sequence
 
 import architecture_results as architecture_results
+import as_built_chart
 import device_results as device_results
 import fleet_results as fleet_results
 import network_results as network_results
 import service_results as service_results
 
-from results import PARTS, ROOT
+from results import PARTS, ROOT, read
 
 PAGES = (
     "docs/how-to/reduce.md",
@@ -49,10 +50,21 @@ def filled(text: str) -> str:
     return MARK.sub(lambda m: f"{m[1]}{PARTS[m[2]]().rstrip()}\n{m[4]}", text)
 
 
+def changed() -> dict[str, str]:
+    """Returns the new text of each page, and of the chart, that differs from bench/results."""
+    new = {page: filled((ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
+    new[str(as_built_chart.CHART.relative_to(ROOT))] = as_built_chart.chart(read("as-built-cpu"))
+    return {page: text for page, text in new.items() if text != _text(page)}
+
+
+def _text(page: str) -> str:
+    path = ROOT / page
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def stale() -> list[str]:
-    """Returns the pages whose generated parts differ from bench/results."""
-    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-    return [page for page, text in texts.items() if filled(text) != text]
+    """Returns the pages and pictures that differ from bench/results."""
+    return list(changed())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,12 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; exit code 1 if a page is not up to date"
     )
     check = parser.parse_args(arguments).check
-    pages = stale()
-    for page in pages:
+    pages = changed()
+    for page, text in pages.items():
         print(f"{page}: {'not up to date; run scripts/docs/result_pages.py' if check else 'written'}")
         if not check:
-            path = ROOT / page
-            path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+            (ROOT / page).write_text(text, encoding="utf-8")
     return int(check and bool(pages))
 
 

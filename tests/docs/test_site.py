@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import as_built_chart
 import pytest
 import result_pages
 from paths import ROOT
@@ -28,6 +29,22 @@ def test_figures_are_those_of_the_measurements() -> None:
 def test_every_generated_part_is_used() -> None:
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in result_pages.PAGES]
     assert {name for text in texts for _, name, *_ in result_pages.MARK.findall(text)} == set(results.PARTS)
+
+
+def test_the_first_chart_has_the_valid_rows_alone() -> None:
+    document = results.read("as-built-cpu")
+    rows = results.rows_of(document)
+    bad = {**rows[0], "valid": False, "ratio": {"value": 77.7, "low": 77.0, "high": 78.0}}
+    good = {**rows[0], "valid": True, "ratio": {"value": 3.21, "low": 3.0, "high": 3.5}, "network": "mine"}
+    text = as_built_chart.chart({**document, "rows": {"bad": bad, "good": good}})
+    assert (
+        ">3.21<" in text and ">mine<" in text and "77" not in text and document["environment"]["date"] in text
+    )
+    text = as_built_chart.CHART.read_text(encoding="utf-8")
+    valid = [row for row in rows if row["valid"]]
+    assert text.count('class="ratio"') == len(valid) + 1  # and the legend
+    assert all(f">{row['ratio']['value']:.2f}<" in text for row in valid)
+    assert "docs/images/as-built.svg" in README
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install 'widepack[docs]'")
