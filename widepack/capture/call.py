@@ -49,6 +49,7 @@ def arrange(
     axes: Mapping[str, Any],
     sizes: Mapping[str, int],
     entry: str = FORWARD,
+    by_name: bool = False,
 ) -> MemberCall:
     """Binds a call to the parameters of forward, or of another method, and names every tensor in it.
 
@@ -59,12 +60,14 @@ def arrange(
         axes: Input name -> {axis: letter}; nested as the input is, where it is no tensor.
         sizes: Letter -> its size in the example.
         entry: The method.
+        by_name: Whether hooks that take keywords get what the call gives by name. Otherwise a module with
+            hooks is called by position, as a comparison of its answers calls it.
 
     Raises:
         CaptureError: The method does not take these inputs.
     """
     signature = inspect.signature(method_of(module, entry))
-    if entry == FORWARD and not args and _has_positional_hooks(module):
+    if entry == FORWARD and not args and _has_hooks(module, by_name):
         args, kwargs = _positional(signature, kwargs)
     bound = _bound(module, signature, args, kwargs, entry)
     call = _CallReader(entry, axes, dict(sizes))
@@ -80,11 +83,11 @@ def arrange(
     return MemberCall(tuple(args), ordered, tuple(call.leaves), tuple(call.signature), call.sizes, call.makes)
 
 
-def _has_positional_hooks(module: nn.Module) -> bool:
-    """Returns whether the module has hooks of forward that see only the positional inputs of a call."""
+def _has_hooks(module: nn.Module, positional: bool = False) -> bool:
+    """Returns whether the module has hooks of forward. positional: of those that see no keywords."""
     found = vars(module)
     return any(
-        number not in found.get(f"{kind}_with_kwargs", ())
+        not positional or number not in found.get(f"{kind}_with_kwargs", ())
         for kind in ("_forward_pre_hooks", "_forward_hooks")
         for number in found.get(kind, ())
     )

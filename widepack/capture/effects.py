@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError
 from ..ir.torch_internals import buffers_of, memory_id, op_base_name, schema_of
-from ..spec.entries import method_of
+from ..spec.entries import callable_of
 from .call import MemberCall
 from .derivatives import weights_fixed
 from .explain import ASSERTS, ITEM, no_form, source_of
@@ -204,7 +204,7 @@ def _observe(
     """Calls a module with inputs that `change` makes from the example, and records what it wrote."""
     args, kwargs = pytree.tree_map(change, (member.call.args, member.call.kwargs))
     with calm(), weights_fixed(module), _DataFlow(pytree.tree_leaves((args, kwargs))) as flow:
-        answer = method_of(module, member.entry)(*args, **kwargs)
+        answer = callable_of(module, member.entry)(*args, **kwargs)
     tensors = state_tensors(module)
     return _Observed(
         {n: tensors[n].detach().clone() for n in names},

@@ -47,7 +47,7 @@ from ..ir.torch_internals import (
     submodules_of,
     without_fast_path,
 )
-from ..spec.entries import FORWARD, method_of
+from ..spec.entries import FORWARD, callable_of
 from .attributes import attributes_of
 from .call import MemberCall, keywords_beyond
 from .derivatives import (
@@ -88,17 +88,12 @@ def run_once(module: nn.Module, call: MemberCall, entry: str) -> tuple[Any, Exce
     on.
     """
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # the member may write into its inputs
-    method = _method(module, entry)
+    method = callable_of(module, entry)
     with calm(), weights_fixed(module), torch.random.fork_rng(devices=[]):
         try:
             return method(*args, **kwargs), None
         except Exception as e:  # noqa: BLE001  # whatever the user's code raises
             return None, e
-
-
-def _method(module: nn.Module, entry: str) -> Callable[..., Any]:
-    """Returns what a user calls. For forward that is the module itself, which has hooks."""
-    return module if entry == FORWARD else method_of(module, entry)
 
 
 def export(
@@ -401,7 +396,7 @@ class MemberExporter:
         member = self.make()
         with calm(), weights_fixed(member), torch.random.fork_rng(devices=[]):
             inputs = self.call.args, self.call.kwargs
-            answer = known_answer(_method(member, self.entry))
+            answer = known_answer(callable_of(member, self.entry))
             return same_without_rows(answer, exported.module(), lines, inputs)
 
     def _once(

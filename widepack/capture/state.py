@@ -24,7 +24,7 @@ from ..errors import CaptureError
 from ..ir.encoding import type_of
 from ..ir.guards import InputLeaf
 from ..ir.torch_internals import buffers_of
-from ..spec.entries import method_of
+from ..spec.entries import callable_of, method_of
 from ..spec.state import BUFFER, CHANGED, OUTPUT, CarriedState, StateRequest, matching, under
 from .call import MemberCall
 from .derivatives import with_autograd
@@ -102,7 +102,8 @@ class StatefulWrapper(nn.Module):
         self.member = member
         self.training = member.training
         method = method_of(member, entry)
-        answer = known_answer(method) if not derivatives else with_autograd(known_answer(method))
+        answer = known_answer(callable_of(member, entry))
+        answer = answer if not derivatives else with_autograd(answer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not buffers and not leaves:

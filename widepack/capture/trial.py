@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.tensor_type import TensorType, parse_slot
-from ..spec.entries import FORWARD, method_of
+from ..spec.entries import callable_of
 from ..spec.input_spec import DimExpr
 from .derivatives import weights_fixed
 from .explain import control_flow, first_line, user_frame, way_out
@@ -73,7 +73,7 @@ class Trial:
             return tensor.clone()
 
         args, kwargs = pytree.tree_map(resized, (self.args, dict(self.kwargs)))
-        call = self.module if self.entry == FORWARD else method_of(self.module, self.entry)
+        call = callable_of(self.module, self.entry)
         try:
             with warnings.catch_warnings(), weights_fixed(self.module):
                 warnings.simplefilter("ignore")
@@ -157,6 +157,10 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
     way = f"Describe inputs that it takes{sizes if example else ''}"
+    if failure.reason.startswith("KeyError") and not trial.kwargs:
+        way = (
+            "It was called by position, as an artifact calls it: a hook that reads inputs by name finds none"
+        )
     if wanted := _NOT_A_TENSOR.search(failure.reason):
         way = f"torch takes no tensor there: write {wanted[1]}(...) around it, if it is the member's own"
     return (

@@ -32,7 +32,7 @@ def call_of(
         CaptureError: Forward does not take the sample.
     """
     axes = dynamic_axes(dynamic, module, args, kwargs)
-    return arrange(module, args, kwargs, axes, {})
+    return arrange(module, args, kwargs, axes, {}, by_name=True)
 
 
 @dataclass

@@ -57,6 +57,11 @@ def method_of(module: nn.Module, entry: str) -> Callable[..., Any]:
     return method
 
 
+def callable_of(module: nn.Module, entry: str) -> Callable[..., Any]:
+    """Returns what a user calls: for forward the module itself, which has hooks. Raises: UsageError."""
+    return module if entry == FORWARD else method_of(module, entry)
+
+
 def methods(kind: type) -> list[str]:
     """Returns `forward`, and the public methods of a class that nn.Module does not have."""
     own = [

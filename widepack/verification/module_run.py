@@ -24,7 +24,7 @@ from ..capture.named_fields import known_forms
 from ..capture.state import owner_of
 from ..ir.overlapping import copy_into
 from ..ir.torch_internals import buffers_of, op_base_name, without_fast_path
-from ..spec.entries import FORWARD, method_of
+from ..spec.entries import callable_of
 from ..spec.state import BUFFER, CHANGED
 from .subject import Subject
 
@@ -164,7 +164,7 @@ def run_module(
                 buffer = buffers_of(part)[name]
                 assert buffer is not None  # a state is a tensor from the beginning
                 copy_into(buffer, values[s.input])
-        call = module if subject.method == FORWARD else method_of(module, subject.method)
+        call = callable_of(module, subject.method)
         with mode or nullcontext(), without_draws() if subject.rests else nullcontext():
             result = call(*args, **kwargs)
         found = pytree.tree_leaves(known_forms(result))

@@ -22,7 +22,7 @@ from ...checkpoints.extra_state import differing_names, extra_file, extra_of_mem
 from ...checkpoints.new_member import NewMember, NewMemberRequest, check_extra, with_extra
 from ...errors import MemberMismatch, VerificationError
 from ...fleet.open_member import new_factors
-from ...spec.entries import FORWARD, PATTERNS, method_of
+from ...spec.entries import PATTERNS, callable_of
 from ...verification.rounding import coarsest
 from ...verification.tolerance import floating, same_places
 from ..entry_programs import EntryPrograms
@@ -220,7 +220,7 @@ def _answers(module: nn.Module, e: EntryPrograms, pattern: str, place: int) -> l
         for own, x in zip(e.inputs.per_member(pattern), e.inputs.of_probe(pattern, exact=True))
     ]
     args, kwargs = caller_arguments(e.entry.signature, inputs)
-    method = module if e.name == FORWARD else method_of(module, e.name)
+    method = callable_of(module, e.name)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
