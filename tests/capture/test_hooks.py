@@ -26,7 +26,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 3)
+        self.inner: nn.Module = nn.Linear(4, 3)
         self.register_buffer("mean", torch.randn(4))
         self.register_forward_pre_hook(shift)
 

@@ -120,3 +120,18 @@ def test_numbers_that_are_not_finite_stay_in_their_group() -> None:
     for op in list(OPS)[:3]:
         own, wide = run(op, x, w, b)[0], run(op, last(x), w, b)[0]
         assert torch.equal(own.isfinite(), wide.isfinite())
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("shape", [(4, 64, 1, 1), (4, 16, 1, 1, 1)])
+@pytest.mark.parametrize("op", list(OPS)[:4])
+def test_images_of_one_pixel_with_strides_of_channels_last(
+    op: str, shape: tuple[int, ...], offset: float
+) -> None:
+    """A packed convolution gives such images, which are contiguous, too."""
+    x, w, b = drawn(shape, offset)
+    channels, *pixels = shape[1:]
+    strided = torch.empty([shape[0], *pixels, channels]).movedim(-1, 1).copy_(x)
+    assert strided.is_contiguous() and strided.stride() != x.stride()
+    for own, wide in zip(run(op, x, w, b), run(op, strided, w, b)):
+        assert torch.equal(own, wide)

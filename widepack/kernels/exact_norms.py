@@ -36,17 +36,30 @@ def as_torch_computes() -> Iterator[None]:
         _SWITCH.off = before
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    """Returns whether an image of the CPU has its channels innermost.
+def _steps_by_channels(x: Tensor) -> bool:
+    """Returns whether the strides of an image of the CPU say that its channels are innermost.
 
     Strides that a compiler traces as symbols are not compared.
     """
     if x.dim() < 4 or x.device.type != "cpu" or not x.is_floating_point() or x.numel() == 0:
         return False
     innermost = x.stride(1)
-    if type(innermost) is not int or innermost != 1 or x.shape[1] == 1:
+    if type(innermost) is not int or innermost != 1:
         return False
-    return not (torch.compiler.is_dynamo_compiling() or x.is_contiguous() or getattr(_SWITCH, "off", False))
+    return not (torch.compiler.is_dynamo_compiling() or getattr(_SWITCH, "off", False))
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    """Returns whether an image of the CPU has its channels innermost in memory."""
+    return _steps_by_channels(x) and x.shape[1] > 1 and not x.is_contiguous()
+
+
+def _with_own_strides(x: Tensor) -> Tensor:
+    """Returns an image, with the strides of contiguous memory if it is contiguous.
+
+    Images of one pixel or of one channel are the same memory in both orders. torch chooses by their strides.
+    """
+    return x.flatten().view(x.shape) if _steps_by_channels(x) and x.is_contiguous() else x
 
 
 def _group_means(x: Tensor, groups: int) -> Tensor:
@@ -71,7 +84,8 @@ def group_norm(
 ) -> Tensor:
     """Computes `aten.group_norm`."""
     if not _is_channels_last(input):
-        y: Tensor = torch.ops.aten.group_norm.default(input, num_groups, weight, bias, eps, cudnn_enabled)
+        image = _with_own_strides(input)
+        y: Tensor = torch.ops.aten.group_norm.default(image, num_groups, weight, bias, eps, cudnn_enabled)
         return y
     x, scale, shift = (_single(t) for t in (input, weight, bias))
     assert x is not None
@@ -88,7 +102,7 @@ def _single(x: Tensor | None) -> Tensor | None:
 def _image_for_torch(input: Tensor, training: bool) -> Tensor | None:
     """Returns the image that torch's kernel of batch normalization normalizes exactly; None if none does."""
     if not training or not _is_channels_last(input):
-        return input
+        return _with_own_strides(input) if training else input
     return input.contiguous() if input.dtype in _HALVES else None
 
 
