@@ -118,6 +118,5 @@ def line(document: Any) -> str:
         f"{min(loops):.1f} to {max(loops):.1f} times as fast as a loop over the models. Over the fastest "
         f"alternative ({sessions} times ONNX Runtime with a session for each model) it is "
         f"{geometric_mean(ratios):.2f} times as fast (geometric mean; {min(ratios):.2f} to "
-        f"{max(ratios):.2f}).{noisy} One thread, {environment['device']}, {environment['date']}. "
-        "[All rows](docs/results/networks.md#as-built)"
+        f"{max(ratios):.2f}).{noisy} One thread, {environment['device']}, {environment['date']}."
     )

@@ -32,6 +32,7 @@ from results import PARTS, ROOT, read
 PAGES = (
     "docs/how-to/reduce.md",
     "README.md",
+    "docs/index.md",
     "docs/results/networks.md",
     "docs/results/layers.md",
     "docs/results/architectures.md",

@@ -9,11 +9,14 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
+from command_server import command_server
 
 from widepack_cli.main import cli
 
@@ -56,9 +59,17 @@ def run_page(text: str, name: str, folder: Path) -> None:
 
     A `text` block after a block that ran is the expected output. The output must contain each of its lines,
     in this order. Numbers and times may differ, and `...` matches any text.
+
+    `widepack serve` runs until the page ends, on a free port, which `curl` takes for the one of the page.
     """
+    with ExitStack() as services:
+        _run_blocks(text, name, folder, services)
+
+
+def _run_blocks(text: str, name: str, folder: Path, services: ExitStack) -> None:
     space: dict[str, Any] = {"__name__": "page"}
     output: str | None = None
+    address = ""
     for block in blocks(text):
         where = f"{name}:{block.line}"
         if block.title:
@@ -68,9 +79,28 @@ def run_page(text: str, name: str, folder: Path) -> None:
         elif block.language == "python":
             output = _run_python(block, where, space)
         elif block.language == "sh":
-            output = "".join(run_command(line, where) for line in _lines(block.code))
+            output = ""
+            for line in _lines(block.code):
+                words = shlex.split(line, comments=True)
+                if words[:2] == ["widepack", "serve"] and "--check" not in words:
+                    server = services.enter_context(command_server(*words[2:]))
+                    address, said = server.http, server.line
+                elif words[0] == "curl":
+                    said = _curl(words[1:], address)
+                else:
+                    said = run_command(line, where)
+                output += said
         elif block.language == "text" and output is not None:
             _compare(block.code, output, where)
+
+
+def _curl(words: list[str], address: str) -> str:
+    """Sends the request of a `curl` command to another address, and returns the answer."""
+    path = re.sub(r"^http://[^/]+", "", words[0])
+    sent = words[words.index("-d") + 1].encode() if "-d" in words else None
+    with urllib.request.urlopen(f"http://{address}{path}", sent, timeout=30) as answer:
+        body: bytes = answer.read()
+    return body.decode()
 
 
 def _run_python(block: Block, where: str, space: dict[str, Any]) -> str:
