@@ -376,6 +376,14 @@ def test_build_refuses(artifact: Path, checkpoints: list[str], tmp_path: Path) -
     assert not out.exists()
 
 
+def test_a_bare_build_says_what_to_give() -> None:
+    for words in ((), ("-o", "ens.wide"), ("--dry-run",)):
+        result = widepack("build", *words)
+        assert result.exit_code == 2
+        assert "give the checkpoints, the folder to write" in result.stderr
+        assert "widepack build fold*.pt -o ens.wide --model net.py:make" in result.stderr
+
+
 def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -> None:
     out = tmp_path / "runs" / "today" / "e.wide"
     assert "parent folders are created" in " ".join(done("build", "--help").stdout.split())

@@ -262,6 +262,10 @@ def test_paths(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
     refused(UsageError, "in.xls: the ending .xls names no known format", net, "in.xls", "o.csv")
     refused(UsageError, "o: the ending is missing", net, "in.parquet", "o")
     refused(UsageError, "nothing.csv: there is no such file", net, "nothing.csv", "o.csv")
+    Path("parts").mkdir()
+    refused(UsageError, "input parts: is a folder; give the files in it", net, "parts", "o.csv")
+    words = "input in.csv.gz: the file is compressed as a whole; input takes in.csv, unpacked"
+    refused(UsageError, words, net, "in.csv.gz", "o.csv")
     Path("parts.parquet").mkdir()
     refused(UsageError, "parts.parquet: is a folder; give the files", net, "parts.parquet", "o.csv")
     Path("head.csv").write_text("a,b,c,d,e,f\n", encoding="utf-8")

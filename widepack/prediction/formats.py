@@ -13,6 +13,7 @@ from .table import Table
 
 ARROW = (".parquet", ".arrow", ".feather", ".csv")
 TENSORS = (".npy", ".safetensors")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class FileSink(Protocol):
@@ -28,7 +29,13 @@ class FileSink(Protocol):
 def suffix_of(path: Path, what: str) -> str:
     """Returns the ending of a path in lower case. what: of the argument. Raises: UsageError."""
     suffix = path.suffix.lower()
+    if suffix in COMPRESSED:
+        raise UsageError(
+            f"{what} {path}: the file is compressed as a whole; {what} takes {path.stem}, unpacked"
+        )
     if suffix not in (*ARROW, *TENSORS):
+        if path.is_dir():
+            raise UsageError(f"{what} {path}: is a folder; give the files in it one by one")
         raise UsageError(
             f"{what} {path}: the ending {suffix or 'is missing, and'} names no known format; known: "
             f"{', '.join((*ARROW, *TENSORS))}"

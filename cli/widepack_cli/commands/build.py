@@ -249,6 +249,11 @@ def command(
     file of --config (model, model_arg, input, key, entry, state). The artifact is published only after its
     answers are verified against every member.
     """
+    if not (checkpoints or adapters):
+        raise click.UsageError(
+            "give the checkpoints, the folder to write, and what makes one model, for example\n"
+            "widepack build fold*.pt -o ens.wide --model net.py:make --input 'x=float32[B,8]'"
+        )
     if out is None and not dry_run:
         raise click.UsageError("Missing option '-o': the folder to write, such as -o ens.wide, or --dry-run")
     paths = in_order(members_of(adapters, checkpoints), sort)
