@@ -255,6 +255,15 @@ def test_what_an_output_cannot_hold(folder: Path, net: WideModel, pa: Any, table
         "o.csv",
         inputs={"x": "f0..f5"},
     )
+    pairs = table.append_column("st", pa.array([{"q": i} for i in range(700)]))
+    pa.parquet.write_table(pairs, "in.parquet")
+    refused(
+        UsageError,
+        "column st cannot become columns of a CSV file: it holds struct.*--id",
+        *run,
+        "o.csv",
+        inputs={"x": "f0..f5"},
+    )
 
 
 def test_paths(folder: Path, net: WideModel, pa: Any, table: Any) -> None:

@@ -79,7 +79,7 @@ def writable(path: Path) -> Iterator[None]:
         raise
     except pa.lib.ArrowException as e:
         lines = str(e).strip().splitlines()
-        raise InputError(f"{path} cannot hold these columns: {lines[0][:300] if lines else e}") from e
+        raise InputError(f"the output cannot hold these columns: {lines[0][:300] if lines else e}") from e
 
 
 class BadRow(ValueError):

@@ -315,7 +315,7 @@ class CsvSink(ArrowSink):
         """Returns the columns of one column. Raises: UsageError for lists of texts, or of several lengths."""
         if not isinstance(value, Tensor):
             type_ = column_type(value.type)
-            if type_.shape == ():
+            if type_.shape == () and not arrow().types.is_nested(value.type):
                 return {name: value}
             try:
                 if not type_.dtype or type_.dtype == "text":
