@@ -396,7 +396,7 @@ def result_bytes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> flo
         return 8.0 * _total(x)
     if op == "aten.repeat_interleave.self_Tensor":
         return _repeated(x, given)
-    if name in ("aten.nonzero", "aten.argwhere"):
+    if name in ("aten.nonzero", "aten.nonzero_numpy", "aten.argwhere") or op == "aten.where.default":
         return 8.0 * x.numel() * max(1, x.dim())
     if op in _SELECTIONS:
         return 3.0 * 16 * broadcast_count(given)
