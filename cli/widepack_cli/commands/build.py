@@ -249,13 +249,7 @@ def command(
     file of --config (model, model_arg, input, key, entry, state). The artifact is published only after its
     answers are verified against every member.
     """
-    if not (checkpoints or adapters):
-        raise click.UsageError(
-            "give the checkpoints, the folder to write, and what makes one model, for example\n"
-            "widepack build fold*.pt -o ens.wide --model net.py:make --input 'x=float32[B,8]'"
-        )
-    if out is None and not dry_run:
-        raise click.UsageError("Missing option '-o': the folder to write, such as -o ens.wide, or --dry-run")
+    _refuse_missing([*checkpoints, *adapters], out, dry_run)
     paths = in_order(members_of(adapters, checkpoints), sort)
     settings = settings_beside(model, config, paths)
     named = list(entries) or settings.get("entry")
@@ -309,6 +303,17 @@ def _print(report: BuildReport, dry_run: bool, as_json: bool) -> None:
         emit(report.to_json())
     else:
         click.echo("\n".join(build_lines(report, dry_run)))
+
+
+def _refuse_missing(checkpoints: Sequence[str], out: str | None, dry_run: bool) -> None:
+    """Says what to give if the checkpoints or the folder are missing. Raises: click.UsageError."""
+    if not checkpoints:
+        raise click.UsageError(
+            "give the checkpoints, the folder to write, and what makes one model, for example\n"
+            "widepack build fold*.pt -o ens.wide --model net.py:make --input 'x=float32[B,8]'"
+        )
+    if out is None and not dry_run:
+        raise click.UsageError("Missing option '-o': the folder to write, such as -o ens.wide, or --dry-run")
 
 
 def settings_beside(model: str | None, config: Path | None, paths: list[str]) -> dict[str, Any]:
