@@ -10,7 +10,6 @@ from widepack.ir.limits import size
 from widepack.runtime.walk import result_bytes
 from widepack_artifacts import opset
 
-
 NOT_EXPORTED = {"aten.linalg_lstsq.default"}  # torch.export refuses it
 OF_VALUES = [n for n in opset.OPS if n.startswith("aten.") and opset.allowed(n) and ops.of_values(n)]
 
