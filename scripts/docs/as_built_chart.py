@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from typing import Any
 from xml.sax.saxutils import escape
 
-from results import ROOT, part, rows_of
+from results import ROOT, part, ratio, rows_of
 from widepack_bench.text import plural
 
 CHART = ROOT / "docs" / "images" / "as-built.svg"
@@ -39,9 +39,14 @@ text{font:13px system-ui,sans-serif;fill:#1f2328}.s{font-size:12px;fill:#59636e}
 """.replace("\n", "")
 
 
+def measured(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of one thread and of the same inputs for all models."""
+    return [row for row in rows_of(document) if row["threads"] == 1 and row["call"] == "shared"]
+
+
 def drawn(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows that are valid: one thread, the same inputs for all models."""
-    return [r for r in rows_of(document) if r["valid"] and r["threads"] == 1 and r["call"] == "shared"]
+    """Returns those of them that are valid."""
+    return [row for row in measured(document) if row["valid"]]
 
 
 def chart(document: Mapping[str, Any]) -> str:
@@ -71,7 +76,7 @@ def chart(document: Mapping[str, Any]) -> str:
             value, at = row[key]["value"], y + 4 + n * (BAR + 3)
             lines.append(
                 f'<rect class="{key}" x="{LEFT}" y="{at}" width="{value * scale:.1f}" height="{BAR}" rx="2">'
-                f"<title>{value:.2f} [{row[key]['low']:.2f}, {row[key]['high']:.2f}]</title></rect>"
+                f"<title>{ratio(row[key])}</title></rect>"
                 f'<text class="s" x="{LEFT + value * scale + 5:.1f}" y="{at + 11}">{value:.2f}</text>'
             )
     at = LEFT + scale
@@ -106,10 +111,10 @@ def line(document: Any) -> str:
     rows, environment = drawn(document), document["environment"]
     ratios, loops = ([row[key]["value"] for row in rows] for key in SERIES)
     networks = len({row["network"] for row in rows})
-    left_out = len(rows_of(document)) - len(rows)
+    left_out = len(measured(document)) - len(rows)
     sessions = sum(row["fastest"] == "onnxruntime" for row in rows)
     noisy = (
-        f" {plural(left_out, 'row')} of {len(rows_of(document))} did not count: too noisy."
+        f" {plural(left_out, 'row')} of {len(measured(document))} did not count: too noisy."
         if left_out
         else ""
     )
