@@ -135,6 +135,8 @@ def test_equal_modules_have_equal_rows_and_no_address_is_in_them() -> None:
         ({Mode.SLOW, 1}, {1, 2}),
         ({frozenset({1, 2})}, {frozenset({1, 3})}),
         (array.array("d", [1.0, 2.0]), array.array("d", [1.0, 3.0])),
+        (array.array("f", [1.0]), array.array("i", [0x3F800000])),
+        (memoryview(b"abcd"), memoryview(b"abcd").cast("i")),
         ([], ()),
         (torch.relu, torch.tanh),
         (torch.arange(9), torch.arange(1, 10)),

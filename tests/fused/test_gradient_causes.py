@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from widepack import VerificationError, fuse
-from widepack.fused.check_gradients import way_out
+from widepack.fused.check_gradients import unless_refused, way_out
 from widepack.fused.gradients import WAY_OUT
 from widepack.fused.member_runs import LiveMemberRuns
 
@@ -116,3 +116,9 @@ def test_a_wrong_wide_program_has_the_loop_as_its_way_out() -> None:
     runs, names = LiveMemberRuns(fused, entry, entry.programs[0], False), ["layer.weight", "layer.bias"]
     text = way_out(runs, entry.programs[0], 0, [torch.randn(4, 6)], names)
     assert text == WAY_OUT
+
+
+def test_float64_that_does_not_fit_in_memory_is_the_cause() -> None:
+    with pytest.raises(VerificationError, match="do not fit in memory: .*allocate"):
+        unless_refused(lambda: {"w": torch.empty(2**55)})
+    assert unless_refused(lambda: {"w": torch.zeros(2).svd()[0]}) == {}  # an op that refuses its input

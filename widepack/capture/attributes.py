@@ -179,7 +179,8 @@ class _AttributeWalk:
         elif package in _NOISE and not isinstance(value, (tuple, list, dict, nn.Module)):
             return
         elif isinstance(value, (bytearray, memoryview, array.array)):
-            self.rows[path] = f"{kind.__name__} of {len(value)}, hash {_hash([bytes(value)])}"
+            code = getattr(value, "typecode", getattr(value, "format", ""))
+            self.rows[path] = f"{kind.__name__} {code!r} of {len(value)}, hash {_hash([bytes(value)])}"
         elif package == "numpy":
             self._array(path, value)
         elif isinstance(value, (int, float, complex, str, bytes)):  # of a class of the user

@@ -66,7 +66,7 @@ def _near_ties(runs: LiveMemberRuns, runner: Runner, seed: int) -> set[tuple[int
     entry, count, names, each = runs.entry, len(runs.fused), runs.trained, any(runner.stacked)
     drawn = [runs.inputs(seed + (i if each else 0)) for i in range(count)]
     grads = _wide_gradients(runs, runner, drawn)
-    exact_grads = cache(lambda: _unless_refused(partial(_wide_gradients, runs, runner, drawn, exact=True)))
+    exact_grads = cache(lambda: unless_refused(partial(_wide_gradients, runs, runner, drawn, exact=True)))
     sums: Gradients = {}  # of the shared weights, over all members
     found: set[tuple[int | None, str]] = set()
     why: Callable[[], str] | None = None
@@ -164,11 +164,21 @@ def _in_float64(value: torch.Tensor) -> torch.Tensor:
     return value.clone().double() if value.is_floating_point() else value.clone()
 
 
-def _unless_refused(compute: Callable[[], Gradients]) -> Gradients:
-    """Returns computed gradients; none if float64 is refused."""
+def unless_refused(compute: Callable[[], Gradients]) -> Gradients:
+    """Returns computed gradients; none if float64 is refused.
+
+    Raises:
+        VerificationError: The memory does not suffice.
+    """
     try:
         return compute()
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e):
+            raise VerificationError(
+                "gradients differ, and their values in float64, which tell whether by more than rounding, do "
+                f"not fit in memory: {str(e).splitlines()[0][:200]}. Fuse fewer members at a time, give a "
+                "smaller sample, or leave the comparison out: widepack.fuse(..., validate=False)"
+            ) from e
         return {}
 
 
@@ -187,7 +197,7 @@ def _exact_gradients(
         return runs.run_module(i, leaves, runs.trained, exact=True, terms=terms)[1]
 
     with torch.random.fork_rng(devices=[]):
-        return _unless_refused(compute)
+        return unless_refused(compute)
 
 
 def _has_gradients(runs: LiveMemberRuns) -> bool:

@@ -330,7 +330,7 @@ class ReferenceAnswers:
     def _where(self, part: MemberPart, pattern: str, weights: Weights) -> str:
         """Returns a sentence that names the first wrong node."""
         if part.lowered is None:
-            return "It is the program that was there before"
+            return "Which of its nodes is off was not looked for"
         call = next(c for c in self.own.calls if c.pattern == pattern)
         simplified = self.entry.simple(pattern)
         known = self.subject.weights(part.members[0])
