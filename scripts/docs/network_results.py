@@ -179,17 +179,6 @@ def predictions(document: Any) -> str:
     )
 
 
-@part("prediction-choices", "predictions-cpu", "scripts/measure/predictions.py")
-def choices(document: Any) -> str:
-    """Returns what a choice between plans costs over the fastest of them."""
-    s = document["summary"]["all"]
-    rows = (
-        (title, f"{s[f'regret_{key}']:.3f}x", f"{s[f'largest_regret_{key}']:.2f}x")
-        for key, title in (("rules", "the rules of thumb"), ("predicted", "the predictions"))
-    )
-    return table("who chooses | time over the fastest plan, geometric mean | most", rows)
-
-
 for name, document, write in (
     ("suite-one-thread", "suite-cpu", lambda found: _suite(found, 1)),
     ("suite-two-threads", "suite-cpu", lambda found: _suite(found, 2)),

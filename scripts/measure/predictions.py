@@ -6,10 +6,10 @@ networks of other sizes.
 Networks of the kind `known` were used while the predictions were written; those of the kind `drawn` were not.
 One thread, backend `eager`, artifacts as they are built. Predictions come from the kernels of the programs
 and from kernel times of this machine, which are measured first, with kernels alone. No network takes part in
-that. All forms of a network run interleaved in one process: the plan by rules of thumb, the wide plan, the
+that. All forms of a network run interleaved in one process: the plan of a build (`auto`), the wide plan, the
 loop plan, and the members' modules one after the other (`modules`). `speedup` is the time of the modules over
-the time of the plan by rules. `noise` is the ratio of this plan to itself in the same run. `regret` is the
-time of the plan that the rules, or the predictions, choose over the time of the fastest plan.
+the time of the build's plan. `noise` is the ratio of this plan to itself in the same run. `regret` is the
+time of the build's plan over the time of the fastest plan.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ def measured(case: Case, times: Profile, seconds: float) -> dict[str, Any]:
                 min_rounds=12,
                 limit_s=3 * seconds,
             )
-    plans = {plan: found.ratio(plan).value for plan in PLANS[1:]} | {"auto": 1.0}
-    chosen = min(PLANS[1:], key=lambda plan: predicted[plan])
+    plans = [1.0, *(found.ratio(plan).value for plan in PLANS[1:])]
     names = {"auto": OURS, "modules": "modules", "wide": "wide", "loop": "loop"}
     return {
         "name": case.name,
@@ -177,8 +176,7 @@ def measured(case: Case, times: Profile, seconds: float) -> dict[str, Any]:
         "speedup": found.ratio("modules").to_json(),
         "predicted_speedup": predicted["modules"] / predicted["auto"],
         "noise": found.ratio(AGAIN).to_json(),
-        "regret_rules": 1.0 / min(plans.values()),
-        "regret_predicted": plans[chosen] / min(plans.values()),
+        "regret": 1.0 / min(plans),
     }
 
 
@@ -188,7 +186,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = [abs(math.log(p / m)) for m, p in zip(found, predicted)]
     noise = [abs(math.log(r["noise"]["value"])) for r in rows]
     absolute = [abs(math.log(r["predicted_ms"][k] / r["ms"][k])) for r in rows for k in ("auto", "modules")]
-    regrets = {name: [r[f"regret_{name}"] for r in rows] for name in ("rules", "predicted")}
+    regrets = [r["regret"] for r in rows]
     return {
         "configurations": len(rows),
         "spearman": _spearman(found, predicted),
@@ -197,8 +195,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "within_1.5": sum(e <= math.log(1.5) for e in errors),
         "noise_geometric_error": _geometric(noise),
         "time_geometric_error": _geometric(absolute),
-        **{f"regret_{name}": _geometric([math.log(r) for r in of]) for name, of in regrets.items()},
-        **{f"largest_regret_{name}": max(of) for name, of in regrets.items()},
+        "regret": _geometric([math.log(r) for r in regrets]),
+        "largest_regret": max(regrets),
     }
 
 

@@ -68,13 +68,9 @@ def test_kinds_and_strategies_depend_on_the_number_of_members() -> None:
         and "Shared Stacked -> Stacked" in text
         and "simplified away" in text
     )
-    large = document("-m", "mlp", "-n", 4, "--batch", 100_000, "--strategy", "loop")
-    assert (
-        large["batch"][0] > 1
-        and len(large["steps"]) == 3
-        and {s["strategy"] for s in large["steps"]} == {"loop"}
-    )
-    on_gpu = document("-m", "mlp", "-n", 4, "--batch", 100_000, "--device", "cuda")
+    large = document("-m", "resblock", "-n", 64, "--batch", 100_000, "--strategy", "loop")
+    assert large["batch"][0] > 1 and {s["strategy"] for s in large["steps"]} == {"loop"}
+    on_gpu = document("-m", "resblock", "-n", 64, "--batch", 100_000, "--device", "cuda")
     assert "loop" not in {s["strategy"] for s in on_gpu["steps"]}
 
 

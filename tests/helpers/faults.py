@@ -367,7 +367,7 @@ class Prepared:
         module.check = lambda fused, entry, runner: found.append((fused, entry, runner))
         try:
             with torch.no_grad():
-                widepack.fuse(models, x)(x)
+                widepack.fuse(models, x, strategy="wide")(x)
         finally:
             module.check = check
         self.fused, self.entry, runner = found[0]

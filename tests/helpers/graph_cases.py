@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str], dict[str, Any]]] = {
     "bags": (Bags, ["ids=int64[B,5]:0..19"], {}),
     "dropping": (dropping, ["input=float32[B,4]"], {"dropout": "on"}),
     "from_one": (FromOne, ["ids=int64[B,2]:1..20"], {}),
-    "conv": (Conv, ["x=float32[B,3,8,8]"], {}),
+    "conv": (Conv, ["x=float32[B,3,8,8]"], {"strategy": ["wide", "packed"]}),
     "one": (one, ["input=float32[B,4]"], {}),
     "fixed": (Centered, ["x=float32[4,4]"], {}),
 }
@@ -135,7 +135,8 @@ def artifact(folder: Path, name: str) -> Path:
                 torch.manual_seed(seed)
                 torch.save(make().state_dict(), place / f"{file}.pt")
         files = [place / f"{i}.pt" for i in range(MEMBERS)]
-        widepack.build(files, place / "e.wide", model=make, inputs=inputs, pt2=False, budget=0, **options)
+        how = {"pt2": False, "budget": 0, "strategy": "wide", **options}
+        widepack.build(files, place / "e.wide", model=make, inputs=inputs, **how)
     return place / "e.wide"
 
 

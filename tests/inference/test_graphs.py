@@ -62,7 +62,7 @@ def use_of(ens: WideModel, pattern: str = "shared") -> GraphUse:
 def test_every_pattern_and_batch_has_the_answers_of_members_alone(
     folder: Path, made: list[StandInRecorder]
 ) -> None:
-    ens = graphed(folder)
+    ens = graphed(folder, strategies="wide")  # one batch class for every pattern
     check_patterns(ens, "cpu")
     captured = (1, 2, 4, 8, 16, 32, 64)
     assert use_of(ens).captured == use_of(ens, "each").captured == captured

@@ -1,33 +1,31 @@
-"""Tests the rules of thumb: which convolutions they prepack, and which batches run wide on a CPU."""
+"""Tests the plans of a CPU: the fastest way by predicted times, and which convolutions may be packed."""
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernel_profiles import SHIPPED, scaled
 from loaded import files_of
 from small import all_kinds, node, program
 from torch import nn
 
 import widepack
 from widepack.errors import VerificationError
-from widepack.ir.kinds import kinds
 from widepack.ir.values import Stacked
+from widepack.kernel_times.profile import Profile
 from widepack.kernels.library import FUNCTIONS
-from widepack.planning import cpu_plans, packed_convs, working_set
-from widepack.planning.cpu_plans import PACKED
+from widepack.planning import packed_convs
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import Plan
 from widepack.planning.request import StrategyRequest
-from widepack.planning.working_set import CACHE_BYTES, MEMBER_BYTES
 from widepack.registry.registry import REGISTRY
-from widepack_artifacts.program import Program, Ref
-
-ONES, NONE = [1, 1], [0, 0]
+from widepack_artifacts.program import Kind, Program, Ref
 
 
 def network(
@@ -80,27 +78,95 @@ def packed(plan: Plan) -> set[str]:
     return {n for n, c in plan.choices.items() if c.strategy == "packed"}
 
 
-def bytes_of_a_row(side: int, members: int) -> int:
-    """Returns the bytes that each op reads and writes at batch size 1, for all members, without weights."""
-    return 2 * members * 4 * 4 * side * side
+@pytest.fixture
+def fast_packed(times: Callable[[Profile], None]) -> None:
+    """Packed convolutions take no time."""
+    times(scaled("packed.*convolution", 1e-3))
 
 
-def test_small_images_run_wide_with_packed_weights_and_loop_at_large_batches_with_plain_ones() -> None:
-    small, large = plans_of(network(8))
-    at = PACKED * CACHE_BYTES // bytes_of_a_row(8, 4)
-    assert small.batch[0] == 1 and large.batch == (small.batch[1] + 1, None)  # type: ignore[operator]
-    assert small.batch[1] == pytest.approx(at, rel=0.2), (
-        "the first convolution's input is Shared and read once"
-    )
-    assert packed(small) == {"one", "two"} and not small.looped()
-    assert not packed(large) and large.looped() == {"one", "r", "two"}
+def test_plans_depend_on_the_kernel_times_of_the_machine(times: Callable[[Profile], None]) -> None:
+    times(scaled("packed.*convolution", 1e-3))
+    assert all(packed(p) == {"one", "two"} for p in plans_of(network(64)) if p.fits(8) or p.fits(64))
+    times(scaled("packed.*convolution", 1e3))
+    assert not any(packed(p) for p in plans_of(network(64)))
 
 
-def test_large_images_loop_with_packed_weights_and_run_wide_with_plain_ones() -> None:
-    small, large = plans_of(network(64))
-    assert small.batch[1] == pytest.approx(CACHE_BYTES / bytes_of_a_row(64, 4), abs=1)
-    assert not packed(small) and not small.looped()
-    assert packed(large) == {"one", "two"} and large.looped()
+def test_members_run_in_a_loop_where_grouped_kernels_are_slow(times: Callable[[Profile], None]) -> None:
+    times(scaled("grouped|batched|turned|packed", 1e3))
+    assert all(p.looped() == {"one", "r", "two"} for p in plans_of(network(64)))
+    times(scaled("^(packed |channels-last )?(1x1 )?convolution", 1e3))
+    assert not any(p.looped() for p in plans_of(network(64)))
+
+
+def test_a_reason_names_the_machine_and_both_times() -> None:
+    for plan in plans_of(network(8)):
+        because = plan.regions[-1].because
+        assert because.startswith(f"predicted for {SHIPPED.machine}: at B = ")
+        assert "one op for all" in because and "loop over" in because
+
+
+def layers(rows: str = "B", count: int = 2, width: int = 256) -> Program:
+    """Returns linear layers with relus between them."""
+    nodes, last = [], "x"
+    for i in range(count):
+        out = f"float32[{rows},{width}]"
+        nodes.append(node(f"l{i}", "linear", Ref(last), Ref(f"w{i}"), out=out))
+        nodes.append(node(f"r{i}", "relu", Ref(f"l{i}"), out=out))
+        last = f"r{i}"
+    weights = {f"w{i}": f"float32[{width},{width}]" for i in range(count)}
+    return program(weights, {"x": f"float32[{rows},{width}]"}, nodes, [last])
+
+
+def plans_of_layers(net: Program, batch: str = "B", **sizes: int) -> list[Plan]:
+    slots: dict[str, Kind] = {s.name: "stacked" for s in (*net.weights, *net.inputs)}
+    return plans(net, slots, 8, sizes or {"B": 4}, batch, "cpu", "each", StrategyRequest())
+
+
+def strategies(plan: Plan) -> set[str]:
+    """Returns the strategies of both layers."""
+    return {plan.choices[n].strategy for n in ("l0", "l1") if n in plan.choices}
+
+
+def test_linear_layers_read_weights_in_the_fastest_form(times: Callable[[Profile], None]) -> None:
+    for kinds, strategy in (("^packed product", "packed"), ("^turned product", "turned")):
+        times(scaled(kinds, 1e-3))
+        for plan in plans_of_layers(layers()):
+            assert not plan.looped() and strategies(plan) == {strategy}
+    times(scaled("batched|turned|packed|streamed|member|^product", 1e3))
+    for plan in plans_of_layers(layers()):
+        assert strategies(plan) == {"packed"} and {"l0", "l1"} <= plan.looped()
+    times(scaled("turned|packed|inner|streamed|member", 1e3))
+    for plan in plans_of_layers(layers()):
+        assert not strategies(plan) & {"turned", "packed", "streamed"}
+
+
+def test_one_row_of_each_member_is_streamed(times: Callable[[Profile], None]) -> None:
+    times(scaled("^streamed product", 1e-3))
+    one, *_ = plans_of_layers(layers())
+    assert strategies(one) == {"streamed"} and not one.looped()
+
+
+def test_every_batch_has_one_plan() -> None:
+    for net in (layers(), layers(width=32), layers(count=9), network(8), network(64), network(64, linears=3)):
+        found = plans_of_layers(net) if net.nodes[0].name == "l0" else plans_of(net)
+        assert found[0].batch[0] == 1 and found[-1].batch[1] is None
+        for before, after in itertools.pairwise(found):
+            assert before.batch[1] is not None and after.batch[0] == before.batch[1] + 1
+
+
+def test_a_program_without_a_batch_has_one_plan() -> None:
+    (plan,) = plans_of_layers(layers("T"), batch="", T=6)
+    assert plan.batch == (1, None) and " at " not in plan.regions[-1].because.partition(":")[2]
+
+
+def test_sizes_that_depend_on_values_have_no_predicted_times() -> None:
+    nodes = [
+        node("n", "nonzero", Ref("x"), out="int64[u0,1]"),
+        node("y", "mul.Tensor", Ref("x"), Ref("w"), out="float32[B]"),
+    ]
+    net = program({"w": "float32[1]"}, {"x": "float32[B]"}, nodes, ["y", "n"])
+    (plan,) = plans(net, all_kinds(net, w="stacked"), 4, {"B": 4}, "B", "cpu", "shared", StrategyRequest())
+    assert not plan.looped() and "cannot be predicted" in plan.regions[-1].because
 
 
 @pytest.mark.parametrize(
@@ -108,15 +174,18 @@ def test_large_images_loop_with_packed_weights_and_run_wide_with_plain_ones() ->
     [network(8, dilation=2), network(8, dtype="float64")],
     ids=["dilated", "float64"],
 )
+@pytest.mark.usefixtures("fast_packed")
 def test_convolutions_that_gain_nothing_are_not_packed(net: Program) -> None:
     assert not any(packed(p) for p in plans_of(net))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.usefixtures("fast_packed")
 def test_convolutions_of_16_bits_are_packed(dtype: str) -> None:
     assert packed(plans_of(network(8, dtype=dtype))[0]) == {"one", "two"}
 
 
+@pytest.mark.usefixtures("fast_packed")
 def test_weights_beyond_the_limit_are_not_stored_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     one = (
         4 * 4 * 16 * 16
@@ -127,6 +196,7 @@ def test_weights_beyond_the_limit_are_not_stored_twice(monkeypatch: pytest.Monke
     assert packed(plans_of(network(8))[0]) == {"one", "two"}
 
 
+@pytest.mark.usefixtures("fast_packed")
 def test_weights_that_grow_many_times_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed(plans_of(network(8))[0]), "a few bytes may become many times as many"
     monkeypatch.setattr(packed_convs, "SMALL_BYTES", 0)
@@ -135,10 +205,12 @@ def test_weights_that_grow_many_times_are_not_packed(monkeypatch: pytest.MonkeyP
     assert packed(plans_of(network(8))[0]) == {"one", "two"}
 
 
+@pytest.mark.usefixtures("fast_packed")
 def test_a_weight_of_two_convolutions_is_not_packed() -> None:
     assert not any(packed(p) for p in plans_of(network(8, twice=True)))
 
 
+@pytest.mark.usefixtures("fast_packed")
 def test_a_plan_packs_only_convolutions_with_a_packed_form() -> None:
     """A Shared input of several groups and `same` padding of an even window have no packed form."""
     assert packed(plans_of(network(8, groups=2))[0]) == {"two"}
@@ -146,6 +218,7 @@ def test_a_plan_packs_only_convolutions_with_a_packed_form() -> None:
     assert not any(packed(p) for p in plans_of(network(8, padding="same", window=2)))
 
 
+@pytest.mark.usefixtures("fast_packed")
 def test_a_plan_records_that_packing_was_switched_off() -> None:
     slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
     found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", StrategyRequest(plain=True))
@@ -154,41 +227,10 @@ def test_a_plan_records_that_packing_was_switched_off() -> None:
     )
 
 
-def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
-    """A transformer with a patch embedding is not planned as a convolutional network."""
-    (few, _), (many, loop) = plans_of(network(8)), plans_of(network(8, linears=5))
-    assert many.batch[1] * 2 < few.batch[1]  # type: ignore[operator]
-    assert not packed(many) and packed(loop) == {"one", "two"}
-
-
-def test_loops_pack_no_1d_convolutions() -> None:
-    (loop,) = plans_of(network(20000, spatial=1))
-    assert loop.looped() and not packed(loop)
-
-
-def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
-    """A hundred launches cost more time than a pass over memory."""
-    net = network(16)
-    slots = all_kinds(net, w="stacked", v="stacked")
-    grows = working_set.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
-    at = grows.crossover()
-    assert (
-        at is not None
-        and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
-    )
-    assert f"up to B = {at} they are within {100 * MEMBER_BYTES // 1024} KiB" in grows.because()
-
-
-def test_a_loop_of_small_calls_reads_plain_weights() -> None:
-    """Small batches run wide, and large ones loop over packed weights. Between them, the members run in a
-    loop, but an op of one member is still small, and the weights stay plain.
-    """
-    small, plain, large = plans_of(network(48), members=100)
-    assert not small.looped() and plain.looped() and large.looped()
-    assert plain.batch == (small.batch[1] + 1, large.batch[0] - 1)  # type: ignore[operator]
-    read = bytes_of_a_row(48, 1) * 5 / 6  # the first of three ops reads a Shared input, which is stored once
-    assert large.batch[0] == math.ceil(cpu_plans.LOOP_BYTES / read)
-    assert not packed(small) and not packed(plain) and packed(large) == {"one", "two"}
+def test_loops_pack_no_1d_convolutions(times: Callable[[Profile], None]) -> None:
+    times(scaled("grouped|batched|turned", 1e6))
+    for plan in plans_of(network(2000, spatial=1)):
+        assert plan.looped() and not packed(plan)
 
 
 @pytest.mark.parametrize("requested", ["wide", "loop"])
@@ -203,7 +245,7 @@ def test_other_devices_pack_nothing() -> None:
 
 
 def test_a_strategy_that_the_user_prefers_comes_first() -> None:
-    small, _ = plans_of(network(8), requested="grouped")
+    small, *_ = plans_of(network(8), requested="grouped")
     assert {c.strategy for c in small.choices.values()} == {"grouped"}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
+from kernel_profiles import scaled
 from small import all_kinds, node, program
 
 from widepack.ir.kinds import kinds
+from widepack.kernel_times.profile import Profile
 from widepack.planning.heuristics import plans
 from widepack.planning.plan import REQUESTED, Plan
 from widepack.planning.request import StrategyRequest
@@ -75,11 +77,11 @@ def test_batches_of_few_rows_split_and_larger_ones_run_over_merged_weights() -> 
     assert [bool(p.looped()) for p in rest] == [bool(p.looped()) for p in later]
 
 
-def test_a_small_batch_that_would_loop_runs_wide() -> None:
-    """The activations of 256 members of 4096 numbers a row do not fit the cache at any batch above 8."""
-    merged = plans_of(mlp(4096, weights=0), members=256)
-    assert merged[-1].looped() and merged[-1].batch[0] < ROWS
-    small, large = plans_of(mlp(4096), members=256)
+def test_a_small_batch_that_would_loop_runs_wide(times: Callable[[Profile], None]) -> None:
+    times(scaled("batched|turned|packed|streamed|member", 1e3))
+    merged = plans_of(mlp(weights=0))
+    assert all(p.looped() for p in merged)
+    small, large = plans_of(mlp())
     assert small.batch == (1, ROWS) and split(small) == {"l0", "l1"} and not small.looped()
     assert large.batch == (ROWS + 1, None) and large.looped() >= {"l0", "l1"} and not split(large)
 

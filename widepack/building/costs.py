@@ -188,7 +188,7 @@ def program_costs(reader: Reader, entry: str) -> Costs:
 def wide_program_costs(reader: Reader, entry: str, sizes: Mapping[str, int]) -> Costs:
     """Derives the costs of the wide program of an entry, for a CPU and inputs that all members share.
 
-    The plan is the artifact's: the one that was measured on this machine, else the one by rules of thumb. It
+    The plan is the artifact's: the one that was measured on this machine, else the predicted one. It
     was made for the artifact's number of members, and the formulas hold for any number.
 
     Args:

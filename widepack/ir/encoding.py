@@ -23,6 +23,8 @@ _FORMATS = {
     for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 }
 
+_NESTED = (tuple, list, dict)
+
 
 def map_arguments(args: Any, fn: Callable[[Any], Any], *, as_lists: bool = False) -> Any:
     """Applies a function to every leaf of arguments: to what is neither a tuple, a list nor a dict.
@@ -40,14 +42,14 @@ def map_arguments(args: Any, fn: Callable[[Any], Any], *, as_lists: bool = False
 
 def iter_arguments(args: Any) -> Iterator[Any]:
     """Yields every leaf of arguments, in order: what is neither a tuple, a list nor a dict."""
-    if isinstance(args, (tuple, list)):
-        for a in args:
-            yield from iter_arguments(a)
-    elif isinstance(args, dict):
-        for a in args.values():
-            yield from iter_arguments(a)
-    else:
+    if not isinstance(args, _NESTED):
         yield args
+        return
+    for a in args.values() if isinstance(args, dict) else args:
+        if isinstance(a, _NESTED):
+            yield from iter_arguments(a)
+        else:
+            yield a
 
 
 def type_of(value: Any, letters: Mapping[Any, str] = MappingProxyType({})) -> str:

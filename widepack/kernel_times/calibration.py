@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ..ir import ops
+from ..kernels.pooling import max_pool2d
 from ..system.machine import name_of
 from ..system.timing import without_gc
 from .curves import Curve, ProductTimes
-from .profile import LEAST_S, Profile
+from .profile import LARGE, LEAST_S, Profile
 
 MODULE_BYTES = 4096
 """About what the Python objects of a module take, all in all."""
@@ -37,13 +39,20 @@ COLD = 256
 CHANNELS = (4, 16, 64, 128)
 PLACES = ((1, 4), (1, 8), (1, 16), (4, 32))
 """Samples and the side of an image, for convolutions."""
+LARGE_PLACES, LARGE_CHANNELS = (16, 48), (16, 64)
+"""The same for images that no cache holds, and their channels."""
+SMALL_PLACES, MOST_CHANNELS = ((1, 4), (1, 8)), 512
+"""The same for convolutions with large weights."""
+READ_CHANNELS, READ_SIDES = 256, (4, 8, 16)
+"""The channels of convolutions whose weights are read from memory, and the sides of their images."""
 MEMBERS = 8
 STEPS = 8
 FRESH = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
 LIVE = 4
 """The results that are in memory at the same time."""
 READ_ROWS = (1, 4, 16, 48)
-READ_WIDTHS = (256, 512)
+READ_WIDTHS = {"": 512, f"{LARGE} ": 1024}
+"""The widths of the matrices that are read from memory, by what precedes their kind."""
 READ_BYTES = 80 << 20
 """The bytes of all matrices that are read from memory: more than a cache holds."""
 MODULES = (32, 256, 2048)
@@ -100,7 +109,14 @@ def measure(dtype: str = "float32", progress: Callable[[str, int, int], None] | 
         if progress is not None:
             progress("memory", total - 1, total)
         cold, fresh = _cold(make), _fresh(make)
-        reading = {kind: _reading(make, kind, products[kind]) for kind in _MATRICES}
+        reading = {
+            f"{size}{kind}": _reading(make, kind, products[kind], width)
+            for size, width in READ_WIDTHS.items()
+            for kind in _MATRICES
+        }
+        for form, groups in itertools.product(("", "packed "), (1, GROUPS)):
+            kind = f"{form}{'grouped ' if groups > 1 else ''}convolution"
+            reading[kind] = _reading_convolutions(make, groups, packed=bool(form))
         x = make(4, 4)
         view_s = seconds(partial(aten.view.default, x, [16]))
         modules = _modules(x, starts["product"])
@@ -193,18 +209,31 @@ def _fresh(make: Make) -> Curve:
     return Curve.through(found)
 
 
-def _reading(make: Make, kind: str, times: ProductTimes) -> Curve:
+def _reading(make: Make, kind: str, times: ProductTimes, width: int) -> Curve:
     """Measures what a byte of weights takes more from memory, by the rows of a product.
 
-    The larger of two sizes counts: torch reads large matrices in an order that processors foresee.
+    torch reads large matrices in an order that processors foresee.
     """
-    found = dict.fromkeys(map(float, READ_ROWS), 1e-15)
-    for width in READ_WIDTHS:
-        count = READ_BYTES // (4 * width * width)
-        matrices = make(count, width, width)
-        for n in READ_ROWS:
-            once = seconds(_MATRICES[kind](make(count, n, width), matrices, make(count, width))) / count
-            found[n] = max(found[n], (once - times.at(n, width * width)) / matrices[0].nbytes)
+    count = READ_BYTES // (4 * width * width)
+    matrices = make(count, width, width)
+    found: dict[float, float] = {}
+    for n in READ_ROWS:
+        once = seconds(_MATRICES[kind](make(count, n, width), matrices, make(count, width))) / count
+        found[float(n)] = max(1e-15, (once - times.at(n, width * width)) / matrices[0].nbytes)
+    return Curve.through(found)
+
+
+def _reading_convolutions(make: Make, groups: int, *, packed: bool) -> Curve:
+    """Measures what a byte of a convolution's weight takes more from memory, by the places of the result."""
+    found: dict[float, float] = {}
+    shape = (groups * READ_CHANNELS, READ_CHANNELS, 3, 3)
+    count, b = max(2, READ_BYTES // (4 * math.prod(shape))), make(shape[0])
+    for side in READ_SIDES:
+        x = make(1, shape[0], side, side)
+        x = _last(x) if packed else x
+        runs = [_conv_run(x, make(*shape), b, [1, 1], groups, packed) for _ in range(count)]
+        cold = seconds(lambda runs=runs: [run() for run in runs]) / count  # type: ignore[misc]
+        found[float(side * side)] = max(1e-15, (cold - seconds(runs[0])) / (4 * math.prod(shape)))
     return Curve.through(found)
 
 
@@ -216,24 +245,23 @@ def _one(_: tuple[float, float]) -> float:
     return 1.0
 
 
-def _members(_: tuple[float, float]) -> float:
-    return float(MEMBERS)
+def _members(at: tuple[float, float]) -> float:
+    """Returns a number of members whose matrices a cache holds."""
+    return float(MEMBERS if at[1] < WIDTHS[-2] ** 2 else MEMBERS // 4)
 
 
 def _matrices(kind: str, outputs: int = 0) -> Sizes:
     """Returns products of rows with matrices of one kind: square, or with few outputs."""
-    run = _MATRICES[kind]
+    run, count = _MATRICES[kind], _one if kind in ("product", "inner product") else _members
     rows = ROWS[:1] if kind == "streamed product" else ROWS
 
     def sized(make: Make) -> Sized:
         runs: dict[tuple[float, float], Run] = {}
-        lead = MEMBERS if kind != "product" else 1
-        widths = NARROW_WIDTHS if outputs else WIDTHS[:-1] if lead > 1 else WIDTHS
-        for n, d in itertools.product(rows, widths):
-            shape = (d, outputs or d)
+        for n, d in itertools.product(rows, NARROW_WIDTHS if outputs else WIDTHS):
+            lead, shape = int(count((n, d * (outputs or d)))), (d, outputs or d)
             w = make(lead, *(shape if kind in ("turned product", "streamed product") else shape[::-1]))
             runs[n, d * shape[1]] = run(make(lead, n, d), w, make(lead, shape[1]))
-        return (_members if lead > 1 else _one), runs
+        return count, runs
 
     return sized
 
@@ -243,7 +271,10 @@ def _convolution(
 ) -> Sized:
     runs: dict[tuple[float, float], Run] = {}
     pad = [window // 2] * 2
-    for (samples, side), channels in itertools.product(PLACES, CHANNELS):
+    sizes = [*itertools.product(PLACES, CHANNELS)]
+    sizes += [(LARGE_PLACES, channels) for channels in LARGE_CHANNELS if groups == 1]
+    sizes += [(places, MOST_CHANNELS) for places in SMALL_PLACES]
+    for (samples, side), channels in sizes:
         x = make(samples, groups * channels, side, side)
         if last or packed:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -254,7 +285,7 @@ def _convolution(
 
 def _depthwise(make: Make, packed: bool = False, last: bool = False) -> Sized:
     runs: dict[tuple[float, float], Run] = {}
-    for (samples, side), window in itertools.product(PLACES, (3, 7)):
+    for (samples, side), window in itertools.product((*PLACES, LARGE_PLACES), (3, 7)):
         x, w, b = make(samples, 64, side, side), make(64, 1, window, window), make(64)
         if last or packed:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -336,6 +367,13 @@ def _packed_lstm(x: Tensor, h: Tensor, w: Tensor, b: Tensor) -> Run:
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_steps", "gru_steps", "rnn_steps", "packed_lstm")
+
+
+def _inner_products(x: Tensor, w: list[Tensor], b: Tensor) -> Run:
+    given = list(zip(x, w, b))
+    return lambda: [own.inner_product.default(*one) for one in given]
+
+
 _MATRICES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Run]] = {
     "product": lambda x, w, b: lambda: [aten.addmm.default(c, y, v.t()) for y, v, c in zip(x, w, b)],
     "batched product": lambda x, w, b: partial(aten.baddbmm.default, b[:, None], x, w.transpose(1, 2)),
@@ -343,6 +381,7 @@ _MATRICES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Run]] = {
     "packed product": lambda x, w, b: partial(
         own.linear.default, x, own.pack_linear.default(w, x.shape[1]), b
     ),
+    "inner product": lambda x, w, b: _inner_products(x, own.pack_inner_products.default(w), b),
     "member product": lambda x, w, b: partial(own.member_products.default, x, w, b),
     "streamed product": lambda x, w, b: partial(own.streamed_linear.default, x[:, :1], w, b),
 }
@@ -379,12 +418,24 @@ def _norm(x: Tensor) -> object:
     return aten.native_layer_norm.default(x, [x.shape[-1]], w, w, 1e-5)
 
 
-def _pools(layout: torch.memory_format, make: Make) -> dict[float, Run]:
+def _pools(order: Callable[[Tensor], Tensor], make: Make) -> dict[float, Run]:
+    """Returns pools of images in a memory order. The op takes slices from 16 or 64 of them on."""
     runs: dict[float, Run] = {}
-    for side in (2, 8, 32, 128):
-        x = make(4, 16, side, side).contiguous(memory_format=layout)
-        runs[16.0 * side * side] = partial(aten.max_pool2d_with_indices.default, x, [2, 2])
+    for samples in (1, 15, 16, 63, 64, 256):
+        runs[1024.0 * samples] = partial(max_pool2d, order(make(samples, 16, 16, 16)), [2, 2], [2, 2])
+    runs[4.0] = partial(max_pool2d, order(make(1, 4, 2, 2)), [2, 2], [2, 2])
     return runs
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Returns images as a convolution of groups leaves those of members: all channels are neighbours."""
+    together = _last(x.flatten(0, 1)[None])
+    strided: Tensor = aten.unflatten.int(together, 1, list(x.shape[:2]))[0]
+    return strided
 
 
 def _batch_norms(make: Make) -> dict[float, Run]:
@@ -409,7 +460,8 @@ _OTHERS: Mapping[str, Callable[[Make], dict[float, Run]]] = {
     "joining": _over_elements(lambda x: aten.cat.default([x, x])),
     "copy": _over_elements(lambda x: aten.clone.default(x.t(), memory_format=torch.contiguous_format)),
     "gather": _over_elements(_gathered),
-    "pool": partial(_pools, torch.contiguous_format),
-    "channels-last pool": partial(_pools, torch.channels_last),
+    "pool": partial(_pools, Tensor.contiguous),
+    "channels-last pool": partial(_pools, _last),
+    "strided pool": partial(_pools, _strided),
     "batch norm": _batch_norms,
 }

@@ -10,7 +10,8 @@ class CallTime:
     """The time of a call.
 
     host: seconds of the host. device: seconds of the device. kernels: how many it starts. computing, moving:
-    seconds of the device by what bounds the kernels. A CPU is its own host: its seconds are the device's.
+    seconds of the device by what bounds the kernels. made: the bytes of new memory, on a CPU. A CPU is its
+    own host: its seconds are the device's.
     """
 
     host: float = 0.0
@@ -18,6 +19,7 @@ class CallTime:
     kernels: int = 0
     computing: float = 0.0
     moving: float = 0.0
+    made: float = 0.0
 
     def __add__(self, other: CallTime) -> CallTime:
         return CallTime(
@@ -26,6 +28,7 @@ class CallTime:
             self.kernels + other.kernels,
             self.computing + other.computing,
             self.moving + other.moving,
+            self.made + other.made,
         )
 
     def times(self, count: int) -> CallTime:
@@ -36,6 +39,7 @@ class CallTime:
             count * self.kernels,
             count * self.computing,
             count * self.moving,
+            count * self.made,
         )
 
     @property

@@ -49,9 +49,19 @@ class CpuModel:
         works = [KernelWork("joining", elements=float(v.numel())) for v in values]
         return sum((self.kernel(w) for w in works), CallTime())
 
+    def new_memory(self, size: float) -> CallTime:
+        """Returns the time that a result of `size` bytes takes more in memory of its own than in place."""
+        return CallTime(device=size * self.profile.fresh.at(size))
+
+    def pages(self, size: float) -> CallTime:
+        """Returns the time in which the system gives `size` bytes of new memory."""
+        curve = self.profile.fresh
+        return CallTime(device=size * max(0.0, curve.values[-1] - curve.at(size / 4)))
+
     def kernel(self, work: KernelWork) -> CallTime:
         """Returns the time of a kernel."""
         seconds, start = self.profile.kernel(work, self.streamed), self.profile.start(work)
         moving = self.profile.moving(work, self.streamed)
         rest = max(0.0, seconds - start - moving)
-        return CallTime(0.0, seconds, 1, rest if work.count else 0.0, moving if work.count else rest)
+        computing, moved = (rest, moving) if work.count else (0.0, rest)
+        return CallTime(0.0, seconds, 1, computing, moved, work.made_bytes)

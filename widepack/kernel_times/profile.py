@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from .work import ELEMENTWISE, KernelWork
 
 LEAST_S = 1e-9
 """The least time of a product beside its start. A clock cannot resolve less."""
+LARGE, LARGE_WIDTH = "large", 700 * 700
+"""What precedes the kind of a product with a large matrix, and from how many numbers on."""
 FORMAT = "widepack kernel times 1"
 
 
@@ -53,18 +55,11 @@ class Profile:
         """
         made = work.made_bytes * self.fresh.at(work.made_bytes) if work.made_bytes else 0.0
         if work.count:
-            kind = self._nearest(work.kind)
+            kind = _similar(work.kind, self.products)
             one = max(self.products[kind].at(work.rows, work.width), LEAST_S)
             return self.starts[kind] + work.count * one + self.moving(work, streamed) + made
         kind = work.kind if work.kind in self.others else ELEMENTWISE
         return self.others[kind].at(work.elements, grows=True) + made
-
-    def _nearest(self, kind: str) -> str:
-        """Returns the most similar kind of product that was measured."""
-        words = kind.split(" ")
-        names = [" ".join(words[i:]) for i in range(len(words))]
-        names[1:1] = [" ".join(w for w in words if w != "1x1")]
-        return next((n for n in names if n in self.products), "product")
 
     def moving(self, work: KernelWork, streamed: float) -> float:
         """Returns the seconds that weights take more than weights that are in a cache already.
@@ -73,17 +68,15 @@ class Profile:
         """
         if not work.weight_bytes:
             return 0.0
-        part = self.cold.at(streamed) / self.cold.values[-1]
-        return (
-            work.weight_bytes
-            * part
-            * self.reading.get(work.kind.removeprefix("narrow "), self.reading["product"]).at(work.rows)
-        )
+        reads = self.cold.at(streamed) + (work.passes - 1) * self.cold.at(work.weight_bytes)
+        kind = f"{LARGE} {work.kind}" if work.width >= LARGE_WIDTH else work.kind
+        byte_s = self.reading[_similar(kind, self.reading)].at(work.rows)
+        return work.weight_bytes * reads / self.cold.values[-1] * byte_s
 
     def start(self, work: KernelWork) -> float:
         """Returns the seconds in which a kernel starts."""
         if work.count:
-            return self.starts[self._nearest(work.kind)]
+            return self.starts[_similar(work.kind, self.products)]
         return self.others[work.kind if work.kind in self.others else ELEMENTWISE].values[0]
 
     def to_json(self) -> dict[str, Any]:
@@ -133,3 +126,11 @@ class Profile:
         if not whole or "product" not in known:
             raise ArtifactError("kernel times: products and elementwise kernels are missing")
         return found
+
+
+def _similar(kind: str, measured: Container[str]) -> str:
+    """Returns the most similar kind of product that was measured."""
+    words = kind.split(" ")
+    names = [" ".join(words[i:]) for i in range(len(words))]
+    names[1:1] = [" ".join(w for w in words if w not in ("1x1", LARGE))]
+    return next((n for n in names if n in measured), "product")

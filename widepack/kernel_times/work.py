@@ -34,6 +34,7 @@ _PRODUCTS: Mapping[str, str] = {
     "widepack.expert_linear": "batched product",
     "widepack.expert_mm": "batched product",
     "widepack.linear": "packed product",
+    "widepack.inner_product": "inner product",
     "widepack.member_products": "member product",
     "widepack.mlp_chain": "batched product",
 }
@@ -50,7 +51,7 @@ def _kinds(kinds: Mapping[str, str]) -> dict[str, str]:
 
 _OTHERS = _kinds(
     {
-        "function": "celu cos elu erf exp gelu hardswish log mish pow selu sigmoid silu sin softplus tanh "
+        "function": "celu cos elu erf exp gelu log mish pow selu sigmoid silu sin softplus tanh "
         "elu_backward gelu_backward mish_backward silu_backward softplus_backward",
         "norm": "_fused_rms_norm native_group_norm native_layer_norm",
         "batch norm": "_native_batch_norm_legit_no_training native_batch_norm",
@@ -63,18 +64,34 @@ _OTHERS = _kinds(
     }
 )
 ELEMENTWISE = "elementwise"
+WINDOW = 4
+"""The numbers of a window of the pools in the table."""
 NARROW = 16
 """The most outputs of a product that has few."""
 _ALIKE = frozenset(
     f"aten.{n}.{o}"
     for names, o in (
-        ("relu gelu sigmoid silu tanh hardswish leaky_relu elu softplus mish neg exp", "default"),
+        (
+            "relu gelu sigmoid silu tanh hardswish hardsigmoid relu6 leaky_relu elu softplus mish neg exp",
+            "default",
+        ),
         ("add sub mul div", "Tensor"),
         ("add sub mul div", "Scalar"),
     )
     for n in names.split()
 )
 """Ops whose result is like their operands, if these are alike. torch takes half a millisecond to say so."""
+_ACTIVATING = ("widepack.linear", "widepack.inner_product", "widepack.convolution")
+"""Layers whose last argument may name an activation, which they run in place."""
+_VIEWS = frozenset(
+    "aten." + name
+    for names in (
+        "flatten unflatten reshape view transpose permute movedim t",
+        "unsqueeze squeeze expand",
+        "select slice unbind split chunk",
+    )
+    for name in names.split()
+)
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
@@ -84,7 +101,7 @@ class KernelWork:
 
     kind: of the times that apply. count, rows, width: of products; count is 0 for another kernel. elements:
     what another kernel goes through. weight_bytes: the bytes of weights that it reads. made_bytes: the bytes
-    of new memory that it writes.
+    of new memory that it writes. passes: how often it reads its weights.
     """
 
     kind: str
@@ -94,6 +111,7 @@ class KernelWork:
     elements: float = 0.0
     weight_bytes: float = 0.0
     made_bytes: float = 0.0
+    passes: float = 1.0
 
 
 def works_of(
@@ -107,6 +125,8 @@ def works_of(
         kwargs: The same, by name.
         weights: The memory of weights, as `memory_id` returns it.
     """
+    if op.rpartition(".")[0] in _VIEWS and (view := _view(op, args, kwargs)) is not None:
+        return view, []
     if op in _ALIKE and (x := _alike(args)) is not None:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), [
             _other(op.rpartition(".")[0], [x], x, _bytes(x))
@@ -122,15 +142,32 @@ def works_of(
     return result, recorder.works
 
 
+def _view(op: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Returns the result of an op that is a view here; None if it copies."""
+    with torch.no_grad():
+        result = run_on_meta(op, args, dict(kwargs))
+    read = {memory_id(t) for t in tensors(args)}
+    return result if all(memory_id(t) in read for t in tensors(result)) else None
+
+
 def _alike(args: Any) -> Tensor | None:
-    """Returns the first of floating operands of one shape, dtype and dense memory order; None for others."""
+    """Returns the first of floating operands of one dtype, if it is dense and the others have its shape and
+    memory order, or repeat over it; else None.
+    """
     given = list(tensors(args))
     x = given[0] if given else None
     if x is None or not x.is_floating_point():
         return None
     dense = math.prod(x.shape) == 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
-    alike = all((t.shape, t.dtype, t.stride()) == (x.shape, x.dtype, x.stride()) for t in given)
-    return x if dense and alike else None
+    return x if dense and all(t.dtype == x.dtype and _fits(t, x) for t in given[1:]) else None
+
+
+def _fits(y: Tensor, x: Tensor) -> bool:
+    """Whether a second operand does not change the shape and the memory order of an op's result."""
+    if y.shape == x.shape:
+        return y.stride() == x.stride()
+    pairs = zip(reversed(y.shape), reversed(x.shape))
+    return 0 < y.dim() <= x.dim() and all(n in (1, m) for n, m in pairs) and y.numel() < x.numel()
 
 
 def _matrix(args: Any) -> Tensor:
@@ -175,10 +212,16 @@ def _works(
     kind, count, rows = _product(name, op, args, kwargs, read, made)
     own = sum(_bytes(t) for t in read if memory_id(t) in weights)
     width = flops / (2 * count * rows) if count and rows else 0.0
-    work = KernelWork(kind, count, rows, width, 0.0, own, new)
+    # a convolution of groups reads the weights of all groups for each image
+    passes = float(read[0].shape[0]) if "grouped" in kind else 1.0
+    work = KernelWork(kind, count, rows, width, 0.0, own, new, passes)
     if kind.startswith("packed") and "conv" in kind and not is_channels_last(read[0]):
-        return [KernelWork("copy", elements=float(read[0].numel()), made_bytes=_bytes(read[0])), work]
-    return [work]
+        works = [KernelWork("copy", elements=float(read[0].numel()), made_bytes=_bytes(read[0])), work]
+    else:
+        works = [work]
+    if name in _ACTIVATING and args and isinstance(args[-1], str) and args[-1]:
+        works.append(_other(f"aten.{args[-1]}", read[:1], made, 0.0))
+    return works
 
 
 def _member_convolutions(args: Any, flops: float, made: Tensor, new: float) -> list[KernelWork]:
@@ -203,7 +246,7 @@ def _product(
             kind = "turned product"
         if kind == "streamed product" and sizes[1] > FEW:
             kind = "turned product"
-        count = sizes[0] if len(sizes) == 3 else 1
+        count = sizes[0] if len(sizes) == 3 and kind != "inner product" else 1
         return _narrow(kind, sizes), count, math.prod(sizes[:-1]) / max(count, 1)
     if name in _CONVOLUTIONS:
         x, weight = read[0], read[1]
@@ -231,17 +274,31 @@ def _narrow(kind: str, sizes: list[int]) -> str:
 def _other(name: str, read: list[Tensor], made: Tensor, new: float) -> KernelWork:
     """Returns the work of a kernel that is no product."""
     kind = _OTHERS.get(name.partition(".")[2], ELEMENTWISE)
-    if kind == "pool" and read and is_channels_last(read[0]):
-        kind = "channels-last pool"
+    if kind == "pool" and read:
+        kind = _pool(read[0])
     if kind == "copy" and read and _same_order(read[0], made):
         kind = "joining"
-    numbers = read[0].numel() if kind == "reduction" and read else made.numel()
-    return KernelWork(kind, elements=float(numbers), made_bytes=new)
+    if kind == ELEMENTWISE and any(t.shape == made.shape and not _same_order(t, made) for t in read):
+        kind = "copy"  # it reads one operand across its memory
+    numbers = float(read[0].numel() if kind == "reduction" and read else made.numel())
+    if kind.endswith("pool") and read and "avg" in name:  # a mean reads all numbers of its windows
+        numbers = max(numbers, read[0].numel() / WINDOW)
+    return KernelWork(kind, elements=numbers, made_bytes=new)
+
+
+def _pool(x: Tensor) -> str:
+    """Returns the kind of a pool, by the memory order of the image.
+
+    An image whose channels are neighbours, but not those of one member and the next, has a kind of its own.
+    """
+    if is_channels_last(x):
+        return "channels-last pool"
+    return "strided pool" if x.dim() >= 3 and x.shape[-3] > 1 and x.stride(-3) == 1 else "pool"
 
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether torch's kernels for channels-last memory take an image, as torch decides by its strides."""
-    if x.dim() not in (4, 5) or not x.numel():
+    if x.dim() not in (3, 4, 5) or not x.numel():
         return False
     least, channels = 0, x.stride(1)
     for d in (1, *range(x.dim() - 1, 1, -1), 0):

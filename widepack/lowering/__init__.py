@@ -13,5 +13,5 @@
 | `loops.py` | Lowers a loop region to one node |
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
 | `pattern_programs.py` | Holds the simplified programs of an entry for one pattern, and lowers them |
-| `wide_programs.py` | Makes the wide programs of a build: plans by rules of thumb |
+| `wide_programs.py` | Makes the wide programs of a build: predicted plans |
 """

@@ -54,7 +54,7 @@ class PatternPrograms:
         return len(self.signatures)
 
     def plans(self, device: str, request: StrategyRequest) -> list[Plan]:
-        """Returns the plans by rules of thumb, one for each batch class, smallest batch first.
+        """Returns the predicted plans, one for each batch class, smallest batch first.
 
         device: the kind of device. Raises: UsageError for a strategy that is unknown.
         """
@@ -65,7 +65,7 @@ class PatternPrograms:
     def plan(
         self, device: str, strategies: str | Sequence[str] = "auto", sizes: Mapping[str, int] | None = None
     ) -> Plan:
-        """Returns the plan by rules of thumb that serves a call.
+        """Returns the predicted plan that serves a call.
 
         strategies: as `widepack build --strategy` takes them. sizes: of the call; default the example's.
         """

@@ -1,4 +1,4 @@
-"""Makes the wide programs of a build: plans by rules of thumb, and each different program once."""
+"""Makes the wide programs of a build: predicted plans, and each different program once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LoweredProgram:
 def make_wide_programs(
     entry: LoweringEntry, request: StrategyRequest, targets: Sequence[str], parts: Iterable[range] = ()
 ) -> list[LoweredProgram]:
-    """Makes the plans by rules of thumb of each target and pattern, and each different wide program once.
+    """Makes the predicted plans of each target and pattern, and each different wide program once.
 
     parts: the parts of the members that have programs of their own. Those of all members come first.
     """

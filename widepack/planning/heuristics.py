@@ -1,4 +1,4 @@
-"""Makes plans without a device: the rules of thumb.
+"""Makes plans without a device, from predicted times and rules of thumb.
 
 1. A node that reads a Ragged value always runs in a `loop` region.
 2. `strategy="wide"` forbids other loops. `strategy="loop"` puts all that differs between members and depends
@@ -6,7 +6,8 @@
 3. On a GPU, predicted times decide (`cuda_plans.py`). N members in a loop cost N times the launches, so the
    rest is wide with few exceptions. Chains of small linear layers are one kernel, for batches of few rows
    (`chain_plans.py`).
-4. On a CPU, the batch decides (`cpu_plans.py`).
+4. On a CPU, predicted times decide (`cpu_plans.py`). For members that train, the batch does
+   (`cpu_training_plans.py`).
 5. On a CPU, if tables and ids differ between members, one table of all members is looked up (`flat_index`). A
    gather along each table takes twice as long.
 6. Layers whose weights are a base of all members plus thin factors split them: on a CPU for batches of few
@@ -27,6 +28,7 @@ from ..ir.kinds import kinds
 from ..registry.registry import strategies_of
 from .chain_plans import with_chains
 from .cpu_plans import cpu_plans
+from .cpu_training_plans import cpu_training_plans
 from .cuda_plans import cuda_plans
 from .expert_plans import BECAUSE, expert_layers
 from .mask_plans import masked_attention
@@ -86,8 +88,10 @@ def plans(
     experts = expert_layers(program, found, sizes)
     if experts and not all(n in choices for n in experts):
         merged = [regions.wide(BECAUSE, {**tables, **experts, **choices})]
+    elif request.training:
+        merged = cpu_training_plans(regions, members, sizes, batch, {**tables, **choices})
     else:
-        merged = cpu_plans(regions, members, sizes, batch, {**tables, **choices}, training=request.training)
+        merged = cpu_plans(regions, slots, members, sizes, batch, {**tables, **choices})
     if not split:
         return merged
     most = row_limit(program, found, sizes, batch)

@@ -1,11 +1,11 @@
-"""Chooses the convolutions whose weights are worth packing."""
+"""Finds the convolutions whose weights may be packed."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from widepack_artifacts.program import Kind, Program, Ref, refs
@@ -57,22 +57,6 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
             "packed", "packed weights save a convolution from reordering them at every call"
         )
     return packs if total <= PACKED_BYTES else {}
-
-
-def plain_bytes(program: Program, names: Collection[str], members: int) -> int:
-    """Returns the bytes of the plain weights of some convolutions, of all members together.
-
-    names: nodes that `packable` returned. A convolution over plain weights reorders these bytes at each call.
-    """
-    types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
-    numbers = 0
-    for node in program.nodes:
-        if node.name in names:
-            weight = ops.bind(node.op, node.args, node.kwargs)["weight"]
-            type_ = tensor_type(types[weight.name])
-            if type_ is not None:
-                numbers += _BYTES[type_.dtype] * math.prod(d for d in type_.sizes if isinstance(d, int))
-    return members * numbers
 
 
 def _weight_of(

@@ -78,8 +78,8 @@ class Plan:
     threads, at: for a measured plan, the machine, the number of torch's threads and the batch of the
     measurement. backend: for a measured plan, the fastest backend. workers: the number of members that a loop
     runs in parallel; 0 means one after the other. times_ms: for a measured plan, the milliseconds of every
-    candidate at the end. plain: the plan is by rules of thumb without packed convolutions, because packed
-    ones gave wrong answers in the build.
+    candidate at the end. plain: the plan has no packed weights, because those gave wrong answers in the
+    build. predicted: for a plan by predicted times, the machine whose kernel times they rest on.
     """
 
     device: str
@@ -94,6 +94,7 @@ class Plan:
     workers: int = 0
     times_ms: Mapping[str, float] = field(default_factory=dict)
     plain: bool = False
+    predicted: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON values."""
@@ -108,6 +109,8 @@ class Plan:
             more["workers"] = self.workers
         if self.plain:
             more["plain"] = True
+        if self.predicted:
+            more["predicted"] = self.predicted
         return {
             **more,
             "device": self.device,
@@ -140,6 +143,7 @@ class Plan:
                 workers=int(data.get("workers", 0)),
                 times_ms={str(n): float(t) for n, t in data.get("times_ms", {}).items()},
                 plain=bool(data.get("plain", False)),
+                predicted=str(data.get("predicted", "")),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ArtifactError(f"plan: {e!r}; the data is not a plan. Build the artifact again") from e
@@ -183,7 +187,7 @@ def of_this_machine(rows: Sequence[tuple[T, Plan]], device: str) -> list[tuple[T
     """Returns the rows of stored plans that serve this machine.
 
     They are those that were measured here, with the number of threads nearest to torch's current one. If none
-    was measured here, they are those by rules of thumb. `device` is torch's name of the device.
+    was measured here, they are those that were not measured. `device` is torch's name of the device.
     """
     here = name_of(device) if any(plan.machine for _, plan in rows) else ""
     measured = [((row, plan), plan.threads) for row, plan in rows if plan.machine and plan.machine == here]

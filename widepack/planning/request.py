@@ -14,7 +14,7 @@ class StrategyRequest:
     """The strategies that a user requests.
 
     `whole` is a strategy of whole regions: `auto`, `wide` or `loop`. `preferred` are strategies of ops, in
-    order of preference. `plain` forbids packed convolutions by rules of thumb. `training` says that the plans
+    order of preference. `plain` forbids packed weights that nobody requested. `training` says that the plans
     are of a program with gradients.
     """
 

@@ -8,7 +8,7 @@ runs once at load, and takes no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,37 @@ Choose = Callable[[Node, NodeRuns], str]
 """Chooses a strategy from the runs of those that apply, in the order in which they are tried."""
 
 
+class TimedCalls:
+    """Runs ops on torch's meta device, and times them. Equal calls are run once."""
+
+    def __init__(self, model: TimeModel) -> None:
+        self._model = model
+        self._known: dict[Any, tuple[Any, CallTime, set[WeightForm]]] = {}
+
+    def timed(
+        self, op: str, args: list[Any], kwargs: dict[str, Any], weights: set[int]
+    ) -> tuple[Any, CallTime, set[WeightForm]]:
+        """Returns the result of a call, its time, and its results in new memory.
+
+        weights: the memory of weights among the arguments.
+        """
+        read = [memory_id(t) for t in tensors_in([args, kwargs])]
+        try:
+            own = tuple(number in weights for number in read)
+            key = (op, own, meta_key(args), meta_key(kwargs))
+            if key in self._known:
+                return self._known[key]
+        except TypeError:  # an argument that has no hash
+            key = None
+        if deadline.limited():  # the program is of a file that nobody has checked yet
+            refuse_call(op, args, kwargs)
+        result, time = self._model.call(op, args, kwargs, weights)
+        found = result, time, {_form(op, t) for t in tensors_in(result) if memory_id(t) not in read}
+        if key is not None:
+            self._known[key] = found
+        return found
+
+
 class TimedWriter(Writer):
     """Runs ops on torch's meta device, and adds up the times of the calls.
 
@@ -108,6 +139,8 @@ class TimedWriter(Writer):
         model: The device.
         left_out: The nodes of the member program that run in a loop always. Nodes that read them are left out
             too.
+        untried: The names of strategies that are tried only where no other is possible.
+        calls: The calls that were timed before, also by others.
 
     Attributes:
         spent: The time of the calls since it was last set.
@@ -115,14 +148,22 @@ class TimedWriter(Writer):
         prologue: The wide values of a member program that exist before a call, by name.
     """
 
-    def __init__(self, members: int, model: TimeModel, left_out: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        members: int,
+        model: TimeModel,
+        left_out: Collection[str] = (),
+        untried: Collection[str] = (),
+        calls: TimedCalls | None = None,
+    ) -> None:
         super().__init__(members, model.device)
         self.model, self.left_out = model, left_out
         self.spent = NOTHING
         self.made: set[WeightForm] = set()
         self.prologue: dict[str, Any] = {}
+        self._untried = untried
+        self._calls = calls or TimedCalls(model)
         self._early: dict[int, Value] = {}
-        self._known: dict[Any, tuple[Any, CallTime, set[WeightForm]]] = {}
         self._runs: dict[Any, NodeRuns] = {}
 
     def tensor(self, type_: str, sizes: Mapping[str, int], members: int) -> Value:
@@ -139,7 +180,7 @@ class TimedWriter(Writer):
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         given = [a for a in iter_arguments([args, kwargs]) if isinstance(a, Value)]
         weights = {memory_id(x) for a in given if id(a) in self._early for x in tensors_in(a.fake)}
-        result, time, new = self._timed(op, list(unwrap(args)), unwrap(kwargs), weights)
+        result, time, new = self._calls.timed(op, list(unwrap(args)), unwrap(kwargs), weights)
         value = Value(None, result)
         if all(id(a) in self._early for a in given) and ops.pure(op, args, kwargs):
             self.made |= new
@@ -162,9 +203,10 @@ class TimedWriter(Writer):
             return self._runs[key]
         self.op = node.op
         fits = [s for s in strategies_of(node.op).values() if s.when(self, *args, **kwargs)]
-        names: list[str | None] = [fixed]
+        names: Sequence[str | None] = [fixed]
         if fixed is None and not runs_once(node, args, kwargs):
-            names = [s.name for s in fits if not s.on_request and (s.derivative or not training)] or names
+            tried = [s.name for s in fits if not s.on_request and (s.derivative or not training)]
+            names = [name for name in tried if name not in self._untried] or [*tried] or names
         values, times, forms = {}, {}, {}
         for name in names:
             self.spent, self.made = NOTHING, set()
@@ -210,26 +252,6 @@ class TimedWriter(Writer):
         except TypeError:  # an argument that has no hash
             return None
         return key
-
-    def _timed(
-        self, op: str, args: list[Any], kwargs: dict[str, Any], weights: set[int]
-    ) -> tuple[Any, CallTime, set[WeightForm]]:
-        """Returns the result of a call, its time, and its results in new memory. Equal calls are run once."""
-        try:
-            own = tuple(memory_id(t) in weights for t in tensors_in([args, list(kwargs.values())]))
-            key = (op, own, meta_key(args), meta_key(kwargs))
-            if key in self._known:
-                return self._known[key]
-        except TypeError:  # an argument that has no hash
-            key = None
-        if deadline.limited():  # the program is of a file that nobody has checked yet
-            refuse_call(op, args, kwargs)
-        result, time = self.model.call(op, args, kwargs, weights)
-        read = {memory_id(t) for t in tensors_in([args, list(kwargs.values())])}
-        found = result, time, {_form(op, t) for t in tensors_in(result) if memory_id(t) not in read}
-        if key is not None:
-            self._known[key] = found
-        return found
 
 
 def _form(op: str, value: torch.Tensor) -> WeightForm:

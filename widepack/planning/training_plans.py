@@ -48,7 +48,7 @@ def with_products(
     """Returns the plans of a program with gradients, with `products` for large linear layers on a CPU.
 
     Args:
-        plans: The plans by rules of thumb, smallest batch first.
+        plans: The plans without measurement, smallest batch first.
         program: The member program.
         slots: The kinds of weights and inputs.
         sizes: An example size of each dim.

@@ -124,7 +124,7 @@ class RevisedEntry(ArtifactEntry):
     # ---------------------------------------------------------------- lowering
 
     def lower(self) -> None:
-        """Makes new wide programs by rules of thumb, if those of the artifact cannot stay."""
+        """Makes new wide programs with predicted plans, if those of the artifact cannot stay."""
         if self.change:
             self.wides = self._lowered(self.strategies)
 
@@ -174,7 +174,7 @@ class RevisedEntry(ArtifactEntry):
         self.modules_compared = bool(modules)
 
     def _programs(self, wides: Sequence[LoweredProgram]) -> list[ProgramToCheck]:
-        """Returns the wide programs to verify, each once: those by rules of thumb, then the measured ones."""
+        """Returns the wide programs to verify, each once: predicted plans before measured ones."""
         rules = [] if wides else [w for w in self.row.wide if not w.plan.get("machine")]
         stored: dict[str, ProgramToCheck] = {}
         for w in (*rules, *self.measured):

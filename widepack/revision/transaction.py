@@ -5,7 +5,7 @@ checked against the artifact's weights table. Then
 
 1. the weights files are written again (revised_weights.py);
 2. if the number of members, a kind or a shape changes, the wide programs and torch.export programs of the
-   affected entries are lowered again by rules of thumb, and their measured plans are left out
+   affected entries are lowered again with predicted plans, and their measured plans are left out
    (revised_entry.py);
 3. comparison (b) is made for all members, and the probe is computed again;
 4. one rename publishes the result, so a reader sees the old artifact or the new one.

@@ -35,7 +35,7 @@ from .in_memory import AUTO, LOOP, InMemory, WideContestant, inputs, members
 from .reference import LayerReference
 from .tuned import TuneRequest, open_tuned, place_of, tuned
 
-RULES = "rules"  # The plan by rules of thumb, when `auto` is a tuned plan.
+RULES = "rules"  # The predicted plan, when `auto` is a tuned plan.
 LEAST_ROUNDS = 12  # Six even rounds: fewer give no 95% interval.
 CHECKED = "checked"
 PREPARING = "preparing "  # Prefix of a baseline's stage. It shows which baseline ended a process.
@@ -74,7 +74,7 @@ class RowOptions:
     baselines: names; empty for the preset's baselines. budget_s: seconds of racing; None for the preset's.
     compiled: also time the wide program under `torch.compile`. artifacts: a folder for tuned artifacts, where
     earlier ones are used again. With a folder `auto` is the tuned and loaded artifact of these members, and
-    the plan by rules of thumb is the strategy `rules`. Without a folder `auto` is the plan by rules of thumb.
+    the predicted plan is the strategy `rules`. Without a folder `auto` is the predicted plan.
     """
 
     baselines: Sequence[str] = ()

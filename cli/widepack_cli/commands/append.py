@@ -50,8 +50,8 @@ def command(
 
     The code of your model is not needed: each checkpoint is checked against the artifact's weights and
     programs, and must have the shapes of one of its members. The programs contain the number of members, so
-    they are lowered again by rules of thumb, and plans that were measured for fewer members are left out. The
-    answers of all members are verified again before one rename publishes the result.
+    they are lowered again with predicted plans, and plans that were measured for fewer members are left out.
+    The answers of all members are verified again before one rename publishes the result.
     """
     with stdout_kept(as_json), Progress() as progress:
         import widepack

@@ -28,10 +28,11 @@ from ..shared.progress_bar import Progress
 def command(threads: int | None, out: Path | None, as_json: bool) -> None:
     """Measure what kernels take on this machine.
 
-    `widepack advise` predicts calls by these times; without them it measures them each time. The kernels run
-    at general sizes, which are those of no network. The times count for this processor, this version of
-    torch and this number of threads. A machine with nothing else to do gives the best times. It takes about
-    twenty seconds.
+    Plans and `widepack advise` predict calls by these times. Without them plans rest on those of a similar
+    machine, which are a part of widepack, and `widepack advise` measures them each time. The kernels run at
+    general sizes, which are those of no network. The times count for this processor, this version of torch
+    and this number of threads. A machine with nothing else to do gives the best times. It takes about twenty
+    seconds.
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise Refusal(f"{out}: the folder {out.absolute().parent} does not exist; create it first")

@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Remove members from ARTIFACT, by name or by number from 0. At least one member must remain.
 
-    The programs contain the number of members, so they are lowered again by rules of thumb, and plans that
+    The programs contain the number of members, so they are lowered again with predicted plans, and plans that
     were measured for more members are left out. The answers are verified again before one rename publishes
     the result. To keep the weights of a member, run `widepack extract` first.
     """

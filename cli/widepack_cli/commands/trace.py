@@ -270,7 +270,7 @@ def _regions(plan: dict[str, Any]) -> list[str]:
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
     """Finds the wide program that a call on this machine would run.
 
-    A plan that was measured on this machine comes before the plan by rules of thumb. Without a batch, it is
+    A plan that was measured on this machine comes before the predicted plan. Without a batch, it is
     the program of the smallest batches.
 
     Raises:
@@ -315,7 +315,7 @@ def _title(artifact: Path, entry: str, wide: WideProgram, manifest: Manifest, co
     how = (
         f"measured on {plan['machine']} with {plural(int(plan.get('threads', 1)), 'thread')}"
         if plan.get("machine")
-        else "by rules of thumb"
+        else "predicted"
     )
     which += f", {how}" + (f", to run on {plan['backend']}" if plan.get("backend") else "")
     named = "" if list(manifest.entries) == ["forward"] else f"entry {entry}, "

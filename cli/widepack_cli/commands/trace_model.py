@@ -181,7 +181,7 @@ def title(found: ModelTrace, members: int | None, device: str, pattern: str) -> 
         least, most = found.plan["batch"]
         who = (
             f"{plural(members, 'member')}, {device}, {pattern}, batch {least} to "
-            f"{'any' if most is None else most}, by rules of thumb: {who}"
+            f"{'any' if most is None else most}, predicted: {who}"
         )
     named = "" if found.entry == "forward" else f"entry {found.entry}, "
     given = ", ".join(f"{n} {t}" for n, t in found.inputs)

@@ -124,6 +124,35 @@ class ProgramAdmission:
             budget.walked = walk.budget.walked
 
 
+def _serve_here(plans: Sequence[Plan]) -> bool:
+    """Returns whether none of the plans was predicted for another machine.
+
+    Raises: UsageError if a variable of the environment names no kernel times.
+    """
+    predicted = {plan.predicted for plan in plans if plan.predicted}
+    if not predicted:
+        return True
+    from ...kernel_times.sources import profile_here  # imports JSON profiles, which only predictions need
+
+    return predicted == {profile_here().machine}
+
+
+def _same_program(plan: Plan, stored: Plan) -> bool:
+    """Returns whether a plan that was made here has the program of a stored one, which names the strategy of
+    every node.
+    """
+    looped = plan.looped()
+    known = {name: choice.strategy for name, choice in stored.choices.items()}
+    chosen = {name: choice.strategy for name, choice in plan.choices.items()}
+    inside = {name for name in known if name in looped}
+    return (
+        looped == stored.looped()
+        and not stored.machine
+        and all(known.get(name) == strategy for name, strategy in chosen.items())
+        and inside <= chosen.keys()
+    )
+
+
 class ProgramSource:
     """The wide programs and the member programs of one entry."""
 
@@ -212,13 +241,15 @@ class ProgramSource:
         return found
 
     def _stored(self, pattern: str) -> list[StoredProgram]:
-        """Returns the artifact's programs for this device: measured here, else by rules of thumb."""
+        """Returns the artifact's programs for this device: measured here, else not measured; none if plans
+        were predicted for another machine.
+        """
         rows = of_this_machine(self._rows(pattern), str(self.artifact.device))
-        return [self._read(row, plan) for row, plan in rows]
+        return [self._read(row, plan) for row, plan in rows] if _serve_here([p for _, p in rows]) else []
 
     def stored_plans(self, pattern: str) -> list[Plan]:
         """Returns the plans of a pattern that are in the cache or in the artifact, without their programs:
-        measured on this machine, else by rules of thumb.
+        measured on this machine, else not measured.
         """
         if not self.artifact.uses_stored_plans:
             return []
@@ -242,7 +273,7 @@ class ProgramSource:
         return [plan for _, plan in plans if plan.machine]
 
     def by_rules(self, pattern: str) -> list[StoredProgram]:
-        """Returns the artifact's programs by rules of thumb for this device; none if they cannot run."""
+        """Returns the artifact's programs for this device that were not measured; none if they cannot run."""
         if not self.artifact.uses_stored_plans:
             return []
         return [self._read(row, plan) for row, plan in self._rows(pattern) if not plan.machine]
@@ -355,10 +386,18 @@ class ProgramSource:
                 )
                 wanted = StrategyRequest.parse(list(strategies) or artifact.options.strategies or "auto")
                 chosen = simple.plans(artifact.device.type, replace(wanted, plain=self.plain))
-                lowered = [simple.lower(plan) for plan in chosen]
-                lowering.made[key] = [(one.program, plan) for one, plan in zip(lowered, chosen)]
+                stored = self._rows(pattern) if artifact.uses_stored_plans and not strategies else []
+                made, used = list[tuple[Program, Plan]](), set[str]()
+                for plan in chosen:
+                    row = next((row for row, other in stored if _same_program(plan, other)), None)
+                    if row is not None:
+                        made.append((artifact.reader.program(row.file), plan))
+                        continue
+                    one = simple.lower(plan)
+                    made.append((one.program, plan))
+                    used |= {*one.used.values(), *one.in_loops.values()}
+                lowering.made[key] = made
             if not strategies:
-                used = {name for one in lowered for name in (*one.used.values(), *one.in_loops.values())}
                 self._name_unused(pattern, wanted.preferred, used)
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found

@@ -1,0 +1,67 @@
+"""Tests artifacts whose plans were predicted for another processor than the one that loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from loaded import files_of
+from torch import nn
+
+import widepack
+from widepack.kernel_times import sources
+from widepack.kernel_times.sources import VARIABLE, shipped
+
+FIRST, SECOND = "amd-epyc-avx2", "amd-epyc-avx512"
+
+
+def member(i: int) -> nn.Module:
+    torch.manual_seed(i)
+    layers = (nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 5))
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture
+def kernel_times(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Names the kernel times of this machine."""
+
+    def name(profile: str) -> None:
+        monkeypatch.setenv(VARIABLE, profile)
+        sources.forget()
+
+    return name
+
+
+def built(folder: Path, name: str) -> Path:
+    paths = files_of(folder, map(member, range(6)))
+    place = folder / f"{name}.wide"
+    widepack.build(paths, place, model=lambda: member(0), inputs=["input=float32[B,32]"], pt2=False)
+    return place
+
+
+def chosen(model: widepack.WideModel) -> list[tuple[object, ...]]:
+    """Returns what decides the programs of a model: batches, loops, and the strategies of its layers."""
+    return [
+        (p.pattern, p.batch, p.looped(), {n: c.strategy for n, c in p.choices.items() if "linear" in n})
+        for p in model.plans()
+    ]
+
+
+def test_a_load_on_another_processor_has_the_plans_of_a_build_there(
+    tmp_path: Path, kernel_times: Callable[[str], None]
+) -> None:
+    places = {}
+    for name in (FIRST, SECOND):
+        kernel_times(name)
+        places[name] = built(tmp_path, name)
+    kernel_times(SECOND)
+    there, here = (widepack.load(places[name]) for name in (FIRST, SECOND))
+    assert {p.predicted for p in here.plans()} == {shipped()[SECOND].machine}
+    assert chosen(there) == chosen(here) != chosen(widepack.load(places[SECOND], strategies="wide"))
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(there(x).clone(), here(x).clone())
+    kernel_times(FIRST)
+    back = widepack.load(places[FIRST])
+    assert {p.predicted for p in back.plans()} == {shipped()[FIRST].machine}
