@@ -125,3 +125,32 @@ def test_selections_may_be_empty(make: Callable[[], nn.Module], tmp_path: Path) 
 def test_branches_that_change_the_answer_are_refused(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     message = refused(make, tmp_path, inputs=INPUTS)
     assert re.search(r"branches on the values of a tensor.*rows.shape\[0\] >", message)
+
+
+class Experts(nn.Module):
+    """Runs for each expert the rows that choose it, two of three. An expert may have no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = self.router(x).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            rows, slot = torch.where(top.indices == k)
+            if rows.numel() == 0:
+                continue
+            y[rows] += expert(x[rows]) * top.values[rows, slot, None]
+        return y
+
+
+def test_experts_that_most_rows_choose_are_found_without_rows() -> None:
+    members = [member(Experts, i) for i in range(N)]
+    g = torch.Generator().manual_seed(7)
+    fused = widepack.fuse(members, torch.randn(5, 6, generator=g))
+    for count in (2, 9):
+        x = torch.randn(count, 6, generator=g)
+        expected = torch.stack([run(m, (x,), {}) for m in members])
+        torch.testing.assert_close(fused(x).detach(), expected, rtol=1e-4, atol=1e-5)

@@ -277,7 +277,7 @@ def _types(trial: Trial, group: Sequence[str], put: Callable[[str], str]) -> str
     return " and ".join(f"{name}={spec}" for name, spec in specs.items())
 
 
-_RUNS = 12
+_RUNS, _MOST_RUNS = 12, 64  # more runs than the first if a selection was never empty
 _RTOL, _ATOL = 1e-3, 1e-5  # a wrong branch changes whole rows
 
 
@@ -317,7 +317,9 @@ def same_without_rows(
     """
     places: set[tuple[str, int]] = set()
     empty: set[tuple[str, int]] = set()
-    for run in range(_RUNS):
+    for run in range(_MOST_RUNS):
+        if run >= _RUNS and places <= empty:
+            break
         args, kwargs = pytree.tree_map(lambda x, run=run: _changed(x, run), inputs)
         selections = _Selections(lines)
         try:
@@ -340,14 +342,18 @@ def same_without_rows(
 
 def _changed(value: Any, run: int) -> Any:
     """Returns an input for the run of this number: integers and booleans become equal to one of them, and
-    numbers are moved, reflected or set to one of them.
+    numbers are moved, reflected, or set to one of them or all rows to the same multiples of some of them.
     """
     if not isinstance(value, Tensor) or value.numel() == 0:
         return value
     if value.is_floating_point() or value.is_complex():
-        return (value.clone(), -value, value.flatten()[0].expand_as(value).clone(), value.roll(1, 0))[
-            run % 4 if value.ndim else 0
-        ]
+        if not value.ndim:
+            return value.clone()
+        turn, kind = divmod(run, 4)
+        size = value.shape[1:] if turn else ()  # all rows are one row, or one number
+        places = torch.randint(value.numel(), size, generator=torch.Generator().manual_seed(turn))
+        same = value.flatten()[places] * (-1) ** turn * (1 + turn // 2)
+        return (value.clone(), -value, same.expand_as(value).clone(), value.roll(1, 0))[kind]
     if run == 0:
         return value.clone()
     distinct: Tensor = value.unique()  # type: ignore[no-untyped-call]
