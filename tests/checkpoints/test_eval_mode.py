@@ -210,6 +210,34 @@ def test_what_eval_reads_from_the_weights_is_compared_for_a_new_member(tmp_path:
     torch.testing.assert_close(widepack.load(wide)(INPUT), answers(members))
 
 
+class Filled(Scaled):
+    """`eval()` writes what it reads into a dict that is there from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = {"all": [1.0]}
+
+    def train(self, mode: bool = True) -> Filled:
+        nn.Module.train(self, mode)
+        self.scales["all"][0] = 1.0 if mode else 1.0 + float(self.inner.bias.abs().sum() > 0)
+        return self
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.inner(input) / self.scales["all"][0]  # type: ignore[no-any-return]
+
+
+def test_what_eval_writes_into_a_dict_is_compared_for_a_new_member(tmp_path: Path) -> None:
+    paths = saved(tmp_path, Filled, [0, 1])
+    state = torch.load(paths[0])
+    state["inner.bias"].zero_()  # so that eval() keeps the scale 1
+    torch.save(state, tmp_path / "new.pt")
+    widepack.build(paths, tmp_path / "e.wide", model=Filled, **QUICK)
+    ens = widepack.load(tmp_path / "e.wide")
+    torch.testing.assert_close(ens(INPUT), answers([loaded(Filled, path) for path in paths]))
+    with pytest.raises(MemberMismatch, match=r"eval\(\), and what it makes of these weights is not known"):
+        ens.swap(1, tmp_path / "new.pt")
+
+
 def test_a_mode_that_sets_nothing_else_needs_no_model_for_a_new_member(tmp_path: Path) -> None:
     paths = saved(tmp_path, Frozen, [0, 1, 2])
     widepack.build(paths[:2], tmp_path / "e.wide", model=Frozen, **QUICK)

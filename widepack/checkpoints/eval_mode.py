@@ -21,6 +21,8 @@ from .differences import bit_equal
 
 _MODES = ("train", "eval")
 _TORCH = frozenset(vars(nn.Module()))
+_PLAIN = (bool, int, float, complex, str, bytes)
+_DEPTH = 4  # levels of lists and dicts under an attribute
 
 
 def has_own_mode(module: nn.Module, parts: bool = True) -> bool:
@@ -111,11 +113,33 @@ def _beside(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _copies(values: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Returns each value with a copy of it if it is a tensor."""
-    return {
-        name: (value, value.detach().clone() if isinstance(value, Tensor) and not is_lazy(value) else value)
-        for name, value in values
-    }
+    """Returns each value with a copy of it, if it is a tensor, a list, a dict or a set."""
+    return {name: (value, _copied(value)) for name, value in values}
+
+
+def _copied(value: Any, depth: int = _DEPTH) -> Any:
+    if isinstance(value, Tensor):
+        return value if is_lazy(value) else value.detach().clone()
+    if isinstance(value, (list, tuple)) and depth:
+        return [_copied(v, depth - 1) for v in value]
+    if isinstance(value, dict) and depth:
+        return {key: _copied(v, depth - 1) for key, v in value.items()}
+    return set(value) if isinstance(value, set) else value
+
+
+def _as_copied(copy: Any, now: Any, depth: int = _DEPTH) -> bool:
+    """Returns whether a value is as it was when it was copied."""
+    if isinstance(now, Tensor):
+        return isinstance(copy, Tensor) and (copy is now if is_lazy(now) else bit_equal(copy, now))
+    if isinstance(now, (list, tuple)) and depth:
+        return type(copy) is list and len(copy) == len(now) and all(
+            _as_copied(a, b, depth - 1) for a, b in zip(copy, now)
+        )  # fmt: skip
+    if isinstance(now, dict) and depth:
+        return type(copy) is dict and copy.keys() == now.keys() and all(
+            _as_copied(copy[key], v, depth - 1) for key, v in now.items()
+        )  # fmt: skip
+    return copy is now or (isinstance(now, (set, *_PLAIN)) and type(copy) is type(now) and copy == now)
 
 
 def _same_bits(before: tuple[Any, Any] | None, now: Any) -> bool:
@@ -126,9 +150,7 @@ def _same_bits(before: tuple[Any, Any] | None, now: Any) -> bool:
 
 
 def _kept(before: tuple[Any, Any] | None, now: Any, parts: set[int]) -> bool:
-    """Returns whether an attribute still has the same object, or has one that no weight decides: a method."""
+    """Returns whether an attribute is as before: its object and content; or is a method of a part."""
     if isinstance(now, types.MethodType) and id(now.__self__) in parts:
         return True
-    if before is None or before[0] is not now:
-        return False
-    return not isinstance(now, Tensor) or _same_bits(before, now)
+    return before is not None and before[0] is now and _as_copied(before[1], now)
