@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,13 @@ def test_the_manifest_names_the_parts(path: Path) -> None:
     for first, count in parts_of(path):
         for device in ("cpu", "cuda"):
             for pattern in ("shared", "each"):
-                rows = [
-                    w
+                batches = sorted(
+                    w.batch
                     for w in manifest.entries["forward"].wide
                     if (w.device, w.pattern, w.members) == (device, pattern, (first, count))
-                ]
-                assert rows and rows[0].batch[0] <= 1 and rows[-1].batch[1] is None
+                )
+                assert batches and batches[0][0] <= 1 and batches[-1][1] is None
+                assert all(a[1] is not None and a[1] + 1 == b[0] for a, b in pairwise(batches))
 
 
 @pytest.mark.extended(keep=1)

@@ -137,7 +137,6 @@ DOC_NOT_RUN = {
     "DeviceModel": "needs two GPUs; tests/distributed/test_devices.py joins two CPU devices",
     "distributed/rank_model.py:load": NEEDS_PROCESSES,
     "RankModel": NEEDS_PROCESSES,
-    "state": NEEDS_STATE,
     "input_values.py:each": "needs members with two inputs; tests/inference runs it",
     "WideEntry": "needs an entry `encode`; docs/how-to/entries-and-state.md runs it",
     "NamedInputs.only": "needs a tokenizer; tests/inference/test_only.py runs it",

@@ -78,7 +78,8 @@ def tagger(i: int) -> nn.Module:
 def recurrent_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
     files = files_of(folder, map(tagger, range(3)))
-    report = widepack.build(files, folder / "e.wide", model=Tagger, inputs="x=float32[B,7,6]", **QUICK)
+    how = {**QUICK, "strategy": ["wide", "packed"]}
+    report = widepack.build(files, folder / "e.wide", model=Tagger, inputs="x=float32[B,7,6]", **how)
     assert report.wide_share == 1.0
     assert report.strategies["fused"] == 2 and report.strategies["packed"] == 1
     return folder / "e.wide"

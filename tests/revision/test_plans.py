@@ -80,7 +80,6 @@ def test_a_program_that_is_wrong_for_new_weights_is_lowered_again(
         lambda: update(copy, {0: paths[0]}),
         VerificationError,
         "is wrong: output output, member m0",
-        "the program that was there",
         "Nothing was published",
     )
     assert content(copy) == before

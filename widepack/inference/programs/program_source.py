@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +122,11 @@ class ProgramAdmission:
             with contextlib.suppress(NeedsValues):
                 walk.run(programs[k], [*weights, *self.inputs.without_values("shared", budget, 0)])
             budget.walked = walk.budget.walked
+
+
+def _by_batch(rows: Iterable[tuple[WideProgram, Plan]]) -> list[tuple[WideProgram, Plan]]:
+    """Returns rows with the smallest batch first. A manifest has those of one program together."""
+    return sorted(rows, key=lambda row: row[1].batch[0])
 
 
 def _serve_here(plans: Sequence[Plan]) -> bool:
@@ -269,7 +274,7 @@ class ProgramSource:
             return [plan for _, plan in kept]
         wanted = pattern, artifact.device.type
         rows = [w for w in self.entry.wide if (w.pattern, w.device) == wanted and w.part is None]
-        plans = of_this_machine([(w, Plan.from_json(w.plan)) for w in rows], device)
+        plans = of_this_machine(_by_batch((w, Plan.from_json(w.plan)) for w in rows), device)
         return [plan for _, plan in plans if plan.machine]
 
     def by_rules(self, pattern: str) -> list[StoredProgram]:
@@ -279,10 +284,12 @@ class ProgramSource:
         return [self._read(row, plan) for row, plan in self._rows(pattern) if not plan.machine]
 
     def _rows(self, pattern: str) -> list[tuple[WideProgram, Plan]]:
-        """Returns the rows of the manifest for the device and the loaded members, with their plans."""
+        """Returns the rows of the manifest for the device and the loaded members, with their plans, smallest
+        batch first.
+        """
         wanted = pattern, self.artifact.device.type
         rows = (w for w in self.entry.wide if (w.pattern, w.device) == wanted and self.artifact.serves(w))
-        return [(w, Plan.from_json(w.plan)) for w in rows]
+        return _by_batch((w, Plan.from_json(w.plan)) for w in rows)
 
     def _read(self, row: WideProgram, plan: Plan) -> StoredProgram:
         reader = self.artifact.reader
