@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from loaded import files_of
 from torch import nn
 
 import widepack
+from widepack.errors import LoweringError
+from widepack.inference.programs.program_source import ProgramSource
 from widepack.kernel_times import sources
 from widepack.kernel_times.sources import VARIABLE, shipped
 
@@ -34,10 +37,10 @@ def kernel_times(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return name
 
 
-def built(folder: Path, name: str) -> Path:
+def built(folder: Path, name: str, **how: Any) -> Path:
     paths = files_of(folder, map(member, range(6)))
     place = folder / f"{name}.wide"
-    widepack.build(paths, place, model=lambda: member(0), inputs=["input=float32[B,32]"], pt2=False)
+    widepack.build(paths, place, model=lambda: member(0), inputs=["input=float32[B,32]"], pt2=False, **how)
     return place
 
 
@@ -65,3 +68,29 @@ def test_a_load_on_another_processor_has_the_plans_of_a_build_there(
     kernel_times(FIRST)
     back = widepack.load(places[FIRST])
     assert {p.predicted for p in back.plans()} == {shipped()[FIRST].machine}
+
+
+def test_strategies_that_the_user_named_stay_on_another_processor(
+    tmp_path: Path, kernel_times: Callable[[str], None]
+) -> None:
+    kernel_times(FIRST)
+    place = built(tmp_path, FIRST, strategy=["one_gemm", "bmm"])
+    here = chosen(widepack.load(place))
+    kernel_times(SECOND)
+    assert chosen(widepack.load(place)) == here
+
+
+def test_stored_programs_serve_where_no_other_can_be_made(
+    tmp_path: Path, kernel_times: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ProgramSource, pattern: str, strategies: object = ()) -> None:
+        raise LoweringError("no time is left")
+
+    kernel_times(FIRST)
+    place, x = built(tmp_path, FIRST), torch.randn(3, 32)
+    here = widepack.load(place)
+    expected = here(x).clone()
+    kernel_times(SECOND)
+    monkeypatch.setattr(ProgramSource, "lower", refuse)
+    there = widepack.load(place)
+    assert torch.equal(there(x), expected) and chosen(there) == chosen(here)

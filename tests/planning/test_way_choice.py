@@ -71,6 +71,21 @@ def test_a_gain_of_few_percent_makes_no_class_and_no_form() -> None:
     assert len(chosen_classes([way(False, flat(0.0), layer=options)], BATCHES)) == 1
 
 
+def test_each_class_makes_its_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes that read a packed weight hold it twice."""
+    monkeypatch.setattr(way_choice, "FEW_BYTES", 0)
+    packed: Mapping[str, tuple[Sequence[float], Form]] = {
+        "bmm": (flat(4.0), STORED),
+        "packed": (flat(1.0), PACKED),
+    }
+    wide = way(False, [1.0, 1.0, 40.0, 160.0], layer=packed)
+    loop = way(True, [10.0, 10.0, 10.0, 10.0], layer=packed)
+    for limit, plans in ((200, {"packed"}), (199, {"bmm"})):
+        monkeypatch.setattr(way_choice, "MOST_BYTES", limit)
+        found = chosen_classes([wide, loop], BATCHES)
+        assert len(found) == 2 and {c.strategies["layer"] for c in found} == plans
+
+
 THREE: Mapping[str, tuple[Sequence[float], Form]] = {
     "bmm": (flat(10.0), STORED),
     "turned": ([1.0, 5.0, 9.0, 9.0], TURNED),

@@ -207,6 +207,8 @@ class EntryPrograms:
                 return self._bind_classes(pattern, measured or self.source.wide(pattern))
         except (WidepackError, RuntimeError) as e:
             if not measured:
+                if others := self.source.predicted_elsewhere(pattern):
+                    return self._bind_classes(pattern, others)
                 raise
             why = str(e).splitlines()[0] if str(e) else type(e).__name__
             warnings.warn(

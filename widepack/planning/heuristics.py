@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
 from widepack_artifacts.program import Kind, Program, Ref
 
@@ -92,6 +93,8 @@ def plans(
         merged = cpu_training_plans(regions, members, sizes, batch, {**tables, **choices})
     else:
         merged = cpu_plans(regions, slots, members, sizes, batch, {**tables, **choices})
+        if request.preferred:  # another machine takes them, too
+            merged = [replace(plan, predicted="") for plan in merged]
     if not split:
         return merged
     most = row_limit(program, found, sizes, batch)

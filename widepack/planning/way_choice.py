@@ -6,6 +6,7 @@ serves a range of batches.
 
 A weight may be read in the stored form, and in others that are made at load. All classes together read it in
 two others if all of these have at most `FEW_BYTES` together, in one other up to `MOST_BYTES`, else in none.
+Each class makes its own.
 """
 
 from __future__ import annotations
@@ -100,12 +101,15 @@ def chosen_classes(ways: Sequence[Way], batches: Sequence[int]) -> list[WayClass
     weights = [1.0 / max(min(w.least(i) for w in ways), 1e-12) for i in range(len(batches))]
     groups = _groups(ways, len(batches))
     uses, forms = (0,) * len(batches), [Forms()] * len(groups)
+    parts = _parts(ways, groups, uses, forms, weights)
     for most, limit in ((2, FEW_BYTES), (1, MOST_BYTES), (0, 0)):
         found = _best(ways, groups, weights, most)
-        if found is not None and _bytes(groups, found[1]) <= limit:
-            uses, forms = found
+        if found is None:
+            continue
+        parts = _parts(ways, groups, *found, weights)
+        if sum(_bytes(groups, part) for part in parts) <= limit:
             break
-    return _classes(ways, batches, groups, uses, forms, weights)
+    return _classes(ways, batches, groups, parts)
 
 
 def _best(
@@ -173,10 +177,6 @@ def _forms(
     return total, chosen
 
 
-def _bytes(groups: Sequence[_Group], forms: Sequence[Forms]) -> int:
-    return sum(len(g.names) * sum(f.bytes for form in fs for f in form) for g, fs in zip(groups, forms))
-
-
 @dataclass
 class _Part:
     """Neighbouring batches that run in one way by the same strategies. strategies: one for each group."""
@@ -187,15 +187,24 @@ class _Part:
     cost: float
 
 
-def _classes(
+def _bytes(groups: Sequence[_Group], part: _Part) -> int:
+    """Returns the bytes of the forms of weights that neighbouring batches make at load."""
+    total = 0
+    for group, strategy in zip(groups, part.strategies):
+        options = group.at.get((part.way, part.numbers[0]), ())
+        forms = next((o.form for o in options if o.strategy == strategy), STORED)
+        total += len(group.names) * sum(form.bytes for form in forms)
+    return total
+
+
+def _parts(
     ways: Sequence[Way],
-    batches: Sequence[int],
     groups: Sequence[_Group],
     uses: Sequence[int],
     forms: Sequence[Forms],
     weights: Sequence[float],
-) -> list[WayClass]:
-    """Returns the classes of batches, whose neighbours are merged where that costs little."""
+) -> list[_Part]:
+    """Returns the batches that run alike. Neighbours are merged where that costs little."""
 
     def part(way: int, numbers: list[int]) -> _Part:
         found = _Part(way, numbers, [], sum(weights[i] * ways[way].rest[i] for i in numbers))
@@ -221,6 +230,13 @@ def _classes(
         if least is None or (least[0] > MERGE_PART and len(parts) <= MOST_CLASSES) or math.isinf(least[0]):
             break
         parts[least[1] : least[1] + 2] = [least[2]]
+    return parts
+
+
+def _classes(
+    ways: Sequence[Way], batches: Sequence[int], groups: Sequence[_Group], parts: Sequence[_Part]
+) -> list[WayClass]:
+    """Returns the classes of batches."""
     seconds = [_seconds(ways[p.way], p, groups, range(len(batches))) for p in parts]
     ends = [_end(batches, a.numbers[-1], of_a, of_b) for a, of_a, of_b in zip(parts, seconds, seconds[1:])]
     return [

@@ -130,11 +130,11 @@ def _by_batch(rows: Iterable[tuple[WideProgram, Plan]]) -> list[tuple[WideProgra
 
 
 def _serve_here(plans: Sequence[Plan]) -> bool:
-    """Returns whether none of the plans was predicted for another machine.
+    """Returns whether none of the plans was predicted for another machine, and not measured here.
 
     Raises: UsageError if a variable of the environment names no kernel times.
     """
-    predicted = {plan.predicted for plan in plans if plan.predicted}
+    predicted = {plan.predicted for plan in plans if plan.predicted and not plan.machine}
     if not predicted:
         return True
     from ...kernel_times.sources import profile_here  # imports JSON profiles, which only predictions need
@@ -214,6 +214,8 @@ class ProgramSource:
                 pattern, [StoredProgram(program, plan) for program, plan in self.lower(pattern)]
             )
         except (LoweringError, UsageError) as e:
+            if others := self.predicted_elsewhere(pattern):
+                return others
             if artifact.options.strategies is not None or not artifact.whole or pattern not in PATTERNS:
                 raise
             raise ArtifactError(
@@ -251,6 +253,13 @@ class ProgramSource:
         """
         rows = of_this_machine(self._rows(pattern), str(self.artifact.device))
         return [self._read(row, plan) for row, plan in rows] if _serve_here([p for _, p in rows]) else []
+
+    def predicted_elsewhere(self, pattern: str) -> list[StoredProgram]:
+        """Returns the artifact's programs whose plans were predicted for another machine: right, but perhaps
+        slow here; none if its plans serve this machine.
+        """
+        stored = self.by_rules(pattern)
+        return [] if _serve_here([s.plan for s in stored]) else stored
 
     def stored_plans(self, pattern: str) -> list[Plan]:
         """Returns the plans of a pattern that are in the cache or in the artifact, without their programs:

@@ -188,7 +188,9 @@ class GatheredRows:
             "each",
             factors=artifact.factors,
         )
-        (plan,) = simple.plans(artifact.device.type, StrategyRequest.parse(list(SPLIT)))
+        plan, *others = simple.plans(artifact.device.type, StrategyRequest.parse(list(SPLIT)))
+        if others:  # no layer can split its weights
+            return None
         program = simple.lower(plan).program
         whole = {w.name for w in artifact.manifest.factored.weights}
         looped = any(n.body is not None for n in program.nodes)
