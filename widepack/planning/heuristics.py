@@ -93,7 +93,7 @@ def plans(
         merged = cpu_training_plans(regions, members, sizes, batch, {**tables, **choices})
     else:
         merged = cpu_plans(regions, slots, members, sizes, batch, {**tables, **choices})
-        if request.preferred:  # another machine takes them, too
+        if any(c.requested for c in choices.values()):  # another machine takes them, too
             merged = [replace(plan, predicted="") for plan in merged]
     if not split:
         return merged

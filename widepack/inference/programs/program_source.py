@@ -258,8 +258,8 @@ class ProgramSource:
         """Returns the artifact's programs whose plans were predicted for another machine: right, but perhaps
         slow here; none if its plans serve this machine.
         """
-        stored = self.by_rules(pattern)
-        return [] if _serve_here([s.plan for s in stored]) else stored
+        plans = [plan for _, plan in self._rows(pattern) if not plan.machine]
+        return [] if _serve_here(plans) else self.by_rules(pattern)
 
     def stored_plans(self, pattern: str) -> list[Plan]:
         """Returns the plans of a pattern that are in the cache or in the artifact, without their programs:
