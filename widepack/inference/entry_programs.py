@@ -256,7 +256,7 @@ class EntryPrograms:
 
         Ops that cannot run over factors, for example recurrent ones, read merged weights in these too.
         """
-        rules = [s for s in self.source.by_rules(pattern) if not merged_bytes(self.artifact, s.program)]
+        rules = [s for s in self.source.not_measured(pattern) if not merged_bytes(self.artifact, s.program)]
         return rules or [StoredProgram(program, plan) for program, plan in self.source.lower(pattern, SPLIT)]
 
     def _bind_class(self, pattern: str, rows: Sequence[StoredProgram]) -> BoundProgram:

@@ -446,7 +446,7 @@ def _chosen(
 ) -> TunedPattern:
     """Returns the chosen plans of a pattern, and those on `eager` for machines without another backend."""
     source, device = entry.programs.source, str(entry.programs.artifact.device)
-    predicted = [(s.program, s.plan) for s in source.by_rules(pattern)]
+    predicted = [(s.program, s.plan) for s in source.not_measured(pattern)]
     one_form = not _are_small(entry)
     names = chosen_plans(results, one_form=one_form)
     programs = programs_by_class(results, names, classes, predicted)

@@ -142,22 +142,6 @@ def _serve_here(plans: Sequence[Plan]) -> bool:
     return predicted == {profile_here().machine}
 
 
-def _same_program(plan: Plan, stored: Plan) -> bool:
-    """Returns whether a plan that was made here has the program of a stored one, which names the strategy of
-    every node.
-    """
-    looped = plan.looped()
-    known = {name: choice.strategy for name, choice in stored.choices.items()}
-    chosen = {name: choice.strategy for name, choice in plan.choices.items()}
-    inside = {name for name in known if name in looped}
-    return (
-        looped == stored.looped()
-        and not stored.machine
-        and all(known.get(name) == strategy for name, strategy in chosen.items())
-        and inside <= chosen.keys()
-    )
-
-
 class ProgramSource:
     """The wide programs and the member programs of one entry."""
 
@@ -259,7 +243,7 @@ class ProgramSource:
         slow here; none if its plans serve this machine.
         """
         plans = [plan for _, plan in self._rows(pattern) if not plan.machine]
-        return [] if _serve_here(plans) else self.by_rules(pattern)
+        return [] if _serve_here(plans) else self.not_measured(pattern)
 
     def stored_plans(self, pattern: str) -> list[Plan]:
         """Returns the plans of a pattern that are in the cache or in the artifact, without their programs:
@@ -286,7 +270,7 @@ class ProgramSource:
         plans = of_this_machine(_by_batch((w, Plan.from_json(w.plan)) for w in rows), device)
         return [plan for _, plan in plans if plan.machine]
 
-    def by_rules(self, pattern: str) -> list[StoredProgram]:
+    def not_measured(self, pattern: str) -> list[StoredProgram]:
         """Returns the artifact's programs for this device that were not measured; none if they cannot run."""
         if not self.artifact.uses_stored_plans:
             return []
@@ -402,18 +386,10 @@ class ProgramSource:
                 )
                 wanted = StrategyRequest.parse(list(strategies) or artifact.options.strategies or "auto")
                 chosen = simple.plans(artifact.device.type, replace(wanted, plain=self.plain))
-                stored = self._rows(pattern) if artifact.uses_stored_plans and not strategies else []
-                made, used = list[tuple[Program, Plan]](), set[str]()
-                for plan in chosen:
-                    row = next((row for row, other in stored if _same_program(plan, other)), None)
-                    if row is not None:
-                        made.append((artifact.reader.program(row.file), plan))
-                        continue
-                    one = simple.lower(plan)
-                    made.append((one.program, plan))
-                    used |= {*one.used.values(), *one.in_loops.values()}
-                lowering.made[key] = made
+                lowered = [simple.lower(plan) for plan in chosen]
+                lowering.made[key] = [(one.program, plan) for one, plan in zip(lowered, chosen)]
             if not strategies:
+                used = {name for one in lowered for name in (*one.used.values(), *one.in_loops.values())}
                 self._name_unused(pattern, wanted.preferred, used)
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found
