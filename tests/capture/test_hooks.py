@@ -146,5 +146,7 @@ def test_a_hook_that_takes_keywords_gets_inputs_by_position(tmp_path: Path, call
 
 
 def test_a_hook_that_reads_inputs_by_name_is_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(widepack.CaptureError, match=r"KeyError: 'x'. It was called by position"):
+    with pytest.raises(
+        widepack.CaptureError, match=r"KeyError: 'x'. It runs if its inputs are given by name"
+    ):
         built(tmp_path, by_name, inputs=["x=float32[B,4]"])

@@ -8,6 +8,7 @@ together. The message says what it takes: one size, multiples of a number, or a 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -16,7 +17,7 @@ import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ir.guards import InputLeaf, factor_of
 from ..ir.tensor_type import TensorType, parse_slot
-from ..spec.entries import callable_of
+from ..spec.entries import callable_of, method_of
 from ..spec.input_spec import DimExpr
 from .derivatives import weights_fixed
 from .explain import control_flow, first_line, user_frame, way_out
@@ -81,6 +82,13 @@ class Trial:
         except Exception as e:  # noqa: BLE001  # whatever the user's code raises
             return e
         return None
+
+    def runs_by_name(self) -> bool:
+        """Returns whether the member runs on the example if all inputs are given by name."""
+        names = list(inspect.signature(method_of(self.module, self.entry)).parameters)
+        named = dict(zip(names, self.args))
+        by_name = replace(self, args=(), kwargs={**named, **self.kwargs})
+        return bool(named) and by_name.failure(self.sizes) is None
 
     def accepted(self, together: Sequence[str], candidates: Sequence[int], until: float) -> list[int]:
         """Returns the candidate sizes at which the member runs.
@@ -157,10 +165,8 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
     way = f"Describe inputs that it takes{sizes if example else ''}"
-    if failure.reason.startswith("KeyError") and not trial.kwargs:
-        way = (
-            "It was called by position, as an artifact calls it: a hook that reads inputs by name finds none"
-        )
+    if trial.runs_by_name():
+        way = "It runs if its inputs are given by name, but an artifact calls it by position: see its hooks"
     if wanted := _NOT_A_TENSOR.search(failure.reason):
         way = f"torch takes no tensor there: write {wanted[1]}(...) around it, if it is the member's own"
     return (
