@@ -17,6 +17,7 @@ from widepack_artifacts.program import Program
 from ..errors import VerificationError
 from ..ir.cast import raise_program
 from ..ir.random_ops import without_randomness
+from ..system.memory import bytes_lacking
 from .gradients import (
     WAY_OUT,
     ExactGradients,
@@ -173,7 +174,7 @@ def unless_refused(compute: Callable[[], Gradients]) -> Gradients:
     try:
         return compute()
     except (RuntimeError, TypeError, ValueError) as e:
-        if isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e):
+        if bytes_lacking(e):
             raise VerificationError(
                 "gradients differ, and their values in float64, which tell whether by more than rounding, do "
                 f"not fit in memory: {str(e).splitlines()[0][:200]}. Fuse fewer members at a time, give a "
