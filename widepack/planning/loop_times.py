@@ -33,7 +33,7 @@ from ..runtime.meta_values import META
 from ..spec.dtypes import dtype_of
 from .plan import NodeChoice
 from .regions import Regions
-from .strategy_times import NodeTimes, TimedCalls, WeightForm
+from .strategy_times import PACKED_NUMBER, NodeTimes, TimedCalls, WeightForm
 
 PLAIN, PACKED = "plain weights", "packed"
 _LINEAR = "aten.linear.default"
@@ -133,7 +133,7 @@ class LoopWalker:
         return NodeTimes(every, next(iter(every)), None, family_of(node.op), forms)
 
     def _form(self, weight: Tensor) -> WeightForm:
-        size = self._members * weight.numel() * weight.element_size()
+        size = self._members * weight.numel() * PACKED_NUMBER
         return WeightForm("a loop's packed weights", tuple(weight.shape), weight.stride(), size)
 
     def _packable_layer(self, node: Node, args: Any, kwargs: Any) -> list[Any] | None:

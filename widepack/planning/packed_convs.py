@@ -13,22 +13,20 @@ from widepack_artifacts.program import Kind, Program, Ref, refs
 from ..ir import ops
 from ..ir.kinds import weights_only
 from ..ir.tensor_type import tensor_type
-from .plan import NodeChoice
+from .strategy_times import PACKED_NUMBER
 
 PACKED_BYTES = 1 << 30  # the limit of all packed weights together
 MOST_PADDED = 4  # a packed weight may take this many times the bytes of the plain weight,
 SMALL_BYTES = 4 << 20  # or this many bytes, as for the few channels of a first layer
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The bytes of a number of a plain weight, by the dtypes that are packed."""
-_PACKED_NUMBER = 4
-"""The most bytes of a packed number: 16-bit dtypes may be packed in float32."""
 _CONVOLUTION = re.compile(r"aten\.conv[123]d\.(default|padding)")
 
 
-def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, NodeChoice]:
-    """Returns the convolutions whose weights are worth packing, each with the strategy `packed`.
+def packable(program: Program, found: Mapping[str, Kind], members: int) -> set[str]:
+    """Returns the convolutions whose weights may be packed.
 
-    A convolution is worth packing if it has a dtype that oneDNN packs and no dilation, for which packed
+    A convolution may be packed if it has a dtype that oneDNN packs and no dilation, for which packed
     kernels are slow. No other node may read its weight, which would be packed for each reader. The packed
     weight must not be much larger than the plain one (`_packed_bytes`). All packed weights together must fit
     `PACKED_BYTES`; else the result is empty.
@@ -36,7 +34,7 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
     types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
     early = weights_only(program)
     readers = Counter(r for n in program.nodes for r in set(refs((n.args, n.kwargs))))
-    total, packs = 0, {}
+    total, packs = 0, set()
     for node in program.nodes:
         if not _CONVOLUTION.fullmatch(node.op) or found[node.name] != "stacked" or node.name in early:
             continue
@@ -53,10 +51,8 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
         if packed > MOST_PADDED * plain and packed > SMALL_BYTES:
             continue
         total += packed
-        packs[node.name] = NodeChoice(
-            "packed", "packed weights save a convolution from reordering them at every call"
-        )
-    return packs if total <= PACKED_BYTES else {}
+        packs.add(node.name)
+    return packs if total <= PACKED_BYTES else set()
 
 
 def _weight_of(
@@ -96,4 +92,4 @@ def _packed_bytes(sizes: Sequence[int], groups: int) -> int:
         return -(-n // 16) * 16
 
     numbers = blocks(groups) if inputs == outputs == 1 else groups * blocks(inputs) * blocks(outputs)
-    return _PACKED_NUMBER * numbers * math.prod(sizes[2:])
+    return PACKED_NUMBER * numbers * math.prod(sizes[2:])

@@ -33,6 +33,9 @@ from ..spec.dtypes import dtype_of
 from ..system import deadline
 from .apply_choice import apply_choice, runs_once
 
+PACKED_NUMBER = 4
+"""The most bytes of a packed number: 16-bit dtypes may be packed in float32."""
+
 
 @dataclass(frozen=True)
 class WeightForm:
@@ -255,7 +258,8 @@ class TimedWriter(Writer):
 
 
 def _form(op: str, value: torch.Tensor) -> WeightForm:
-    return WeightForm(op, tuple(value.shape), value.stride(), value.numel() * value.element_size())
+    number = PACKED_NUMBER if op.startswith("widepack.pack_") else value.element_size()
+    return WeightForm(op, tuple(value.shape), value.stride(), value.numel() * number)
 
 
 def _tensors_of(args: Any) -> Any:
