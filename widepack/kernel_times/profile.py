@@ -15,7 +15,7 @@ LEAST_S = 1e-9
 """The least time of a product beside its start. A clock cannot resolve less."""
 LARGE, LARGE_WIDTH = "large", 700 * 700
 """What precedes the kind of a product with a large matrix, and from how many numbers on."""
-FORMAT = "widepack kernel times 1"
+FORMAT = "widepack kernel times 2"
 
 
 @dataclass(frozen=True, kw_only=True)
