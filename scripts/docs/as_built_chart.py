@@ -111,10 +111,11 @@ def line(document: Any) -> str:
     rows, environment = drawn(document), document["environment"]
     ratios, loops = ([row[key]["value"] for row in rows] for key in SERIES)
     networks = len({row["network"] for row in rows})
-    left_out = len(measured(document)) - len(rows)
+    left_out = [row["ratio"]["value"] for row in measured(document) if not row["valid"]]
     sessions = sum(row["fastest"] == "onnxruntime" for row in rows)
     noisy = (
-        f" {plural(left_out, 'row')} of {len(measured(document))} did not count: too noisy."
+        f" {plural(len(left_out), 'row')} of {len(measured(document))} did not count, because they were too "
+        f"noisy ({min(left_out):.2f} to {max(left_out):.2f})."
         if left_out
         else ""
     )
