@@ -438,8 +438,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *words, *(w for e in ENTRIES for w in ("--entry", e)), *(w for s in SPECS for w in ("--input", s))
     )
     assert done.exit_code == 0, done.output
-    assert "entry encode" in done.output
-    assert "entry decode" in done.output
+    assert "plan         encode, " in done.output
+    assert "plan         decode, " in done.output
     return folder
 
 

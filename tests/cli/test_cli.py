@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -346,9 +347,21 @@ def test_build_reports_its_artifact(artifact: Path, checkpoints: list[str], tmp_
     assert document["wide_share"] >= 0.95
     assert "capture\n" in result.stderr, "the stages are not on standard error"
     text = done("build", *checkpoints, "-o", tmp_path / "ens.wide", *options(), "--force").stdout
-    assert f"wrote {tmp_path / 'ens.wide'}" in text
-    assert "wide share" in text
-    assert "strategies" in text
+    head, weights, verified, plan, wrote, following = text.splitlines()
+    assert head == f"{len(checkpoints)} members: {', '.join(document['members'])}"
+    assert re.fullmatch(r"weights      .* in memory, and no weight is equal in all members", weights)
+    assert re.fullmatch(
+        r"verified     8 calls of every member against float64: off by at most \S+, your own models by \S+ "
+        r"\(accepted: about 4 times\)",
+        verified,
+    )
+    assert re.match(r"plan         (any batch|batch 1 to \d+): all members at once", plan)
+    assert wrote.startswith(f"wrote {tmp_path / 'ens.wide'}: ")
+    assert following.startswith(f"next: widepack inspect {tmp_path / 'ens.wide'}, widepack serve ")
+    more = done("build", *checkpoints, "-o", tmp_path / "ens.wide", *options(), "--force", "--verbose").stdout
+    assert {"wide", "strategies", "nodes", "kernels", "time"} <= {
+        line.split()[0] for line in more.splitlines()
+    }
 
 
 def test_dry_run_writes_nothing(
@@ -530,7 +543,7 @@ def test_inspect(artifact: Path) -> None:
         assert name in text
     for weight in document["manifest"]["weights"]:
         assert str(weight["name"] if isinstance(weight, dict) else weight[0]) in text
-    assert "cpu, shared" in text
+    assert "plans   cpu, shared" in text
     assert "sha256" in text
     assert "none.wide" in refused(1, "inspect", artifact.parent / "none.wide")
 
@@ -687,6 +700,44 @@ def test_demo_in_full(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert "is not the folder of an earlier demo" in refused(2, "demo", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ratio", "words"),
+    [
+        ("holds", {"value": 2.04, "low": 1.9, "high": 2.1}, ["2.04 [1.90, 2.10]", "2.0 times as fast"]),
+        (
+            "noisy",
+            {"value": 2.04, "low": 1.2, "high": None},
+            ["2.04 [1.20, open]", "uncertain: other programs"],
+        ),
+        ("noisy", {"value": None}, ["no comparison: the time was too short"]),
+    ],
+)
+def test_demo_shows_its_speed_on_a_busy_machine(
+    verdict: str,
+    ratio: dict[str, Any],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    demo = import_module("widepack_cli.commands.demo")
+    row = {"median_ms": 1.5, "verdict": verdict, "ratio": ratio, "baselines": {"loop": {"median_ms": 3.0}}}
+    report = {"members": 8, "environment": {"device": "cpu"}, "rows": [row]}
+
+    def bench(command: list[str]) -> str:
+        Path(command[-1]).write_text(json.dumps(report))
+        if verdict == "noisy":
+            raise demo.Noisy("the machine was too busy")
+        return ""
+
+    monkeypatch.setattr(demo, "run", bench)
+    line = demo.timed(tmp_path, tmp_path / "e.wide", tmp_path / "net.py", [])
+    shown = capsys.readouterr().out + line
+    assert all(word in shown for word in words), shown
+    assert "1.50 ms for 32 images and 8 members" in line
+    assert ("uncertain" in line) == (verdict == "noisy" and ratio["value"] is not None)
 
 
 def test_demo_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

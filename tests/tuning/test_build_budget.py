@@ -216,16 +216,17 @@ def test_the_command_line_names_the_faster_plans(
         f"{model}:make",
     ]
     words += ["--input", "input=float32[B,4]", "--no-pt2"]
-    result = CliRunner().invoke(cli, [*words, "--budget", "30"])
+    result = CliRunner().invoke(cli, [*words, "--budget", "30", "--verbose"])
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"^plan +shared, batch 1 to 2: \w+, [0-9.]+ us at 1; [0-9.]+x over the predicted plan",
+        r"^measured +shared, batch 1 to 2: \w+, [0-9.]+ us at 1; [0-9.]+x over the predicted plan",
         result.output,
         re.M,
     )
-    result = CliRunner().invoke(cli, [*words, "--force", "--budget", "0"])
+    result = CliRunner().invoke(cli, [*words, "--force", "--budget", "0", "-v"])
     assert result.exit_code == 0, result.output
     assert "over the predicted plan" not in result.output
+    assert "(predicted, not measured)" in result.output
     assert CliRunner().invoke(cli, [*words, "--force", "--budget", "-1"]).exit_code == 2
 
 

@@ -206,6 +206,12 @@ TOML = "widepack.toml"
 )
 @click.option("--dry-run", is_flag=True, help="Do everything except writing, and show what would be written.")
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also print the ops, each measured plan, and the time of each stage.",
+)
 @json_option
 def command(
     checkpoints: tuple[str, ...],
@@ -239,6 +245,7 @@ def command(
     shards: tuple[int, ...],
     dry_run: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Turn the checkpoints CKPT... of one architecture into one artifact that runs all of them.
@@ -291,10 +298,10 @@ def command(
             unmerge=unmerge,
             tolerance=tolerance,
         )
-    _print(report, dry_run, as_json)
+    _print(report, dry_run, as_json, verbose)
 
 
-def _print(report: BuildReport, dry_run: bool, as_json: bool) -> None:
+def _print(report: BuildReport, dry_run: bool, as_json: bool, verbose: bool) -> None:
     for sentence in absent_lines(report):
         click.echo(sentence, err=True)
     if as_json:
@@ -302,7 +309,7 @@ def _print(report: BuildReport, dry_run: bool, as_json: bool) -> None:
             click.echo(line, err=True)
         emit(report.to_json())
     else:
-        click.echo("\n".join(build_lines(report, dry_run)))
+        click.echo("\n".join(build_lines(report, dry_run, verbose)))
 
 
 def _refuse_missing(checkpoints: Sequence[str], out: str | None, dry_run: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from widepack_bench.text import columns, duration, plural
+from widepack_bench.text import columns, duration, interval, plural
 
 from ..shared.failures import Failure, Refusal
 from ..shared.options import example
@@ -69,7 +69,7 @@ def command(folder: Path, count: int, budget: float, threads: int) -> None:
     paths = [str(checkpoints / f"seed{seed}.pt") for seed in range(count)]
     options = ["-o", str(artifact), "--model", f"{model}:make", "--input", SPEC, "--force"]
     built = run(["build", *paths, *options], shown_as=["build", f"{checkpoints}/*.pt", *options])
-    print_results(*(line for line in built.splitlines() if line.startswith(("weights", "wide share"))))
+    print_results(*(line for line in built.splitlines() if line.startswith(("weights", "plan"))))
 
     print_title("3. Check its files and its answers")
     checked = run(["verify", str(artifact)])
@@ -141,12 +141,19 @@ def timed(folder: Path, artifact: Path, model: Path, options: list[str]) -> str:
     report = json.loads(document.read_text(encoding="utf-8"))
     (row,) = report["rows"]
     call = f"{duration(row['median_ms'])} for {BATCH} images and {plural(report['members'], 'member')}"
-    if row["verdict"] == "noisy" or row["ratio"]["value"] is None:
-        print_results("no comparison: other programs keep the machine busy; run the command again later")
-        return f"speed: roughly {call}, on a busy machine"
+    ratio = row["ratio"]
+    if ratio["value"] is None:
+        print_results("no comparison: the time was too short; run the command again with a larger --budget")
+        return f"speed: roughly {call}"
     loop = duration(row["baselines"]["loop"]["median_ms"])
-    print_results(f"widepack {duration(row['median_ms'])}, loop {loop}, on {report['environment']['device']}")
-    return f"speed: {call}, {row['ratio']['value']:.1f} times as fast as the loop"
+    busy = "; uncertain: other programs keep the machine busy" if row["verdict"] == "noisy" else ""
+    print_results(
+        f"widepack {duration(row['median_ms'])}, loop {loop}, on {report['environment']['device']}: "
+        f"{interval(ratio)} times as fast (95% interval){busy}"
+    )
+    if busy:
+        return f"speed: roughly {call}, {interval(ratio)} times as fast as the loop (uncertain)"
+    return f"speed: {call}, {ratio['value']:.1f} times as fast as the loop"
 
 
 def run(words: list[str], shown_as: list[str] | None = None) -> str:

@@ -16,6 +16,8 @@ from widepack_artifacts.reader import Reader
 from widepack_bench.text import columns, plural, size
 
 from ..shared.options import ARTIFACT, emit, example, json_option, readable
+from ..shared.plan_lines import stored_lines, strategies_of
+from ..shared.verified_lines import record_lines
 
 FIRST, LAST = 10, 3  # rows of a long table of members
 NAME, SOURCE = 40, 60  # characters of a name and of a path in that table
@@ -59,21 +61,13 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         # The rows of one batch class are in the order of preference; the first one counts.
         "strategies": {
             name: {
-                f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide) if w.part is None
+                f"{w.device}.{w.pattern}": strategies_of(w.plan)
+                for w in reversed(entry.wide)
+                if w.part is None
             }
             for name, entry in manifest.entries.items()
         },
     }
-
-
-def strategies(plan: dict[str, Any]) -> dict[str, int]:
-    """Counts the nodes of the member program by strategy, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for region in plan.get("regions", []):
-        if region["strategy"] == "loop":
-            counts["loop"] += len(region["nodes"])
-    counts.update(choice[0] for choice in plan.get("choices", {}).values())
-    return dict(counts.most_common())
 
 
 def lines(path: str, manifest: Manifest, weights: bool, files: bool, members: bool = False) -> list[str]:
@@ -166,25 +160,7 @@ def _entry(entry: Entry) -> list[str]:
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
     text += [f"rows    {entry.rows}"] if entry.rows is not None else []
     text += [f"fixed   {sentence}" for sentence in entry.fixed]
-    first: set[tuple[Any, ...]] = set()
-    for wide in entry.wide:
-        batch = (
-            ""
-            if wide.batch[1] is None and wide.batch[0] <= 1
-            else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
-        )
-        used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
-        runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
-        part = "" if wide.part is None else f", members {wide.part.start} to {wide.part.stop - 1}"
-        row = (
-            *(wide.device, wide.pattern, wide.batch, wide.members),
-            *(wide.plan.get("machine"), wide.plan.get("threads")),
-        )
-        runs += ", used if the backend of the row above is not installed" if row in first else ""
-        first.add(row)
-        text.append(
-            f"program {wide.device}, {wide.pattern}{part}{batch}{runs}: {used or 'no strategies recorded'}"
-        )
+    text += stored_lines(entry.wide)
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
     return text
 
@@ -193,32 +169,13 @@ def _verified(manifest: Manifest) -> list[str]:
     """Returns what the build verified, by entry."""
     others = manifest.verification.get("entries", {})
     first = {k: v for k, v in manifest.verification.items() if k != "entries"}
-    text = [line for record in [first] if record for line in _record(record, "")]
-    text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
+    text = [line for record in [first] if record for line in record_lines(record, "")]
+    text += [line for name, record in others.items() for line in record_lines(record, f"{name} ")]
     if any("approximation" in record for record in (first, *others.values())):
         from ..shared.build_report import approximation_lines
 
         text += approximation_lines(manifest.verification)
     return text or ["no record"]
-
-
-def _record(record: dict[str, Any], entry: str) -> list[str]:
-    """Returns, for each output of an entry, the largest error of the wide programs and of the members."""
-    worst: dict[str, tuple[float, float]] = {}
-    for rows in record.get("wide", {}).values():
-        for row in rows:
-            errors = [float(m.get("max", 0.0)) for m in row.get("members", {}).values()]
-            before, own = worst.get(row.get("output", ""), (0.0, 0.0))
-            worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
-    text = [
-        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} "
-        f"of every member and program against {record.get('truth', 'float64')}, torch "
-        f"{record.get('torch', '?')}"
-    ]
-    return text + [
-        f"{entry}{name or 'output'}: largest error {wide:.2e}; of the members themselves {own:.2e}"
-        for name, (wide, own) in worst.items()
-    ]
 
 
 def _bounds(spec: Input) -> str:

@@ -13,6 +13,7 @@
 | `member_paths.py` | Finds the checkpoints that a command line names, in the order of the members |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
 | `options.py` | Options that several commands have, and the JSON document of a command |
+| `plan_lines.py` | Says in words which plan runs at which batch |
 | `progress_bar.py` | Progress of long work on standard error: a bar on a terminal, one line |
 | `report_lines.py` | Lines that several commands print about a report |
 | `revision.py` | Options and report of the commands that change members: `update`, `append`, `drop` |
@@ -20,4 +21,5 @@
 | `threads.py` | Sets the threads of commands that run many small ops |
 | `trace_rows.py` | Rows of a trace: each node of the member program, its strategy |
 | `treemap.py` | Divides a rectangle into boxes with given areas, as square as is simple |
+| `verified_lines.py` | Says what a build verified, from its record in the manifest |
 """

@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from widepack_bench.text import duration, plural, size
 
+from .plan_lines import PlanRow, in_words, joined
 from .report_lines import contradicted_lines, damaged, some, unused_lines
+from .verified_lines import verified_line
 
 if TYPE_CHECKING:
     from widepack import BuildReport
     from widepack.building.report import EntryReport
 
 
-def build_lines(report: BuildReport, dry_run: bool) -> list[str]:
-    """Returns the report as lines of text."""
-    weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
-    text = [
-        f"{plural(len(report.members), 'member')}: {some(report.members)}",
-        f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, "
-        f"{size(report.bytes_memory)} in memory",
-    ]
+def build_lines(report: BuildReport, dry_run: bool, verbose: bool = False) -> list[str]:
+    """Returns the report as lines of text. verbose: with ops, kernels, each measured plan, and times."""
+    text = [f"{plural(len(report.members), 'member')}: {some(report.members)}", _weights(report)]
     text += _fleet(report.fleet)
+    text += [line for line in [verified_line(report.verification)] if line]
     text += [f"answers      {line}" for line in approximation_lines(report.verification)]
+    several = list(report.entries) != ["forward"]
     for name, entry in report.entries.items():
-        text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
+        text += [f"plan         {f'{name}, ' if several else ''}{_plan(report, name)}"]
+        text += [f"sizes        {f'{name}, ' if several else ''}{bound}" for bound in entry.bounds]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
     text += unused_lines(report.unused)
     text += contradicted_lines(report.contradicted)
     text += damaged(report.not_finite)
-    text += _measured(report.measured)
-    text.append(
-        f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
+    text += _failed(report.measured)
+    if verbose:
+        for name, entry in report.entries.items():
+            text += [*([f"entry {name}"] if several else []), *_entry(entry)]
+        text += _measured(report.measured)
+        times = ", ".join(f"{stage} {duration(1000 * s)}" for stage, s in report.seconds.items())
+        text.append(f"time         {times}")
+    if dry_run:
+        return [*text, f"dry run: nothing was written; it would be {size(report.bytes_disk)} on disk"]
+    took = duration(1000 * sum(report.seconds.values()))
+    path = shlex.quote(report.path)
+    return [
+        *text,
+        f"wrote {report.path}: {size(report.bytes_disk)}, in {took}",
+        f"next: widepack inspect {path}, widepack serve {path}, or widepack.load({report.path!r}) in Python",
+    ]
+
+
+def _weights(report: BuildReport) -> str:
+    """Returns the line about the bytes of the weights, and what the members share."""
+    shared, memory = report.weights.get("shared", 0), f"{size(report.bytes_memory)} in memory"
+    if not shared:
+        return f"weights      {memory}, and no weight is equal in all members"
+    own = size(sum(report.weights.values()) - shared)
+    return (
+        f"weights      {memory}: {size(shared)} equal in all members and stored once, {own} of single members"
     )
-    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def _plan(report: BuildReport, name: str) -> str:
+    """Returns what runs at which batch in a call with one input for all members, and how fast that is."""
+    measured = (report.measured or {}).get("rows", ())
+    rows = [
+        PlanRow(
+            row["classes"][0],
+            row["classes"][1],
+            in_words(row["strategies"], row["backend"]),
+            loop=(row["loop"], row["loop"]) if row["loop"] else None,
+        )
+        for row in measured
+        if (row["entry"], row["pattern"]) == (name, "shared")
+    ]
+    predicted = "" if rows else " (predicted, not measured)"
+    rows = rows or [
+        PlanRow(plan["batch"][0], plan["batch"][1], in_words(plan["strategies"]))
+        for plan in report.entries[name].plans
+        if (plan["device"], plan["pattern"]) == ("cpu", "shared")
+    ]
+    return "; ".join(f"{row.batches}: {row.text}{_over(row)}" for row in joined(rows)) + predicted
+
+
+def _over(row: PlanRow) -> str:
+    """Returns how many times as fast as a loop a plan is; "" if that was not measured, or it is the loop."""
+    if row.loop is None or row.loop == (1.0, 1.0):
+        return ""
+    least, most = (f"{ratio:.1f}" for ratio in row.loop)
+    return f", about {least if least == most else f'{least} to {most}'} times as fast as a loop over them"
 
 
 def absent_lines(report: BuildReport) -> list[str]:
@@ -88,21 +141,26 @@ def _fleet(fleet: Mapping[str, Any] | None) -> list[str]:
     return text
 
 
+def _failed(measured: Mapping[str, Any] | None) -> list[str]:
+    """Returns a line if the measurement failed."""
+    if measured is None or "failed" not in measured:
+        return []
+    return [f"plans        were not measured, and the predicted ones stay: {measured['failed']}"]
+
+
 def _measured(measured: Mapping[str, Any] | None) -> list[str]:
     """Returns the lines of the measured plans, one for each batch class."""
-    if measured is None:
+    if measured is None or "failed" in measured:
         return []
-    if "failed" in measured:
-        return [f"plans        were not measured, and the predicted ones stay: {measured['failed']}"]
     entries = {row["entry"] for row in measured["rows"]}
-    note = [f"plans        {measured['note']}"] if measured["note"] else []
+    note = [f"measured     {measured['note']}"] if measured["note"] else []
     return (
         note
         + [
-            f"plan         {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
+            f"measured     {row['entry'] + ', ' if len(entries) > 1 else ''}{_plan_line(row)}"
             for row in measured["rows"]
         ]
-        + [f"plan         {batch}: not measured: {why}" for batch, why in measured["refused"].items()]
+        + [f"measured     {batch}: not measured: {why}" for batch, why in measured["refused"].items()]
     )
 
 
@@ -134,5 +192,4 @@ def _entry(entry: EntryReport) -> list[str]:
             if entry.kernels_wide
             else []
         ),
-        *(f"sizes        {text}" for text in entry.bounds),
     ]
