@@ -57,7 +57,7 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         gate: Gate,
         device: torch.device,
     ) -> None:
-        self._here, self._gate = here, gate
+        self._here, self._gate, self._manifest = here, gate, manifest
         self._first = next(iter(here.values()))
         self.name, self.entry, self.members = name, self._first.entry, members
         self.parts, self.device = tuple(parts), device
@@ -74,6 +74,10 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     @property
     def runs_on(self) -> str:
         return " + ".join(e.runs_on for e in self._here.values())
+
+    @property
+    def swapped(self) -> bool:
+        return any(e.swapped for e in self._here.values())
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
         """Returns the plans of the first part that is in this process, one for each batch class.

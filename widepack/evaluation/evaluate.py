@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike, fspath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
+from ..inference.calibration_record import CALIBRATION, calibration_record
 from ..inference.load import load
-from ..selection.validation import ValidationRequest
+from ..inference.model import WideModel
+from ..reduction.calibration import Calibration
+from ..revision.record import publish_record
+from ..selection.validation import Validation, ValidationRequest
 from ..system.progress import Report
 from . import class_metrics, number_metrics
+from .calibration_fit import calibrated_classes, calibrated_numbers
 
 DRAWS = 10
 """How many ensembles of each size the learning curve averages over."""
@@ -42,6 +47,10 @@ class EvaluateReport:
             `confidence`, `accuracy`.
         intervals: Of numbers, for each `level` the `coverage` and `width` of the ensemble's intervals.
         sha256: Of the data.
+        calibration: None without `calibrate`. `kind` (`temperature` of classes, `variance` of numbers) and
+            `value`; the number of `rows` that it was fitted on, and of those `held_out`; the ensemble's
+            figures of these `before` and `after`; whether the value is `at_bound`; and `saved`, the digest of
+            the artifact that has it, or "".
 
     Figures are None where they do not exist: an AUROC without errors, a deviation of one member.
 
@@ -63,6 +72,7 @@ class EvaluateReport:
     reliability: list[dict[str, float | int]] = field(default_factory=list)
     intervals: list[dict[str, float]] = field(default_factory=list)
     sha256: str = ""
+    calibration: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.
@@ -91,9 +101,14 @@ def evaluate(
     header: bool | None = None,
     delimiter: str | None = None,
     decimal: str = ".",
+    calibrate: bool = False,
+    save: bool = False,
     progress: Report | None = None,
 ) -> EvaluateReport:
     """Measures how good each member of an ensemble is, and how good their mean is.
+
+    With `calibrate` it also fits one number on half of the rows, and measures on the other half what it does:
+    a temperature of the mean probabilities, or a factor of the variance of numbers.
 
     Args:
         path: The artifact.
@@ -111,6 +126,9 @@ def evaluate(
         header: Whether the first line of a CSV file has names, as `widepack.predict` takes it.
         delimiter: What stands between the values of a CSV file.
         decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
+        calibrate: Whether to fit a calibration. The halves are drawn with a fixed seed.
+        save: Whether to record the calibration in the artifact, for `calibrated=True` of `mean`, `std` and
+            `reduce`. It needs `calibrate`.
         progress: A function that is called with `(stage, done, total)`.
 
     Returns:
@@ -119,7 +137,7 @@ def evaluate(
     Raises:
         UsageError: An argument is wrong, or the targets do not fit the answers.
         InputError: The file cannot be read, has a row that the model refuses, or a member answers NaN.
-        ArtifactError: The artifact is damaged.
+        ArtifactError: The artifact is damaged, or cannot be written.
 
     Example:
         >>> kinds = {"target": "kind", "of": "softmax", "classes": "cat,dog,bird"}
@@ -130,18 +148,53 @@ def evaluate(
         on, target, of, classes, (header, delimiter, decimal),
         inputs=inputs, entry=entry, answer=answer, dim=dim, batch=batch,
     )  # fmt: skip  # its options in two lines
+    if save and not calibrate:
+        raise UsageError("save= records a calibration; give calibrate=True (--calibrate) too")
     ens = load(path)
     validation = request.run(ens, progress)
     predictions, targets = validation.predictions, validation.targets
     _check_finite(predictions, ens.members)
     found = _of_numbers(predictions, targets) if of is None else _of_classes(predictions, targets)
-    return EvaluateReport(
+    report = EvaluateReport(
         path=fspath(path),
         digest=ens.manifest.digest,
         rows=len(targets),
         members=dict(zip(ens.members, found.pop("members"), strict=True)),
         sha256=validation.sha256,
         **found,
+    )
+    if not calibrate:
+        return report
+    fitted = _calibrated(predictions, targets, of)
+    fitted["saved"] = _saved(path, ens, validation, fitted, of) if save else ""
+    return replace(report, calibration=fitted)
+
+
+def _calibrated(predictions: Tensor, targets: Tensor, of: str | None) -> dict[str, Any]:
+    """Returns the calibration of a report."""
+    if of is None:
+        return calibrated_numbers(predictions, targets)
+    return calibrated_classes(lambda rows: _mean(predictions[:, rows], class_metrics.positions), targets)
+
+
+def _saved(
+    path: str | PathLike[str],
+    ens: WideModel,
+    validation: Validation,
+    fitted: Mapping[str, Any],
+    of: str | None,
+) -> str:
+    """Records a calibration in the artifact. Returns: the new digest. Raises: ArtifactError."""
+    rank = validation.predictions.ndim - 1
+    calibration = Calibration(fitted["kind"], fitted["value"], validation.output, of, validation.dim, rank)
+    record = calibration_record(ens.manifest, validation.entry, calibration)
+    figures = {
+        k: {n: f for n, f in v.items() if not isinstance(f, list)} if isinstance(v, dict) else v
+        for k, v in fitted.items()
+        if k not in record
+    }
+    return publish_record(
+        path, CALIBRATION, {**record, "on": validation.sha256, **figures}, ens.manifest.digest
     )
 
 

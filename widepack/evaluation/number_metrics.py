@@ -53,9 +53,15 @@ def spread_figures(y: Tensor, targets: Tensor) -> tuple[dict[str, float | None],
     """
     if y.shape[0] < 2:
         return {"nll": None, "error_rank": None}, []
-    truth, mean = targets.double(), y.double().mean(0)
-    variance = y.double().var(0).clamp_min(LEAST)
-    error, deviation = (mean - truth).abs(), variance.sqrt()
+    return normal_figures(y.double().mean(0), y.double().var(0), targets.double())
+
+
+def normal_figures(
+    mean: Tensor, variance: Tensor, targets: Tensor
+) -> tuple[dict[str, float | None], list[Interval]]:
+    """Returns the figures of normal distributions, and their intervals. All: [P], in float64."""
+    variance = variance.clamp_min(LEAST)
+    error, deviation = (mean - targets).abs(), variance.sqrt()
     nll = 0.5 * ((2 * math.pi * variance).log() + error.square() / variance)
     intervals = []
     for level in LEVELS:

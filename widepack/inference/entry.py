@@ -187,7 +187,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         self.name = name
         self.entry: Entry = artifact.entry(name)
         self.members = artifact.members
-        self._artifact, self._gate = artifact, artifact.gate
+        self._artifact, self._gate, self._manifest = artifact, artifact.gate, artifact.manifest
         model, known = "ens" if name == FORWARD else f"ens.{name}", artifact.manifest.state
         self._binder = Binder(self.entry, len(artifact.chosen), artifact.device, known=known, model=model)
         self.programs = EntryPrograms(artifact, name, self._binder)
@@ -209,6 +209,10 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     @property
     def runs_on(self) -> str:
         return self.programs.description
+
+    @property
+    def swapped(self) -> bool:
+        return bool(self._artifact.swapped)
 
     # ---------------------------------------------------------------- calls
 

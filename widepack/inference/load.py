@@ -35,6 +35,7 @@ from ..system.gate import Gate
 from ..system.memory import keep_freed
 from ..system.progress import Report
 from ..system.readahead import read_headers
+from .calibration_record import read_calibration
 from .cast import Cast
 from .entry import WideEntry
 from .graph_pool import GraphPool, graph_pool
@@ -160,6 +161,7 @@ def _open(
     if options.limit is not None:
         reader.limit = ProgramLimit(options.limit)
     manifest = reader.manifest
+    read_calibration(manifest)  # refuses a record that no evaluation writes
     corrections = manifest.factored.corrections
     files = Weights(
         reader.weights_files(), manifest.factored, reader.path(corrections) if corrections else None

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from widepack_artifacts.entry import Entry
+from widepack_artifacts.manifest import Manifest
+
 from ..errors import UsageError
 from ..planning.plan import Plan
+from ..reduction.calibration import Calibration
 from ..spec.names import number_of
 from .binder import NamedInputs
+from .calibration_record import AGAIN, calibration_of
 from .graph_pool import GraphUse
 from .members.member import Member
 from .reduced_answer import Reduction
@@ -161,6 +166,7 @@ class ModelCalls(NamedInputs, ABC):
         members: Sequence[int | str] | None = None,
         dim: int = -1,
         output: str | int | None = None,
+        calibrated: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Runs all members once, and returns figures of their answers.
@@ -196,6 +202,8 @@ class ModelCalls(NamedInputs, ABC):
             dim: The dim of the classes in a member's answer.
             output: The leaf of an answer with several: its name, or its number. Default: `logits`, else the
                 first.
+            calibrated: Whether the calibration that `widepack.evaluate` recorded is applied: a temperature to
+                `mean` and `entropy` of classes, a factor to `var` and `std` of numbers.
             **kwargs: As a call takes them. An input of the model that is called as one of the options is
                 given by position.
 
@@ -206,7 +214,8 @@ class ModelCalls(NamedInputs, ABC):
 
         Raises:
             InputError: The inputs do not match, or a figure is not defined for these answers.
-            UsageError: A figure or an option is unknown, or `of` is needed.
+            UsageError: A figure or an option is unknown, `of` is needed, or no calibration is recorded for
+                these members and options.
 
         Example:
             >>> r = ens.reduce(x, "mean", "mutual_information", of="softmax")
@@ -220,6 +229,7 @@ class ModelCalls(NamedInputs, ABC):
         weights: Sequence[float] | None = None,
         members: Sequence[int | str] | None = None,
         output: str | int | None = None,
+        calibrated: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Returns the mean of the members' answers: `reduce(..., "mean")["mean"]`.
@@ -231,6 +241,7 @@ class ModelCalls(NamedInputs, ABC):
             weights: One weight for each member, or for each of `members`. Default: all are equal.
             members: The members that count, by number or name. Default: all.
             output: The leaf of an answer with several, as `reduce` takes it.
+            calibrated: As `reduce` takes it.
             **kwargs: As a call takes them, and the other options of `reduce`.
 
         Returns:
@@ -245,7 +256,7 @@ class ModelCalls(NamedInputs, ABC):
             >>> p = ens.mean(x, of="softmax")  # [B, classes]
         """
         options = {"of": of, "weights": weights, "members": members, "output": output}
-        return self._one("mean", args, options | kwargs)
+        return self._one("mean", args, {**options, "calibrated": calibrated, **kwargs})
 
     def std(
         self,
@@ -254,6 +265,7 @@ class ModelCalls(NamedInputs, ABC):
         weights: Sequence[float] | None = None,
         members: Sequence[int | str] | None = None,
         output: str | int | None = None,
+        calibrated: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Returns the standard deviation of the members' answers (divided by N): `reduce(..., "std")["std"]`.
@@ -264,6 +276,7 @@ class ModelCalls(NamedInputs, ABC):
             weights: As `mean` takes them.
             members: As `mean` takes them.
             output: As `mean` takes it.
+            calibrated: As `reduce` takes it.
             **kwargs: As a call takes them, and the other options of `reduce`.
 
         Returns:
@@ -277,7 +290,7 @@ class ModelCalls(NamedInputs, ABC):
             >>> spread = ens.std(x, of="softmax")  # [B, classes]
         """
         options = {"of": of, "weights": weights, "members": members, "output": output}
-        return self._one("std", args, options | kwargs)
+        return self._one("std", args, {**options, "calibrated": calibrated, **kwargs})
 
     def vote(
         self,
@@ -403,11 +416,15 @@ class LoadedEntry(ModelCalls):
 
     Attributes:
         name: The method's name.
+        entry: What the manifest says of the entry.
         members: The members' names.
     """
 
     name: str
+    entry: Entry
     members: tuple[str, ...]
+    _manifest: Manifest
+    _calibration: Calibration | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -449,6 +466,7 @@ class LoadedEntry(ModelCalls):
         members: Sequence[int | str] | None = None,
         dim: int = -1,
         output: str | int | None = None,
+        calibrated: bool = False,
         **kwargs: Any,
     ) -> Any:
         state = kwargs.pop("state", None) if self._binder.states else None
@@ -456,9 +474,45 @@ class LoadedEntry(ModelCalls):
         def request() -> tuple[Reduction, Sequence[Any]]:
             inputs, names = names_apart(args)
             chosen = None if members is None else self._numbers(members)
-            return Reduction(names, of, weights, dim, output, chosen), inputs
+            reduction = Reduction(names, of, weights, dim, output, chosen)
+            if calibrated:
+                reduction.calibrate(self.calibration, self.entry.outputs)
+            return reduction, inputs
 
-        return self._reduce(request, kwargs, state)
+        found = self._reduce(request, kwargs, state)
+        if calibrated:
+            self.calibration  # noqa: B018  refuses figures of a member that was swapped meanwhile
+        return found
+
+    @property
+    def calibration(self) -> Calibration:
+        """What `calibrated=True` applies: its `kind` and `value`, and what it is of.
+
+        Raises: UsageError if none is recorded for these members, or if one was swapped.
+
+        Example:
+            >>> options = {"target": "y", "of": "softmax", "calibrate": True, "save": True}
+            >>> report = widepack.evaluate("ens.wide", "val.safetensors", **options)
+            >>> print(widepack.load("ens.wide").entry("forward").calibration.value)
+        """
+        if self._calibration is None:
+            self._calibration = calibration_of(self._manifest, self.name, self.members)
+        if self.swapped:
+            raise UsageError(
+                "calibrated=True: a member was swapped in this process, and the calibration was of the one "
+                f"before; put the checkpoint into the artifact with widepack.update, and {AGAIN}"
+            )
+        return self._calibration
+
+    @property
+    @abstractmethod
+    def swapped(self) -> bool:
+        """Whether a member was replaced in this process by one that answers otherwise.
+
+        Example:
+            >>> ens.entry("forward").swapped
+            False
+        """
 
     @abstractmethod
     def _reduce(

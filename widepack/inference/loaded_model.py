@@ -128,10 +128,11 @@ class LoadedModel(ModelCalls, Generic[E]):
         members: Sequence[int | str] | None = None,
         dim: int = -1,
         output: str | int | None = None,
+        calibrated: bool = False,
         **kwargs: Any,
     ) -> Any:
-        entry = self._forward()
-        return entry.reduce(*args, of=of, weights=weights, members=members, dim=dim, output=output, **kwargs)
+        options: dict[str, Any] = {"of": of, "weights": weights, "members": members, "dim": dim}
+        return self._forward().reduce(*args, **options, output=output, calibrated=calibrated, **kwargs)
 
     def route(self, *args: Any, member: MemberOfEachRow, **kwargs: Any) -> Any:
         return self._forward().route(*args, member=member, **kwargs)

@@ -15,6 +15,7 @@ from torch import Tensor
 from widepack_artifacts.entry import OutputLeaf
 
 from ..errors import InputError, UsageError
+from ..reduction.calibration import Calibration
 from ..reduction.figures import check_answers, normalised, requested
 from ..reduction.reduce import Stream, mixture, reduced
 from ..reduction.sums import StreamedSums
@@ -34,6 +35,7 @@ class Reduction:
 
     Attributes:
         wanted: The figures of one leaf: all but `mixture`.
+        calibration: What is applied to the figures; None for nothing.
 
     Raises:
         UsageError: A figure or an option is unknown.
@@ -60,12 +62,25 @@ class Reduction:
         self.names = tuple(dict.fromkeys(names))
         self.of, self.weights, self.dim, self.output = of, weights, dim, output
         self.members = None if members is None else tuple(members)
+        self.calibration: Calibration | None = None
+
+    def calibrate(self, calibration: Calibration, leaves: Sequence[OutputLeaf]) -> None:
+        """Applies a calibration to the figures.
+
+        leaves: the outputs in the manifest. Raises: UsageError if the calibration is not of these figures.
+        """
+        output = leaves[_leaf_number(leaves, self.output)].name
+        some = self.weights is not None or self.members is not None
+        calibration.check(self.names, self.of, self.dim, output, some)
+        if "entropy" in self.names:
+            self.wanted = requested([*(w.text for w in self.wanted), "mean"], self.of, False)
+        self.calibration = calibration
 
     def __str__(self) -> str:
         """The reduction in words, with every weight: equal reductions have equal texts."""
         given = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
         parts = f"of={self.of!r}, weights={given}, members={self.members}, dim={self.dim}"
-        return f"reduce({', '.join(self.names)}, {parts}, output={self.output!r})"
+        return f"reduce({', '.join(self.names)}, {parts}, output={self.output!r}, {self.calibration})"
 
     @property
     def streamed(self) -> bool:
@@ -88,7 +103,9 @@ class Reduction:
         return {n: share for n, share in zip(numbers, shares) if share}
 
     def ordered(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns figures in the order of the caller."""
+        """Returns figures in the order of the caller, and calibrated if that was requested."""
+        if self.calibration is not None:
+            found = self.calibration.applied(found)
         return {name: found[name] for name in self.names}
 
     def apply(self, answer: Any, leaves: Sequence[OutputLeaf], one_shape: bool) -> dict[str, Any]:
@@ -186,11 +203,16 @@ def _tensor(leaf: Any, one_shape: bool) -> Tensor:
 
 def _dims(leaves: Sequence[OutputLeaf], output: str | int | None) -> list[str]:
     """Returns the dims of a leaf in one member, as the manifest has them."""
+    inside = leaves[_leaf_number(leaves, output)].type.partition("[")[2].rstrip("]")
+    return [d.strip() for d in inside.split(",") if d.strip()]
+
+
+def _leaf_number(leaves: Sequence[OutputLeaf], output: str | int | None) -> int:
+    """Returns the number of a leaf in the manifest; that of a leaf for a number or a name that none has."""
     names = [leaf.name for leaf in leaves]
     wanted = "logits" if output is None and "logits" in names else output
     number = wanted if type(wanted) is int else names.index(wanted) if wanted in names else 0
-    inside = leaves[min(number, len(leaves) - 1)].type.partition("[")[2].rstrip("]")
-    return [d.strip() for d in inside.split(",") if d.strip()]
+    return max(0, min(number, len(leaves) - 1))
 
 
 LARGE = 4 * 2**20

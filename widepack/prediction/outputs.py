@@ -60,7 +60,7 @@ class OutputColumns:
         self._entry, self._statistics = entry, statistics
         leaves = entry.entry.outputs
         if answer is not None:
-            self._chosen = [_number(leaves, answer)]
+            self._chosen = [output_number(leaves, answer)]
         else:
             self._chosen = list(range(len(leaves))) if statistics is None else [default_output(leaves)]
         if name is not None and len(self._chosen) > 1:
@@ -178,7 +178,8 @@ class Collected:
         return columns
 
 
-def _number(leaves: Sequence[OutputLeaf], answer: str | int) -> int:
+def output_number(leaves: Sequence[OutputLeaf], answer: str | int) -> int:
+    """Returns the number of an output. answer: its name or its number. Raises: UsageError."""
     names = [leaf.name for leaf in leaves]
     if answer in names:
         return names.index(str(answer))

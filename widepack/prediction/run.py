@@ -47,6 +47,7 @@ class Prediction:
         name: What it is called; None for its own name.
 
     Attributes:
+        letter: The dim of the rows.
         batch: The rows of a batch.
         columns: The columns that each input is read from.
         passed: The columns that pass through.
@@ -72,10 +73,10 @@ class Prediction:
     ) -> None:
         self._entry, self._table, self._suffix, self._device = entry, table, suffix, ens.device
         self._member = None if member is None else MemberColumn(table, member, entry.members)
-        self._letter, self._independent = _checked_rows(entry, title, member, allowed, batch)
-        self._inputs = _row_inputs(entry, title, self._letter)
-        self._outputs = OutputColumns(entry, self._letter, answer, name, statistics)
-        dim = entry.entry.dims[self._letter]
+        self.letter, self._independent = _checked_rows(entry, title, member, allowed, batch)
+        self._inputs = _row_inputs(entry, title, self.letter)
+        self._outputs = OutputColumns(entry, self.letter, answer, name, statistics)
+        dim = entry.entry.dims[self.letter]
         self._has_conditions = bool(entry.entry.guards) or dim.min > 1
         self.batch = batch or min(BATCH, dim.max or BATCH)
         self.columns: list[InputColumns] = []
@@ -184,7 +185,7 @@ class Prediction:
         }
         fits = self._entry.programs.inputs.fits
         for more in range(_MOST_FILLED):
-            if fits({**others, self._letter: count + more}):
+            if fits({**others, self.letter: count + more}):
                 return [torch.cat([r, r[-1:].expand(more, *r.shape[1:])]) for r in rows] if more else rows
         return rows  # the error of the call says which sizes the model takes
 

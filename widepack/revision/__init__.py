@@ -9,6 +9,7 @@ new files, verifies the programs again, and publishes by one rename of the manif
 
 | file | what it does |
 |---|---|
+| `record.py` | Publishes a record in the provenance of an artifact, and changes nothing else |
 | `request.py` | Defines the arguments of one revision, its members, and `ReviseReport` |
 | `revise.py` | Defines `widepack.update`, `append` and `drop`, which change the members of an artifact |
 | `revised_entry.py` | Rewrites one entry of an artifact for other members: lowers, verifies and writes it |

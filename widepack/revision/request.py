@@ -92,6 +92,7 @@ class ReviseReport:
         verification: The record of the comparisons, as the manifest has it.
         not_finite: The members whose own answers have NaN or inf, as in `BuildReport`.
         unused: How many names in the new checkpoints no member uses, as in `BuildReport`.
+        uncalibrated: Whether the artifact had a calibration, which was of the members before.
 
     Example:
         >>> report = widepack.update("ens.wide", {"fold0": "new.pt"})
@@ -118,6 +119,7 @@ class ReviseReport:
     verification: dict[str, Any] = field(default_factory=dict)
     not_finite: list[dict[str, Any]] = field(default_factory=list)
     unused: dict[str, int] = field(default_factory=dict)
+    uncalibrated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as a dict that `json.dumps` takes.

@@ -57,6 +57,7 @@ from ..checkpoints.new_member import NewMember, with_extra
 from ..checkpoints.unused_names import unused_names
 from ..errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from ..fleet.open_member import open_new_member
+from ..inference.calibration_record import CALIBRATION
 from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
 from ..planning.request import StrategyRequest
@@ -284,10 +285,12 @@ class Revision:
         ]
 
     def _provenance(self, history: dict[str, Any]) -> dict[str, Any]:
-        """Returns the provenance with one more row in its history."""
+        """Returns the provenance with one more row in its history, without the calibration of the members
+        before.
+        """
         before = self.old.provenance.get("history")
         return {
-            **self.old.provenance,
+            **{k: v for k, v in self.old.provenance.items() if k != CALIBRATION},
             **({} if self.shard_bytes is None else {SHARD_SIZE: self.shard_bytes}),
             "history": [*(before if isinstance(before, list) else []), history],
         }
@@ -320,6 +323,7 @@ class Revision:
                 [s.new.checkpoint for s in self.slots if s.new is not None],
                 (*manifest.state_dicts.ignored, *self.request.how.ignore),
             ),
+            uncalibrated=CALIBRATION in self.old.provenance,
         )
 
 

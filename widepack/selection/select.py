@@ -12,11 +12,11 @@ from torch import Tensor
 
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
 from ..inference.cascade import KEY, CascadeSettings, record_of
 from ..inference.load import load
+from ..revision.record import publish_record
 from ..revision.revise import drop
 from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
@@ -182,7 +182,9 @@ def select(
             place = fspath(out)
             manifest, digest = _selected_alone(path, place, selected, force, progress)
             weights, chosen = _renumbered(selected, settings)
-        digest = _publish(place, record_of(manifest, validation.entry, weights, chosen, text), digest)
+        digest = publish_record(
+            place, KEY, record_of(manifest, validation.entry, weights, chosen, text), digest
+        )
     return SelectReport(
         path=place,
         metric=metric,
@@ -284,23 +286,3 @@ def _renumbered(
     if settings is None:
         return weights, None
     return weights, replace(settings, order=tuple(kept.index(i) for i in settings.order))
-
-
-def _publish(path: str | PathLike[str], record: dict[str, Any], digest: str) -> str:
-    """Publishes the record of a selection in an artifact. Weights and programs stay.
-
-    Args:
-        path: The artifact.
-        record: The record.
-        digest: The digest that the artifact must have.
-
-    Returns: the new digest.
-
-    Raises:
-        ArtifactError: Another artifact was published in the meantime.
-    """
-    with Writer(path, force=True) as writer:
-        reader = Reader(path, digest)  # the writer has the lock, so the artifact cannot change now
-        writer.keep(reader.manifest.files)
-        provenance = {**reader.manifest.provenance, KEY: record}
-        return writer.publish(replace(reader.manifest, provenance=provenance)).digest

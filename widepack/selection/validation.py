@@ -18,7 +18,7 @@ from ..inference.model import WideModel
 from ..prediction.csv_files import CsvForm
 from ..prediction.formats import open_table, suffix_of
 from ..prediction.input_columns import column_of, some
-from ..prediction.outputs import default_output
+from ..prediction.outputs import default_output, output_number, row_dim_of
 from ..prediction.predict import check_batch
 from ..prediction.run import Prediction
 from ..prediction.table import TEXT, Table, place
@@ -35,13 +35,29 @@ class Validation:
     """The members' predictions on data with targets.
 
     predictions: [N, R, C, ...] with probabilities of classes, or [N, R, ...] with numbers. targets: [R, ...].
-    entry: that ran. sha256: of the file.
+    entry: that ran. output: the name of the output that the predictions are of. dim: of the classes in a
+    member's answer, not negative; 0 for numbers. sha256: of the file.
     """
 
     predictions: Tensor
     targets: Tensor
     entry: str
+    output: str
+    dim: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What the members answer. outputs: [N, R, ...]. targets: [R, ...]. entry, output: names. row_dim: of the
+    rows in a member's answer.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    entry: str
+    output: str
+    row_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +108,20 @@ class ValidationRequest:
             UsageError: The file has no such column, it has no targets, or these do not fit the answers.
             InputError: The file has no rows, or a row that the model refuses.
         """
-        outputs, given, entry = self._outputs(ens, progress)
-        predictions = predictions_of(outputs, self.of, self.dim)
+        found = self._answers(ens, progress)
+        predictions = predictions_of(found.outputs, self.of, self.dim, found.row_dim)
         if self.classes is not None and len(self.classes) != predictions.shape[2]:
             raise UsageError(
                 f"classes= names {len(self.classes)} classes, and the members answer {predictions.shape[2]}"
             )
         if self.of == OF[1]:
             _check_probabilities(predictions, ens.members)
-        targets = checked_targets(given, predictions, self.of is not None)
-        return Validation(predictions, targets, entry, _sha256(self.source))
+        targets = checked_targets(found.targets, predictions, self.of is not None)
+        dim = 0 if self.of is None else self.dim % (predictions.ndim - 1)
+        return Validation(predictions, targets, found.entry, found.output, dim, _sha256(self.source))
 
-    def _outputs(self, ens: WideModel, progress: Report | None) -> tuple[Tensor, Tensor, str]:
-        """Returns the outputs of all members, [N, R, ...], the targets, and the name of the entry."""
+    def _answers(self, ens: WideModel, progress: Report | None) -> _Answers:
+        """Runs all members. Raises: UsageError, InputError."""
         check_batch(self.batch)
         suffix_of(self.source, "input")
         table = open_table(self.source, self.form)
@@ -130,16 +147,19 @@ class ValidationRequest:
             raise InputError(f"{self.source} has no rows")
         if len(targets) != rows:
             raise InputError(f"{self.source}: the file changed while it was read")
-        return torch.cat(parts).movedim(1, 0), targets, chosen.name
+        leaf = chosen.entry.outputs[output_number(chosen.entry.outputs, answer)]
+        row_dim = row_dim_of(leaf.type, run.letter) or 0
+        return _Answers(torch.cat(parts).movedim(1, 0), targets, chosen.name, leaf.name, row_dim)
 
 
-def predictions_of(outputs: Tensor, of: str | None, dim: int) -> Tensor:
+def predictions_of(outputs: Tensor, of: str | None, dim: int, row_dim: int = 0) -> Tensor:
     """Returns the predictions of all members.
 
     Args:
         outputs: [N, R, ...].
         of: `softmax` for scores of classes, `probabilities`, or None for the outputs themselves.
         dim: The dim of the classes in a member's answer.
+        row_dim: The dim of the rows in a member's answer. In `outputs` they stand before its other dims.
 
     Returns: [N, R, C, ...] in float32 at least; without `of` as the outputs are.
 
@@ -150,9 +170,10 @@ def predictions_of(outputs: Tensor, of: str | None, dim: int) -> Tensor:
     if of is None:
         return wide
     axes = wide.ndim - 1
-    if not -axes <= dim < axes or dim % axes == 0:
+    if not -axes <= dim < axes or dim % axes == row_dim:
         raise UsageError(f"dim={dim} is no dim of classes of answers with the shape {list(wide.shape[1:])}")
-    classes = wide.movedim(dim % axes + 1, 2)
+    own = dim % axes
+    classes = wide.movedim(own + (2 if own < row_dim else 1), 2)
     return classes.softmax(2) if of == "softmax" else classes
 
 

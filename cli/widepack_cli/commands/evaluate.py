@@ -27,10 +27,20 @@ MOST = 20  # members that are printed
         "widepack evaluate ens.wide --on val.csv --target price --input x=f0..f63",
         "widepack evaluate ens.wide --on val.csv --target kind --of softmax --classes cat,dog,bird "
         "--input x=f0..f63",
+        "widepack evaluate ens.wide --on val.parquet --target y --of softmax --calibrate --save",
     )
 )
 @ARTIFACT
 @target_options
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Fit a temperature of the mean probabilities (numbers: a factor of the variance) on half of the "
+    "rows, and show what it does on the others.",
+)
+@click.option(
+    "--save", is_flag=True, help="Record the calibration in ARTIFACT, for predict --calibrated and others."
+)
 @json_option
 def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Measure how good the members of ARTIFACT are, and how good their mean is.
@@ -76,7 +86,27 @@ def lines(report: EvaluateReport) -> list[str]:
     ]
     bins = [b for b in report.reliability if b["count"]]
     text += [f"confidence above {b['least']:.2f}: {_bin(b)}" for b in bins]
-    return text
+    return text + (_calibration(report.path, report.calibration) if report.calibration else [])
+
+
+def _calibration(path: str, c: dict[str, Any]) -> list[str]:
+    """Returns the lines about a calibration, as the report has it."""
+    what = "temperature of the mean" if c["kind"] == "temperature" else "factor of the variance"
+    text = [
+        f"{what}: {c['value']:.4g}{', the bound' if c['at_bound'] else ''}, fitted on "
+        f"{plural(c['rows'], 'row')}; of the other {c['held_out']}, before and after:"
+    ]
+    pairs = [(name, *(c[when][name] for when in ("before", "after"))) for name in c["before"]]
+    for name, before, after in pairs:
+        if name == "intervals":
+            text += [
+                f"  {100 * b['level']:.0f}% intervals contain {100 * b['coverage']:.1f}%, "
+                f"{100 * a['coverage']:.1f}% of the targets"
+                for b, a in zip(before, after)
+            ]
+        elif name != "reliability":
+            text.append(f"  {_row(name, 11, [before, after])}")
+    return [*text, f"wrote {path}, now {c['saved']}" if c["saved"] else "not recorded; --save does it"]
 
 
 def _bin(b: dict[str, float | int]) -> str:

@@ -97,6 +97,11 @@ def lines(report: ReviseReport) -> list[str]:
         f"{'left out':<13}a measured plan, {words}; run widepack tune to measure again"
         for words in report.left_out
     ]
+    if report.uncalibrated:
+        text.append(
+            f"{'removed':<13}the calibration, which was of the members before; to fit it again: widepack "
+            "evaluate --calibrate --save"
+        )
     text += unused_lines(report.unused)
     text += damaged(report.not_finite)
     modules = (

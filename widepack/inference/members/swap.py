@@ -39,6 +39,7 @@ from ...system.autocast import plain_modes
 from ...system.progress import StageClock
 from ...verification import probe as probes
 from ...verification.record import OutputBounds
+from ..calibration_record import CALIBRATION
 from ..entry_programs import EntryPrograms
 from ..open_artifact import OpenArtifact, Replacement
 from ..programs.bound_program import BoundProgram
@@ -64,6 +65,7 @@ class SwapReport:
         weights: How many weights of the member differ from those before.
         exchanged: How many values were replaced as a whole.
         unused: How many names in the checkpoint no member uses, by patterns such as `model_ema.*`.
+        uncalibrated: Whether the artifact's calibration no longer counts here: it was of the member before.
 
     Example:
         >>> report = ens.swap("fold0", "new.pt")
@@ -80,6 +82,7 @@ class SwapReport:
     weights: int
     exchanged: int
     unused: dict[str, int] = field(default_factory=dict)
+    uncalibrated: bool = False
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {1000 * s:.1f}" for name, s in self.seconds.items())
@@ -87,6 +90,7 @@ class SwapReport:
             f"{self.member} is {self.checkpoint}: {self.weights} weights, {self.bytes:,} bytes written "
             f"in a pause of {1000 * self.pause:.1f} ms (ms: {stages})"
             f"{'; left out: ' + unused_text(self.unused) if self.unused else ''}"
+            f"{'; the calibration no longer counts' if self.uncalibrated else ''}"
         )
 
 
@@ -128,7 +132,8 @@ def swap(
             check_own_extra(artifact, entries, place, new, how)
         report = _Swap(artifact, entries, place, checkpoint, stages).run(new)
         ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
-        return replace(report, unused=unused_names([new.checkpoint], ignore))
+        uncalibrated = CALIBRATION in artifact.manifest.provenance and bool(artifact.swapped)
+        return replace(report, unused=unused_names([new.checkpoint], ignore), uncalibrated=uncalibrated)
 
 
 class _Swap:
