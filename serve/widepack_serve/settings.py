@@ -23,6 +23,7 @@ class Settings:
         outputs: The outputs of a model of all members, such as `logits.mean`; empty for the answers.
         of: What figures are computed of: `softmax`, `sigmoid`, `probabilities`; None for the answers.
         dim: The dim of the classes in a member's answer.
+        calibrated: Whether figures are calibrated, as `ens.reduce` takes it.
         members: Whether each member is a model, too.
         max_batch: The most rows of a batch.
         max_delay: Seconds for which a batch that is not full waits.
@@ -52,6 +53,7 @@ class Settings:
     outputs: tuple[str, ...] = ()
     of: str | None = None
     dim: int = -1
+    calibrated: bool = False
     members: bool = True
     max_batch: int = 64
     max_delay: float = 0.0

@@ -369,3 +369,37 @@ def test_the_command_of_numbers(diabetes: Ensemble, tmp_path: Path) -> None:
     one = built(tmp_path, lambda: nn.Linear(10, 1), [nn.Linear(10, 1)], "input=float32[B,10]")
     code, text = run(one, "--on", data, "--target", "y", "--calibrate")
     assert code == 2 and "one member has no variance to calibrate" in text
+
+
+def test_predict_applies_it(saved: tuple[Path, Tensor, float], tmp_path: Path) -> None:
+    out, x, _ = saved
+    ens = widepack.load(out)
+    save_file({"input": x}, tmp_path / "in.safetensors")
+    args = ["predict", str(out), str(tmp_path / "in.safetensors"), "-o", str(tmp_path / "out.safetensors")]
+
+    def predicted(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, [*args, *words])
+        assert "Traceback" not in result.output
+        return result.exit_code, result.output
+
+    code, text = predicted(
+        "--reduce", "mean,entropy,vote", "--of", "softmax", "--batch", "16", "--calibrated"
+    )
+    assert code == 0, text
+    found = load_file(tmp_path / "out.safetensors")
+    expected = ens.reduce(x, "mean", "entropy", "vote", of="softmax", calibrated=True)
+    assert {n.partition(".")[2] for n in found} == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[f"output.{name}"], value)
+    (tmp_path / "out.safetensors").unlink()
+    for words, message in {
+        ("--calibrated",): "calibrated=True is about statistics",
+        ("--reduce", "mean", "--calibrated"): "this call is of 'output', of=None",
+        ("--reduce", "std", "--of", "softmax", "--calibrated"): "std has no calibrated value",
+    }.items():
+        code, text = predicted(*words)
+        assert code == 2 and message in " ".join(text.split()), text
+        assert not (tmp_path / "out.safetensors").exists()
+    widepack.drop(out, [0])
+    code, text = predicted("--reduce", "mean", "--of", "softmax", "--calibrated")
+    assert code == 2 and "this artifact records no calibration" in " ".join(text.split())

@@ -77,6 +77,11 @@ class OutputColumns:
             by_name = leaves[k].name == answer and "output" in entry.entry.result
             self._reduced = leaves[k].name if by_name else k
 
+    def calibrate(self) -> None:
+        """Applies the recorded calibration to the statistics. Raises: UsageError if it is not of these."""
+        assert self._statistics is not None  # `predict` takes it with statistics only
+        self._statistics.calibrate(self._entry.calibration, [self._entry.entry.outputs[self._chosen[0]]])
+
     def row_bytes(self) -> int:
         """Returns about how many bytes the outputs for a row have."""
         entry, total = self._entry.entry, 0
@@ -94,8 +99,9 @@ class OutputColumns:
         """Runs a batch, and yields its columns. members: the member of each row; None for all members."""
         args, kwargs, _ = self._entry.tensor_calls.arguments(inputs)
         if members is None and self._statistics is not None:
-            s = self._statistics
-            values = self._entry.reduce(*args, *s.names, of=s.of, dim=s.dim, output=self._reduced, **kwargs)
+            s, output = self._statistics, self._reduced
+            options: dict[str, Any] = {"of": s.of, "dim": s.dim, "calibrated": s.calibration is not None}
+            values = self._entry.reduce(*args, *s.names, output=output, **options, **kwargs)
             yield from self._statistic_columns(values, s.dim)
             return
         if members is None:

@@ -84,6 +84,7 @@ def predict(
     reduce: str | Sequence[str] = (),
     of: str | None = None,
     dim: int = -1,
+    calibrated: bool = False,
     answer: str | int | None = None,
     name: str | None = None,
     entry: str = "",
@@ -120,6 +121,7 @@ def predict(
             `WideModel.reduce`.
         of: What the statistics are computed of: `softmax`, `sigmoid`, `probabilities`, or None.
         dim: The dim of the classes in a member's answer, for statistics.
+        calibrated: Whether the calibration that `widepack.evaluate` recorded is applied to the statistics.
         answer: The output of the model that is wanted, by name or number. Default: all of them; for
             statistics `logits`, else the first.
         name: What the output is called in the file. Default: its own name, or `output` if it has none.
@@ -157,14 +159,14 @@ def predict(
     output = Path(path_of(output, "output", "the path of the file to write"))
     suffix = _checked_output(source, output, force)
     check_batch(batch)
-    statistics = _statistics(reduce, of, dim, member)
+    statistics = _statistics(reduce, of, dim, calibrated, member)
     table = open_table(source, CsvForm.of(source, header, delimiter, decimal))
     ens = _loaded(model, device, backend, threads, progress)
     chosen = ens.entry(entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
     title = f"{fspath(model) if not isinstance(model, WideModel) else 'the model'}: entry {chosen.name}"
     run = Prediction(
-        ens, chosen, title, table, suffix, statistics=statistics, batch=batch, allowed=allow_dependent_rows,
-        member=member, answer=answer, name=name,
+        ens, chosen, title, table, suffix, statistics=statistics, calibrated=calibrated, batch=batch,
+        allowed=allow_dependent_rows, member=member, answer=answer, name=name,
     )  # fmt: skip  # its arguments in two lines
     run.choose(inputs or {}, ids, note or (lambda sentence: None))
     begin = time.perf_counter()
@@ -245,15 +247,16 @@ def _checked_output(source: Path, output: Path, force: bool) -> str:
 
 
 def _statistics(
-    reduce: str | Sequence[str], of: str | None, dim: int, member: str | None
+    reduce: str | Sequence[str], of: str | None, dim: int, calibrated: bool, member: str | None
 ) -> Reduction | None:
     """Returns the statistics that are requested; None for none. Raises: UsageError."""
     names = [w.strip() for w in reduce.split(",")] if isinstance(reduce, str) else list(reduce)
     names = [n for n in names if n]
     if not names:
-        if of is not None:
+        if of is not None or calibrated:
+            given = f"of={of!r}" if of is not None else "calibrated=True"
             raise UsageError(
-                f"of={of!r} is about statistics; name them with reduce=, for example reduce='mean'"
+                f"{given} is about statistics; name them with reduce=, for example reduce='mean'"
             )
         return None
     if member is not None:

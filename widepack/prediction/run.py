@@ -40,6 +40,7 @@ class Prediction:
         table: The input file.
         suffix: The format of the output.
         statistics: The statistics that replace the members' outputs; None for the outputs.
+        calibrated: Whether the statistics are calibrated.
         batch: The rows of a batch; None for the default.
         allowed: Whether the rows may be dependent.
         member: The column that names the member of each row; None for all members.
@@ -53,7 +54,7 @@ class Prediction:
         passed: The columns that pass through.
 
     Raises:
-        UsageError: The entry has no rows, or the options exclude each other.
+        UsageError: The entry has no rows, the options exclude each other, or no calibration is recorded.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Prediction:
         suffix: str,
         *,
         statistics: Reduction | None = None,
+        calibrated: bool = False,
         batch: int | None = None,
         allowed: bool = False,
         member: str | None = None,
@@ -76,6 +78,8 @@ class Prediction:
         self.letter, self._independent = _checked_rows(entry, title, member, allowed, batch)
         self._inputs = _row_inputs(entry, title, self.letter)
         self._outputs = OutputColumns(entry, self.letter, answer, name, statistics)
+        if calibrated:
+            self._outputs.calibrate()
         dim = entry.entry.dims[self.letter]
         self._has_conditions = bool(entry.entry.guards) or dim.min > 1
         self.batch = batch or min(BATCH, dim.max or BATCH)

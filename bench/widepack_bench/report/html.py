@@ -89,16 +89,17 @@ def page(document: Mapping[str, Any]) -> str:
         for n, s in start.items()
         if isinstance(s, str)
     ]
-    return _whole(str(document["name"]), body)
+    return whole(f"{document['name']}: widepack bench", body)
 
 
-def _whole(title: str, body: Iterable[str]) -> str:
+def whole(title: str, body: Iterable[str], style: str = "") -> str:
+    """Returns a page. title: of the window. body: HTML. style: beside `STYLE`."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-        f'initial-scale=1"><title>{escape(title)}: widepack bench</title>'
+        f'initial-scale=1"><title>{escape(title)}</title>'
     )
     return (
-        f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n<body>\n"
+        f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}{style}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )

@@ -10,6 +10,8 @@ import click
 
 from widepack_bench.text import plural
 
+from ..shared.evaluation_page import page
+from ..shared.measuring import check_output
 from ..shared.options import ARTIFACT, emit, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.row_options import target_arguments, target_options
@@ -41,8 +43,11 @@ MOST = 20  # members that are printed
 @click.option(
     "--save", is_flag=True, help="Record the calibration in ARTIFACT, for predict --calibrated and others."
 )
+@click.option(
+    "--html", "html_file", metavar="FILE", help="Write the report as one self-contained page with plots."
+)
 @json_option
-def command(artifact: Path, as_json: bool, **options: Any) -> None:
+def command(artifact: Path, html_file: str | None, as_json: bool, **options: Any) -> None:
     """Measure how good the members of ARTIFACT are, and how good their mean is.
 
     Of classes: accuracy, negative log likelihood (nll), Brier score, expected calibration error (ece), and
@@ -50,12 +55,16 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
     how many targets lie in the intervals that the members' spread gives. The learning curve says what
     fewer members reach.
     """
+    check_output("--html", html_file)
     arguments = target_arguments(options)
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
         use_free_cores()
         report = widepack.evaluate(artifact, **arguments, progress=progress)
+    if html_file is not None:
+        Path(html_file).write_text(page(report), encoding="utf-8")
+        click.echo(f"wrote {html_file}", err=True)
     if as_json:
         emit(report.to_json())
     else:

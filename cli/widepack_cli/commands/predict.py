@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     help="What the figures are computed of. Default: the answers themselves.",
 )
 @click.option(
+    "--calibrated",
+    is_flag=True,
+    help="Apply the calibration that widepack evaluate --save recorded to the figures.",
+)
+@click.option(
     "--name", metavar="NAME", help="What the output is called in OUT. Default: its own name, or output."
 )
 @entry_option
@@ -88,6 +93,7 @@ def command(
     member: str | None,
     reduce: str,
     of: str | None,
+    calibrated: bool,
     dim: int,
     answer: str | None,
     name: str | None,
@@ -126,6 +132,7 @@ def command(
             reduce=reduce,
             of=of,
             dim=dim,
+            calibrated=calibrated,
             answer=answer,
             name=name,
             entry=entry,

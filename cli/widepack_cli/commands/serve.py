@@ -89,6 +89,12 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     "--dim", type=int, default=-1, show_default=True, help="The dim of the classes in a member's answer."
 )
 @click.option(
+    "--calibrated",
+    is_flag=True,
+    help="Apply the calibration that widepack evaluate --save recorded to figures, unless a request says "
+    "calibrated: false.",
+)
+@click.option(
     "--members/--no-members",
     default=True,
     show_default=True,

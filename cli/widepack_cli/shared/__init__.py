@@ -8,6 +8,7 @@
 | `cost_lines.py` | Writes costs as lines of text: totals as formulas and numbers, then a table |
 | `cost_page.py` | Writes costs as one HTML page: totals, a treemap of the layers and a roofline plot |
 | `cost_times.py` | Computes the least time of costs on a device: for each kernel the larger of both |
+| `evaluation_page.py` | Writes an evaluation as one HTML page: tables and SVG plots |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `given_members.py` | Compares the weights of an artifact with checkpoints and adapters that the user gives |
 | `member_paths.py` | Finds the checkpoints that a command line names, in the order of the members |

@@ -10,7 +10,7 @@ from html import escape
 
 from widepack_artifacts.costs import CostRow, Costs
 from widepack_artifacts.formulas import Number
-from widepack_bench.report.html import STYLE
+from widepack_bench.report.html import whole
 from widepack_bench.text import duration
 
 from .cost_groups import Group
@@ -54,15 +54,7 @@ def page(
         "bytes bound a layer, under the flat line computing does.</p>",
         _plot(leaves, roofline, costs.dtype),
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(subject)}: widepack analyze</title><style>{STYLE}{_MORE_STYLE}</style>"
-    )
-    return (
-        f"<!doctype html>\n<html lang=en><head>{head}</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return whole(f"{subject}: widepack analyze", body, _MORE_STYLE)
 
 
 def _own(group: Group) -> list[CostRow]:

@@ -98,7 +98,7 @@ def _outputs(call: Call, tensors: Sequence[torch.Tensor], numbers: Sequence[int]
         leaves = _with_states(layout, entry.each(*args, **kwargs), bool(state))
     elif (figures := _only_figures(layout, call.wanted)) is not None:
         one = call.wanted[0]
-        found = entry.reduce(*args, *figures, of=one.of, dim=one.dim, **kwargs)
+        found = entry.reduce(*args, *figures, of=one.of, dim=one.dim, calibrated=one.calibrated, **kwargs)
         return [found[w.figure] for w in call.wanted]
     else:
         leaves = _with_states(layout, entry(*args, **kwargs), bool(state))
@@ -124,7 +124,8 @@ def _only_figures(layout: EntryLayout, wanted: Wanted) -> list[str] | None:
     options.
     """
     first = wanted[0]
-    same = all(w.figure and (w.of, w.dim) == (first.of, first.dim) for w in wanted)
+    options = first.of, first.dim, first.calibrated
+    same = all(w.figure and (w.of, w.dim, w.calibrated) == options for w in wanted)
     return [w.figure for w in wanted] if same and len(layout.outputs) == 1 else None
 
 
@@ -137,5 +138,7 @@ def _chosen(layout: EntryLayout, leaves: Sequence[Any], wanted: Wanted) -> Outpu
             continue
         reduction = Reduction([one.figure], one.of, dim=one.dim)
         described = [layout.entry.entry.outputs[one.leaf]]
+        if one.calibrated:  # after the members ran: of none that was swapped meanwhile
+            reduction.calibrate(layout.entry.calibration, described)
         found.append(reduction.apply(leaves[one.leaf], described, False)[one.figure])
     return found

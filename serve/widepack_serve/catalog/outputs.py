@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from widepack.errors import UsageError
-from widepack.inference.reduced_answer import MIXTURE
+from widepack.inference.reduced_answer import MIXTURE, Reduction
 from widepack.reduction.figures import FIGURES, requested
 
 from ..errors import RequestError
@@ -28,6 +28,7 @@ class WantedOutput:
         figure: The figure of the members' answers; "" for the answers themselves.
         of: What the figure is computed of, as `ens.reduce` takes it.
         dim: The dim of the classes in a member's answer.
+        calibrated: Whether the recorded calibration is applied.
     """
 
     name: str
@@ -35,6 +36,7 @@ class WantedOutput:
     figure: str = ""
     of: str | None = None
     dim: int = -1
+    calibrated: bool = False
 
 
 Wanted = tuple[WantedOutput, ...]
@@ -49,11 +51,13 @@ class Defaults:
         outputs: The outputs of a model of all members; empty for the answers themselves.
         of: What figures are computed of.
         dim: The dim of the classes.
+        calibrated: Whether figures are calibrated.
     """
 
     outputs: tuple[str, ...] = ()
     of: str | None = None
     dim: int = -1
+    calibrated: bool = False
 
 
 def answers(layout: EntryLayout) -> Wanted:
@@ -69,7 +73,7 @@ def wanted_output(
     Args:
         layout: The entry.
         name: The name on the wire.
-        options: `of` and `dim` of a figure, as the client gives them.
+        options: `of`, `dim` and `calibrated` of a figure, as the client gives them.
         defaults: Those that the client does not give.
         figures: Whether the model has figures: all members answer.
 
@@ -80,7 +84,7 @@ def wanted_output(
     if name in leaves:
         if options:
             raise RequestError(
-                f"output {name}: the parameters of and dim are those of a figure, such as {name}.mean"
+                f"output {name}: the parameters of, dim and calibrated are of a figure, such as {name}.mean"
             )
         return WantedOutput(name, leaves[name])
     found = _FIGURE.fullmatch(name)
@@ -113,10 +117,18 @@ def wanted_output(
             f"output {name[:80]}: dim is {shown(dim, quoted=False)}; {leaf.name} has {len(leaf.sizes)} dims"
         )
     figure = found["figure"]
+    calibrated = options.get("calibrated", defaults.calibrated)
+    if not isinstance(calibrated, bool):
+        raise RequestError(
+            f"output {name[:80]}: calibrated is {shown(calibrated, quoted=False)}; it is true or false"
+        )
     if figure == MIXTURE:
         raise RequestError(f"output {name[:80]}: mixture is two tensors; request mean and var")
     try:
         requested([figure], of, weighted=False)
+        if calibrated:
+            described = layout.entry.entry.outputs[leaves[found["leaf"]]]
+            Reduction([figure], of, dim=dim).calibrate(layout.entry.calibration, [described])
     except UsageError as e:
         raise RequestError(f"output {name[:80]}: {e}") from None
     kind = FIGURES[figure.partition("(")[0]].needs
@@ -126,7 +138,7 @@ def wanted_output(
             f"output {name[:80]}: dim {dim} of the members' answers is the batch: {figure} needs a "
             "dim of classes. For labels give of=sigmoid; for classes in another dim give dim"
         )
-    return WantedOutput(name, leaves[found["leaf"]], figure.replace(" ", ""), of, dim)
+    return WantedOutput(name, leaves[found["leaf"]], figure.replace(" ", ""), of, dim, calibrated)
 
 
 def _hint(layout: EntryLayout, figures: bool) -> str:

@@ -47,7 +47,9 @@ def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArt
 
     Raises: WidepackError.
     """
-    artifact = served_artifact(name, model, Defaults(settings.outputs, settings.of, settings.dim))
+    artifact = served_artifact(
+        name, model, Defaults(settings.outputs, settings.of, settings.dim, settings.calibrated)
+    )
     for entry, reason in artifact.left_out.items():
         log.warning("entry %s of %s is not served: %s", entry, name, reason)
     for layout in artifact.layouts.values():

@@ -100,7 +100,7 @@ class Service:
         )
         self.batcher = Batcher(options, self.metrics)
         self.checker = CallChecker(
-            Defaults(settings.outputs, settings.of, settings.dim),
+            Defaults(settings.outputs, settings.of, settings.dim, settings.calibrated),
             RequestLimits(settings.max_rows, settings.max_values),
         )
         self.sending = Sending(settings.most_sending, lambda: self.metrics.rejected("sending_full"))
@@ -212,7 +212,8 @@ class Service:
                 raise Conflict(str(e)) from None
         self.metrics.swapped(report.pause)
         log.info("member %s of %s was replaced", report.member, model.artifact.name)
-        return f"{model.name} is now {checkpoint}"
+        void = "; the calibration no longer counts" if report.uncalibrated else ""
+        return f"{model.name} is now {checkpoint}{void}"
 
     def begin_reload(self) -> asyncio.Task[None] | None:
         """Begins a reload on the event loop. Returns: its task; None if the server drains.

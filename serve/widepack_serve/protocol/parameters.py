@@ -12,7 +12,7 @@ from .shown import shown
 
 REQUEST = ("timeout", "binary_data_output")
 INPUT = ("binary_data_size",)
-OUTPUT = ("binary_data", "of", "dim")
+OUTPUT = ("binary_data", "of", "dim", "calibrated")
 """The parameters of a request, of an input and of an output."""
 
 _EXTENSIONS = {

@@ -33,7 +33,7 @@ class RequestedOutput:
     Attributes:
         name: Its name, for example `logits` or `logits.mean`.
         binary: Whether the answer carries it as bytes.
-        options: The parameters `of` and `dim` of a figure.
+        options: The parameters `of`, `dim` and `calibrated` of a figure.
     """
 
     name: str
@@ -265,7 +265,7 @@ def _outputs(document: Mapping[str, Any], binary: bool) -> list[RequestedOutput]
         if name in found:
             raise RequestError(f"output {name} is requested twice")
         parameters = parameters_of(one, f"output {name}", OUTPUT)
-        options = {k: parameters[k] for k in ("of", "dim") if k in parameters}
+        options = {k: parameters[k] for k in ("of", "dim", "calibrated") if k in parameters}
         found[name] = RequestedOutput(
             name, _flag(parameters, "binary_data", f"output {name}", binary), options
         )
