@@ -271,14 +271,19 @@ def test_paths(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
     refused(UsageError, "in.xls: the ending .xls names no known format", net, "in.xls", "o.csv")
     refused(UsageError, "o: the ending is missing", net, "in.parquet", "o")
     refused(UsageError, "nothing.csv: there is no such file", net, "nothing.csv", "o.csv")
-    Path("parts").mkdir()
-    refused(UsageError, "input parts: is a folder; give the files in it", net, "parts", "o.csv")
-    words = "input in.csv.gz: the file is compressed as a whole; input takes in.csv, unpacked"
-    refused(UsageError, words, net, "in.csv.gz", "o.csv")
-    Path("parts.parquet").mkdir()
-    refused(UsageError, "parts.parquet: is a folder; give the files", net, "parts.parquet", "o.csv")
-    Path("head.csv").write_text("a,b,c,d,e,f\n", encoding="utf-8")
-    refused(UsageError, r"no numbers: a \(no values\), b \(no values\)", net, "head.csv", "o.csv")
+    refused(
+        UsageError,
+        "input in.csv.xz: .* takes in.csv, unpacked. .* .gz, .bz2, .zst",
+        net,
+        "in.csv.xz",
+        "o.csv",
+    )
+    refused(UsageError, "output o.csv.gz: .* takes o.csv, unpacked$", net, "in.parquet", "o.csv.gz")
+    refused(UsageError, "in.npz: a .npz file has several arrays; save .* as .npy", net, "in.npz", "o.csv")
+    refused(
+        UsageError, "output o.jsonl: the ending .jsonl names no known format", net, "in.parquet", "o.jsonl"
+    )
+    refused(UsageError, r"in.csv.gz: there is no such file", net, "in.csv.gz", "o.csv")
     refused(UsageError, "no/o.csv: the folder no does not exist", net, "in.parquet", "no/o.csv")
     refused(UsageError, "is the input file", net, "in.parquet", "in.parquet", force=True)
     Path("o.csv").write_text("mine", encoding="utf-8")

@@ -33,6 +33,15 @@ RIGHT: dict[str, dict[str, Any]] = {
     "pandas_quoted.csv": {},
     "pandas_no_header.csv": {"header": False, "inputs": {"x": "f1..f6"}},
     "pandas_numbered.csv": {"header": True, "inputs": {"x": "0..5"}},
+    "pandas.tsv": {},
+    "pandas.csv.gz": {},
+    "pandas.csv.bz2": {},
+    "pandas.jsonl": {},
+    "pandas.jsonl.gz": {},
+    "pandas_parts": {},
+    "pandas_missing.csv": {"nulls": "nan"},
+    "pandas_missing.parquet": {"nulls": "nan"},
+    "pandas_missing.jsonl": {"nulls": "nan"},
     "polars.csv": {},
     "numpy.csv": {"header": False},
     "numpy_header.csv": {},
@@ -64,12 +73,17 @@ def test_every_file_is_tested() -> None:
 def test_the_answers_to_a_file_are_those_of_the_members(
     name: str, folder: Path, net: WideModel, pa: Any
 ) -> None:
-    x, _ = rows()
+    x, labels = rows()
+    if "parts" in name:  # pandas writes a folder for each label
+        x = x[sorted(range(12), key=labels.__getitem__)]
+    if "missing" in name:
+        x[3, 1] = x[7, 5] = torch.nan
     report = widepack.predict(net, FILES / name, "out.npy", **RIGHT[name])
     assert report.rows == 12
     found = torch.from_numpy(np.load("out.npy"))
     true = exact(net, 8 * x if "int16" in name else x)
-    torch.testing.assert_close(found.movedim(1, 0).double(), true, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.movedim(1, 0).double(), true, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert bool(true.isnan().any()) == ("missing" in name)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +112,9 @@ def losses(ens: WideModel, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
 
 
 @pytest.mark.extended(keep=6)
-@pytest.mark.parametrize("name", [n for n in RIGHT if "num" not in n and n != "pandas_no_header.csv"])
+@pytest.mark.parametrize(
+    "name", [n for n in RIGHT if not any(w in n for w in ("num", "no_header", "missing", "parts"))]
+)
 def test_select_takes_names_of_classes(name: str, folder: Path, artifact: str, pa: Any) -> None:
     """The targets of these files are texts, or texts by number (`category`)."""
     x, labels = rows()
@@ -120,6 +136,24 @@ def numbered(pa: Any, target: list[Any]) -> None:
     x, _ = rows()
     columns = {f"f{k}": x[:, k].tolist() for k in range(6)}
     pa.csv.write_csv(pa.table({**columns, "y": target}), "val.csv")
+
+
+@pytest.mark.parametrize("name", [n for n in RIGHT if "missing" in n])
+def test_nan_of_pandas_is_refused_by_default(name: str, folder: Path, artifact: str, pa: Any) -> None:
+    """pandas writes NaN as null, and as an empty value of CSV."""
+    words = (
+        r"row 3 \(the first row is 0\), column f1: there is no value \(null\); .*\(--nulls nan\) for a model"
+    )
+    with pytest.raises(widepack.InputError, match=words):
+        widepack.predict(artifact, FILES / name, "out.npy")
+    for run in (widepack.evaluate, widepack.select):
+        options: dict[str, Any] = {"target": "label", "of": "softmax", "classes": CLASSES}
+        with pytest.raises(
+            widepack.InputError, match="answers NaN or infinity in 2 of 12 rows, first in row 3"
+        ):
+            run(artifact, FILES / name, nulls="nan", **options)
+    command = ["predict", artifact, str(FILES / name), "-o", "out.npy", "--nulls", "nan"]
+    assert CliRunner().invoke(cli, command).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from ..inference.calibration_record import CALIBRATION, calibration_record
 from ..inference.load import load
 from ..inference.model import WideModel
@@ -101,6 +101,7 @@ def evaluate(
     header: bool | None = None,
     delimiter: str | None = None,
     decimal: str = ".",
+    nulls: str = "refuse",
     calibrate: bool = False,
     save: bool = False,
     progress: Report | None = None,
@@ -112,8 +113,7 @@ def evaluate(
 
     Args:
         path: The artifact.
-        on: The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors, as `widepack.predict` reads it,
-            with a column of targets.
+        on: The data: a file or folder as `widepack.predict` reads it, with a column of targets.
         target: The column of the targets: classes from 0, names of classes with `classes`, or numbers.
         of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
         classes: The name of each class that the targets are given as, in the order of the members' answers:
@@ -126,6 +126,7 @@ def evaluate(
         header: Whether the first line of a CSV file has names, as `widepack.predict` takes it.
         delimiter: What stands between the values of a CSV file.
         decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
+        nulls: `"nan"` reads a null in an input of floats as NaN. Default: it is refused.
         calibrate: Whether to fit a calibration. The halves are drawn with a fixed seed.
         save: Whether to record the calibration in the artifact, for `calibrated=True` of `mean`, `std` and
             `reduce`. It needs `calibrate`.
@@ -145,7 +146,7 @@ def evaluate(
         >>> [(b["confidence"], b["accuracy"]) for b in report.reliability if b["count"]]
     """
     request = ValidationRequest.checked(
-        on, target, of, classes, (header, delimiter, decimal),
+        on, target, of, classes, (header, delimiter, decimal), nulls,
         inputs=inputs, entry=entry, answer=answer, dim=dim, batch=batch,
     )  # fmt: skip  # its options in two lines
     if save and not calibrate:
@@ -153,7 +154,6 @@ def evaluate(
     ens = load(path)
     validation = request.run(ens, progress)
     predictions, targets = validation.predictions, validation.targets
-    _check_finite(predictions, ens.members)
     found = _of_numbers(predictions, targets) if of is None else _of_classes(predictions, targets)
     report = EvaluateReport(
         path=fspath(path),
@@ -251,15 +251,3 @@ def _curve(members: Tensor, name: str, figure: Callable[[Tensor], float]) -> lis
         found = [figure(members[d]) for d in draws]
         curve.append({"members": size, name: sum(found) / len(found)})
     return curve
-
-
-def _check_finite(predictions: Tensor, members: Sequence[str]) -> None:
-    """Raises: InputError for NaN or infinity."""
-    finite = predictions.isfinite().reshape(*predictions.shape[:2], -1).all(2)  # [N, R]
-    if not bool(finite.all()):
-        number, row = (int(i) for i in (~finite).nonzero()[0])
-        raise InputError(
-            f"member {members[number]} answers NaN or infinity in {int((~finite[number]).sum())} of "
-            f"{finite.shape[1]} rows, first in row {row} (the first row is 0).\nEvaluate without it: "
-            "`widepack drop` writes an artifact of the other members"
-        )

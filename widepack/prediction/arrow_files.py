@@ -21,6 +21,7 @@ from widepack_artifacts import strict_json
 
 from ..errors import ArtifactError, InputError, Unavailable
 from ..spec.dtypes import dtype_name, dtype_of
+from .endings import PACKED
 from .table import TEXT, ColumnType, place
 
 SHAPE = b"shape"
@@ -33,6 +34,7 @@ _GROUP_ROWS, _GROUP_BYTES = 2**16, 2**25
 """A row group of a Parquet file ends at one of these."""
 _MOST_READ = 2**26
 """An Arrow file with larger record batches is mapped, so that the memory does not grow with them."""
+NO_VALUE = "there is no value (null)"
 _BUFFER = 2**17  # bytes that are read of each column of a Parquet file at a time
 
 
@@ -43,10 +45,11 @@ def arrow() -> Any:
         import pyarrow.compute
         import pyarrow.csv
         import pyarrow.ipc
+        import pyarrow.json
         import pyarrow.parquet
     except ImportError as e:
         raise Unavailable(
-            f"Parquet, Arrow and CSV files need pyarrow ({e}): pip install 'widepack[predict]'. "
+            f"Parquet, Arrow, CSV and JSON files need pyarrow ({e}): pip install 'widepack[predict]'. "
             "Files of .safetensors need nothing more"
         ) from None
     return pyarrow
@@ -80,6 +83,19 @@ def writable(path: Path) -> Iterator[None]:
     except pa.lib.ArrowException as e:
         lines = str(e).strip().splitlines()
         raise InputError(f"the output cannot hold these columns: {lines[0][:300] if lines else e}") from e
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yields a file that is open, and the stream of its content, which is unpacked by its ending."""
+    pa = arrow()
+    with pa.OSFile(str(path)) as file:
+        codec = PACKED.get(path.suffix.lower())
+        if codec is None:
+            yield file, file
+        else:
+            with pa.CompressedInputStream(file, codec) as stream:
+                yield file, stream
 
 
 class BadRow(ValueError):
@@ -151,8 +167,17 @@ def _no_view(array: Any) -> Any:
 
 
 def tensor_of(array: Any) -> Tensor:
-    """Returns the numbers of an array, `[rows, ...]`. Raises: BadRow for a null, and for lists of another
-    length.
+    """Returns the numbers of an array, `[rows, ...]`. Raises: BadRow as `filled_tensor`, and for a null."""
+    values, missing = filled_tensor(array)
+    if missing is not None:
+        raise BadRow(int(missing.nonzero()[0, 0]), NO_VALUE)
+    return values
+
+
+def filled_tensor(array: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns the numbers of an array, `[rows, ...]`, with 0 for each null, and where the nulls are.
+
+    Raises: BadRow for a list that is null, and for lists of another length.
     """
     pa = arrow()
     if _is_shaped(array.type):
@@ -163,33 +188,47 @@ def tensor_of(array: Any) -> Tensor:
             array = array.storage
             continue
         array = plain(array)
-        if array.null_count:
-            at = array.is_null().index(True).as_py()
-            raise BadRow(at // per_row, "there is no value (null)")
         if not _is_list(array.type):
             break
+        if array.null_count:
+            raise BadRow(array.is_null().index(True).as_py() // per_row, NO_VALUE)
         length = _length(array, per_row)
         shape.append(length)
         per_row *= length
         array = array.flatten()
         if not per_row:
             break
+    missing = None
+    if array.null_count:
+        missing = _numbers(array.is_null().cast(pa.uint8()), torch.uint8).bool().view(shape)
     if pa.types.is_decimal(array.type):
-        return torch.tensor([float(v) for v in array.to_pylist()], dtype=torch.float64).view(shape)
-    if array.type == pa.bool_():
-        return _numbers(array.cast(pa.uint8()), torch.uint8).bool().view(shape)
-    return _numbers(array, dtype_of(_DTYPES[str(array.type)])).view(shape)
+        values = torch.tensor([float(v or 0) for v in array.to_pylist()], dtype=torch.float64).view(shape)
+    elif array.type == pa.bool_():
+        values = _numbers(array.cast(pa.uint8()).fill_null(0), torch.uint8).bool().view(shape)
+    elif missing is None or pa.types.is_floating(array.type):
+        values = _numbers(array, dtype_of(_DTYPES[str(array.type)])).view(shape)
+        values = values if missing is None else values.masked_fill(missing, 0)
+    else:
+        values = _numbers(array.fill_null(0), dtype_of(_DTYPES[str(array.type)])).view(shape)
+    return values, missing
 
 
-def _shaped(array: Any) -> Tensor:
-    """Returns tensors of one shape, `[rows, ...]`, with their dims in the logical order. Raises: BadRow."""
+def _shaped(array: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns tensors of one shape, `[rows, ...]`, with their dims in the logical order, and their nulls."""
     type_ = array.type
-    values = tensor_of(array.storage).view(len(array), *type_.shape)
-    return values if type_.permutation is None else values.permute(0, *(1 + k for k in type_.permutation))
+
+    def logical(values: Tensor) -> Tensor:
+        values = values.view(len(array), *type_.shape)
+        if type_.permutation is None:
+            return values
+        return values.permute(0, *(1 + k for k in type_.permutation))
+
+    values, missing = filled_tensor(array.storage)
+    return logical(values), None if missing is None else logical(missing)
 
 
 def _numbers(array: Any, dtype: torch.dtype) -> Tensor:
-    """Returns a copy of the numbers of an array without nulls."""
+    """Returns a copy of the numbers of an array. Those of nulls are any."""
     if not len(array):
         return torch.empty(0, dtype=dtype)
     start = array.offset * dtype.itemsize
@@ -228,7 +267,7 @@ def values_of(array: Any) -> tuple[list[Any], Tensor]:
     """Returns the different values of an array, and for each row the number of its value. Raises: BadRow."""
     pa = arrow()
     if array.null_count:
-        raise BadRow(array.is_null().index(True).as_py(), "there is no value (null)")
+        raise BadRow(array.is_null().index(True).as_py(), NO_VALUE)
     coded = plain(array).dictionary_encode()
     return coded.dictionary.to_pylist(), _numbers(coded.indices.cast(pa.int64()), torch.int64)
 
@@ -279,6 +318,10 @@ class ArrowBlock:
     def tensor(self, name: str) -> Tensor:
         numbers: Tensor = self._read(tensor_of, name)
         return numbers
+
+    def filled(self, name: str) -> tuple[Tensor, Tensor | None]:
+        filled: tuple[Tensor, Tensor | None] = self._read(filled_tensor, name)
+        return filled
 
     def values(self, name: str) -> tuple[list[Any], Tensor]:
         values: tuple[list[Any], Tensor] = self._read(values_of, name)

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..errors import InputError, UsageError
 from ..spec.dtypes import dtype_of
-from ..spec.names import number_in, number_of
-from .formats import ARROW
+from ..spec.names import names_in, number_in, number_of
+from .endings import ARROW
 from .input_columns import InputColumns, RowInput, column_of, kind_of, refusal, some
 from .table import TEXT, RowBlock, Table, place
 
@@ -31,7 +31,11 @@ _INDEX = re.compile(r"(__index_level_[0-9]+__)?\Z")
 
 
 def chosen_columns(
-    table: Table, inputs: Sequence[RowInput], named: Mapping[str, Any], others: Collection[str]
+    table: Table,
+    inputs: Sequence[RowInput],
+    named: Mapping[str, Any],
+    others: Collection[str],
+    nan: bool = False,
 ) -> tuple[list[InputColumns], list[str]]:
     """Returns the columns of each input, and a sentence for each choice that the user did not make.
 
@@ -40,6 +44,7 @@ def chosen_columns(
         inputs: The inputs of the model.
         named: For an input the columns that the user names: a text such as `f0..f63` or `a,b`, or a list.
         others: Columns that are no inputs unless they are named for one.
+        nan: Whether a null in an input is NaN.
 
     Raises:
         UsageError: A name is unknown, a column does not fit, or several choices are possible.
@@ -72,7 +77,7 @@ def chosen_columns(
             else f"{len(columns_of_one)} columns: {some(columns_of_one)}"
         )
         notes.append(f"input {one.name} is read from {shown}")
-    columns = [InputColumns(one, names[one.name], table.path) for one in inputs]
+    columns = [InputColumns(one, names[one.name], table.path, nan) for one in inputs]
     for each in columns:
         each.check(table)
     return columns, notes
@@ -82,7 +87,8 @@ def _named(table: Table, name: str, words: Any) -> tuple[str, ...]:
     """Returns the columns that the user names. Raises: UsageError."""
     if isinstance(words, str):
         whole = words in table.columns
-        names = [words] if whole else [n for w in words.split(",") for n in _range(w.strip())]
+        parts = [words] if whole else names_in(words, f"the columns of input {name}")
+        names = [n for part in parts for n in ([part] if part in table.columns else _range(part))]
     elif isinstance(words, Sequence) and all(isinstance(w, str) for w in words):
         names = list(words)
     else:
@@ -139,8 +145,9 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
     whole = [n for n, t in left.items() if t.shape and one.fits(t.shape) and refusal(t, one.dtype) is None]
     numbers = [n for n, t in left.items() if t.is_number]
     choices: list[tuple[str, ...]] = [(n,) for n in whole]
-    if one.numbers is not None and len(numbers) == one.numbers:
-        choices.append(tuple(numbers))
+    bools = [n for n, t in left.items() if t.is_number or (t.shape == () and t.dtype == "bool")]
+    if one.numbers is not None and one.numbers in (len(numbers), len(bools)):
+        choices.append(tuple(numbers if len(numbers) == one.numbers else bools))
     if len(choices) == 1:
         return choices[0]
     needs = "lists" if one.numbers is None else f"lists of its shape, or {one.numbers} columns of numbers"

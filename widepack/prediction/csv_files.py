@@ -8,9 +8,11 @@ of True and False are read as bool, which becomes 0 or 1. All other columns are 
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UsageError
-from .arrow_files import ArrowSink, ArrowTable, BadRow, arrow, column_type, readable, tensor_of
+from .arrow_files import ArrowSink, ArrowTable, BadRow, arrow, column_type, readable, tensor_of, unpacked
+from .endings import CSV, text_suffix
 from .input_columns import kind_of
 from .table import TEXT, ColumnType, place
 
@@ -45,7 +48,7 @@ class CsvForm:
     Attributes:
         header: Whether the first line has the names of the columns. None: it does, and is refused if a name
             is a number.
-        delimiter: What stands between values; None for a comma.
+        delimiter: What stands between values; None for a comma, and in a .tsv file for a tab.
         decimal: What stands before the decimals of a number.
     """
 
@@ -70,27 +73,29 @@ class CsvForm:
         if decimal not in (".", ","):
             raise UsageError(f"decimal={decimal!r:.40} is unknown; give '.' or ','")
         form = cls(header, delimiter, decimal)
-        if form != cls() and path.suffix.lower() != ".csv":
+        suffix = text_suffix(path)
+        if form != cls() and suffix not in CSV:
             raise UsageError(f"{path}: header=, delimiter= and decimal= are for .csv files; leave them out")
-        return form
+        return replace(form, delimiter="\t") if suffix == ".tsv" and delimiter is None else form
 
     @property
     def separator(self) -> str:
         """What stands between values."""
         return self.delimiter or ","
 
-    def check_head(self, path: Path) -> None:
-        """Looks at the first bytes of a file. Raises: InputError if they are no text in UTF-8; UsageError if
-        the first line has another separator.
+    def checked_head(self, path: Path) -> str:
+        """Returns the first text of a file. Raises: InputError if it is no text in UTF-8; UsageError if the
+        first line has another separator.
         """
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
+        with readable(path), unpacked(path) as (_, stream):
+            head = bytes(stream.read(_HEAD))
         if head.startswith(_UTF_16) or b"\0" in head:
             what = (
                 "is text in UTF-16" if head.startswith(_UTF_16) else "has NUL bytes, and is no text in UTF-8"
             )
             raise InputError(f"{path} {what}; save it as CSV in UTF-8")
-        lines = [line.strip("\r") for line in head.decode("utf-8-sig", "replace").split("\n")]
+        text = head.decode("utf-8-sig", "replace")
+        lines = [line.strip("\r") for line in text.split("\n")]
         first = next((line for line in lines if line), "")
         if first.lower().startswith("sep=") and len(first) == 5:
             raise InputError(
@@ -98,7 +103,7 @@ class CsvForm:
                 "separator with delimiter= (--delimiter)"
             )
         if self.separator in first or self.delimiter is not None:
-            return
+            return text
         if other := next((s for s in _OTHERS if s in first), None):
             shown, word = ("tabs", "tab") if other == "\t" else (repr(other), other)
             raise UsageError(
@@ -107,6 +112,7 @@ class CsvForm:
                 f"file has one column of this name, give delimiter={self.separator!r} (--delimiter "
                 f"'{self.separator}')"
             )
+        return text
 
     def names(self, path: Path, first_line: Sequence[str]) -> list[str]:
         """Returns the names of the columns, without spaces around them.
@@ -159,15 +165,19 @@ class CsvTable(ArrowTable):
     def __init__(self, path: Path, form: CsvForm | None = None) -> None:
         self._file: Any = None
         self._form = form or CsvForm()
-        self._form.check_head(path)
+        head = self._form.checked_head(path)
         self.path = path
         pa = arrow()
-        with readable(path), pa.OSFile(str(path)) as file:
+        with readable(path), unpacked(path) as (file, stream):
             self._size = int(file.size())
             try:
-                schema = self._reader(file, None).schema
+                schema = self._reader(stream, None).schema
             except pa.lib.ArrowInvalid as e:
-                raise self._located(str(e), ()) from e
+                if "Empty CSV" not in str(e) or not head.strip() or self._form.header is False:
+                    raise self._located(str(e), ()) from e
+                # a line of names without an end
+                line = next(csv.reader(io.StringIO(head), delimiter=self._form.separator))
+                schema = pa.schema([pa.field(name, pa.null()) for name in line])
             try:
                 self._stored = list(schema.names)
             except UnicodeDecodeError:
@@ -175,12 +185,23 @@ class CsvTable(ArrowTable):
                     f"{path}: the names of the columns are no text in UTF-8; save it as CSV in UTF-8"
                 ) from None
         names = self._form.names(path, self._stored)
-        super().__init__(path, pa.schema([f.with_name(n) for f, n in zip(schema, names)]), None)
+        rows = 0 if self._has_names_alone(schema) else None
+        super().__init__(path, pa.schema([f.with_name(n) for f, n in zip(schema, names)]), rows)
+
+    def _has_names_alone(self, schema: Any) -> bool:
+        """Returns whether the file has no rows. Then a column may be of any type."""
+        if not all(arrow().types.is_null(field.type) for field in schema):
+            return False
+        with readable(self.path), unpacked(self.path) as (_, stream):
+            try:
+                return not any(batch.num_rows for batch in self._reader(stream, None))
+            except arrow().lib.ArrowInvalid:
+                return True
 
     def type_of(self, field: Any) -> ColumnType:
         """Returns what the values of the first rows look like. Other than numbers, all are texts."""
         if arrow().types.is_null(field.type):
-            return ColumnType("no values", TEXT)
+            return ColumnType("no values", TEXT if self.rows is None else "float64")
         column = column_type(field.type)
         return column if column.dtype in ("int64", "float64", "bool") else ColumnType("text", TEXT)
 
@@ -194,12 +215,14 @@ class CsvTable(ArrowTable):
         return int(self._file.tell()), self._size
 
     def batches(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Any]:
+        if self.rows == 0:
+            return
         types = {n: self._read_as(n, dtypes.get(n)) for n in names}
         floats = [n for n in names if types[n] == arrow().float64()]
-        with arrow().OSFile(str(self.path)) as self._file:
+        with unpacked(self.path) as (self._file, stream):
             texts: Iterator[Any] | None = None
             start = 0
-            for k, batch in enumerate(self._parsed(self._file, types)):
+            for k, batch in enumerate(self._parsed(stream, types)):
                 if texts is None and any(_infinite(batch.column(n)) for n in floats):
                     texts = self._texts(floats, k)
                 if texts is not None:
@@ -228,8 +251,8 @@ class CsvTable(ArrowTable):
     def _texts(self, names: Sequence[str], skip: int) -> Iterator[Any]:
         """Reads the batches after the first ones again, as texts."""
         pa = arrow()
-        with pa.OSFile(str(self.path)) as file:
-            for k, batch in enumerate(self._parsed(file, dict.fromkeys(names, pa.string()))):
+        with unpacked(self.path) as (_, stream):
+            for k, batch in enumerate(self._parsed(stream, dict.fromkeys(names, pa.string()))):
                 if k >= skip:
                     yield batch
 
@@ -253,7 +276,7 @@ class CsvTable(ArrowTable):
                 ".parquet file, or close the quote"
             )
         if "Empty CSV" in message:
-            return InputError(f"{self.path}: the file has no rows, and no line of names with an end")
+            return InputError(f"{self.path}: the file has no rows, and no line of names")
         if match is None:
             return InputError(f"{self.path}: {message.splitlines()[0][:300]}")
         column, line, what = match.groups()
@@ -268,18 +291,18 @@ class CsvTable(ArrowTable):
 
     def _reader(self, file: Any, types: Mapping[str, Any] | None) -> Any:
         """Opens the file. types: of the columns to read; None for the types that the first rows have."""
-        csv, form = arrow().csv, self._form
+        form, arrow_csv = self._form, arrow().csv
         single = types is not None and len(self._stored) == 1
-        return csv.open_csv(
+        return arrow_csv.open_csv(
             file,
-            read_options=csv.ReadOptions(
+            read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=_BLOCK, autogenerate_column_names=form.header is False
             ),
             # values in quotes may have several lines; an empty line of a single column is an empty value
-            parse_options=csv.ParseOptions(
+            parse_options=arrow_csv.ParseOptions(
                 newlines_in_values=True, delimiter=form.separator, ignore_empty_lines=not single
             ),
-            convert_options=csv.ConvertOptions(
+            convert_options=arrow_csv.ConvertOptions(
                 column_types=types,
                 include_columns=None if types is None else list(types),
                 null_values=list(_NULLS),
@@ -297,10 +320,15 @@ def _infinite(column: Any) -> list[int]:
 
 
 class CsvSink(ArrowSink):
-    """A CSV file: one column for each number, `output.0`, `output.1`, ..."""
+    """A CSV file: one column for each number, `output.0`, `output.1`, ... delimiter: between values."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, str], delimiter: str = ",") -> None:
+        super().__init__(path, metadata)
+        self._delimiter = delimiter
 
     def opened(self, schema: Any, columns: Mapping[str, Any]) -> Any:
-        return arrow().csv.CSVWriter(str(self.path), schema.remove_metadata())
+        options = arrow().csv.WriteOptions(delimiter=self._delimiter)
+        return arrow().csv.CSVWriter(str(self.path), schema.remove_metadata(), write_options=options)
 
     def prepared(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
         prepared: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Chooses how a file is read or written, by the ending of its name."""
+"""Opens files to read and to write, by the ending of their names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any, Protocol
 
 from ..errors import UsageError
 from ..system.atomic_file import naming, whole
+from .endings import ARROW, CSV, LINES, TENSORS, suffix_of
 from .table import Table
-
-ARROW = (".parquet", ".arrow", ".feather", ".csv")
-TENSORS = (".npy", ".safetensors")
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class FileSink(Protocol):
@@ -26,37 +23,27 @@ class FileSink(Protocol):
         """Writes what is left, and closes the file."""
 
 
-def suffix_of(path: Path, what: str) -> str:
-    """Returns the ending of a path in lower case. what: of the argument. Raises: UsageError."""
-    suffix = path.suffix.lower()
-    if suffix in COMPRESSED:
-        raise UsageError(
-            f"{what} {path}: the file is compressed as a whole; {what} takes {path.stem}, unpacked"
-        )
-    if suffix not in (*ARROW, *TENSORS):
-        if path.is_dir():
-            raise UsageError(f"{what} {path}: is a folder; give the files in it one by one")
-        raise UsageError(
-            f"{what} {path}: the ending {suffix or 'is missing, and'} names no known format; known: "
-            f"{', '.join((*ARROW, *TENSORS))}"
-        )
-    return suffix
-
-
 def open_table(path: Path, form: Any = None) -> Table:
     """Opens an input file. form: of a CSV file. Raises: UsageError; InputError; OSError; Unavailable."""
     suffix = suffix_of(path, "input")
+    if path.is_dir():
+        from .folder_files import FolderTable
+
+        return FolderTable(path)
     if not path.is_file():
-        what = "is a folder; give the files in it one by one" if path.is_dir() else "there is no such file"
-        raise UsageError(f"input {path}: {what}")
+        raise UsageError(f"input {path}: there is no such file")
     if suffix in TENSORS:
         from .tensor_files import open_npy, open_safetensors
 
         return open_npy(path) if suffix == ".npy" else open_safetensors(path)
-    if suffix == ".csv":
+    if suffix in CSV:
         from .csv_files import CsvTable
 
         return CsvTable(path, form)
+    if suffix in LINES:
+        from .json_files import JsonTable
+
+        return JsonTable(path)
     from .arrow_files import IpcTable, ParquetTable
 
     return ParquetTable(path) if suffix == ".parquet" else IpcTable(path)
@@ -107,10 +94,10 @@ def _opened(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable
         from .tensor_files import NpySink, SafetensorsSink
 
         return NpySink(path) if suffix == ".npy" else SafetensorsSink(path, rows(), metadata)
-    if suffix == ".csv":
+    if suffix in CSV:
         from .csv_files import CsvSink
 
-        return CsvSink(path, metadata)
+        return CsvSink(path, metadata, "\t" if suffix == ".tsv" else ",")
     from .arrow_files import IpcSink, ParquetSink
 
     return ParquetSink(path, metadata) if suffix == ".parquet" else IpcSink(path, metadata)

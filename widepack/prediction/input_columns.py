@@ -11,6 +11,7 @@ Only floats are rounded; no other value changes. NaN and infinity are values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -72,12 +73,14 @@ class InputColumns:
         input: The input.
         names: The columns: one with whole rows, or one for each number of a row.
         path: The file, for messages.
+        nan: Whether a null is NaN; else it is refused.
         shape: The shape of a row, once a block was read.
     """
 
     input: RowInput
     names: tuple[str, ...]
     path: Path
+    nan: bool = False
     shape: tuple[int, ...] | None = field(default=None, init=False)
 
     def check(self, table: Table) -> None:
@@ -113,13 +116,11 @@ class InputColumns:
     def read(self, block: RowBlock) -> Tensor:
         """Returns the rows of a block, `[rows, ...]`. Raises: InputError."""
         numbers = self.input.numbers
-        first = block.tensor(self.names[0])
-        if len(self.names) == 1 and (first.dim() > 1 or not self.input.dims):
-            rows = self._converted(first, block, self.names[0])
-        else:
+        rows = first = self._converted(block, self.names[0])
+        if len(self.names) > 1 or (first.dim() == 1 and self.input.dims):
             rows = torch.empty(block.rows, len(self.names), dtype=self.input.dtype)
             for k, name in enumerate(self.names):
-                rows[:, k] = self._converted(block.tensor(name), block, name)
+                rows[:, k] = self._converted(block, name) if k else first
         where = place(self.path, block.start, self.names[0])
         if rows.dim() - 1 != len(self.input.dims) or (numbers is not None and len(self.names) > 1):
             if numbers is None or rows[0:1].numel() not in (0, numbers):
@@ -138,8 +139,18 @@ class InputColumns:
             )
         return rows
 
-    def _converted(self, values: Tensor, block: RowBlock, column: str) -> Tensor:
-        return converted(values, self.input.dtype, lambda row: place(self.path, block.start + row, column))
+    def _converted(self, block: RowBlock, column: str) -> Tensor:
+        """Returns a column in the dtype of the input. Raises: InputError, also for a null without `nan`."""
+        values, missing = block.filled(column)
+        dtype = self.input.dtype
+        if missing is not None and not (self.nan and dtype.is_floating_point):
+            at = int(missing.nonzero()[0, 0]) + block.start
+            way_out = "give a value"
+            if dtype.is_floating_point:
+                way_out += ", or nulls='nan' (--nulls nan) for a model that takes NaN"
+            raise InputError(f"{place(self.path, at, column)}: there is no value (null); {way_out}")
+        rows = converted(values, dtype, lambda row: place(self.path, block.start + row, column))
+        return rows if missing is None else rows.masked_fill(missing, math.nan)
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

@@ -20,7 +20,8 @@ from ..spec.names import path_of
 from ..system.atomic_file import admit
 from ..system.progress import Report
 from .csv_files import CsvForm
-from .formats import ARROW, check_package, open_table, output_file, suffix_of
+from .endings import ARROW, suffix_of
+from .formats import check_package, open_table, output_file
 from .run import Prediction
 from .table import Table
 
@@ -93,6 +94,7 @@ def predict(
     header: bool | None = None,
     delimiter: str | None = None,
     decimal: str = ".",
+    nulls: str = "refuse",
     device: str | torch.device | None = None,
     backend: str = "auto",
     threads: int | None = None,
@@ -108,13 +110,13 @@ def predict(
 
     Args:
         model: A loaded model, or the path of an artifact.
-        source: The input: .parquet, .arrow, .feather or .csv (these need pyarrow), .npy (needs NumPy) or
-            .safetensors.
-        output: The file to write, with one of these endings.
+        source: The input: .parquet or a folder of such files, .arrow, .feather, .csv, .tsv or .jsonl (these
+            need pyarrow), .npy (needs NumPy) or .safetensors. Texts may be compressed: .csv.gz.
+        output: The file to write, with one of these endings, except .jsonl and compressed ones.
         inputs: For an input of the model the columns that it is read from: a range such as `"f0..f63"`, a
-            text such as `"a,b,c"`, or a list of names. One column has whole rows, as lists; several have one
-            number each. Default: the column with the name of the input; for a single input the only column
-            of its shape, or all columns of numbers if they are exactly as many as it takes.
+            text such as `'a,b,"c,d"'`, or a list of names. One column has whole rows, as lists; several have
+            one number each. Default: the column with the name of the input; for a single input the only
+            column of its shape, or all columns of numbers if they are exactly as many as it takes.
         member: The column that names the member of each row, by name or number: only this member answers.
             Default: all members answer, with one column for each member.
         reduce: Statistics of all members' answers that replace them, such as `"mean,std"`: see
@@ -132,6 +134,8 @@ def predict(
             columns are f0, f1, ... Default: it has names, and is refused if a name is a number.
         delimiter: What stands between the values of a CSV file, such as `";"` or `"tab"`. Default: a comma.
         decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
+        nulls: `"nan"` reads a null in an input of floats as NaN, for models that take NaN. Default: it is
+            refused.
         device: Where to run. Default: the CPU.
         backend: As `load` takes it.
         threads: The number of threads of torch, for the process. Default: unchanged.
@@ -167,6 +171,7 @@ def predict(
     run = Prediction(
         ens, chosen, title, table, suffix, statistics=statistics, calibrated=calibrated, batch=batch,
         allowed=allow_dependent_rows, member=member, answer=answer, name=name,
+        nan=nulls_as_nan(nulls),
     )  # fmt: skip  # its arguments in two lines
     run.choose(inputs or {}, ids, note or (lambda sentence: None))
     begin = time.perf_counter()
@@ -239,11 +244,20 @@ def _checked_output(source: Path, output: Path, force: bool) -> str:
     suffix = suffix_of(output, "output")
     if os.path.exists(output) and os.path.exists(source) and os.path.samefile(source, output):
         raise UsageError(f"{output} is the input file; give another path for the output")
+    if source.is_dir() and source.resolve() in output.resolve().parents:
+        raise UsageError(f"{output} is in the input folder; give a path outside of it for the output")
     admit(output, force)
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{output}: the folder {output.parent} cannot be written; give another path")
     check_package(suffix)
     return suffix
+
+
+def nulls_as_nan(nulls: Any) -> bool:
+    """Returns whether a null in an input is NaN. Raises: UsageError."""
+    if nulls not in ("refuse", "nan"):
+        raise UsageError(f"nulls={nulls!r:.40} is unknown; give 'refuse' or 'nan'")
+    return bool(nulls == "nan")
 
 
 def _statistics(

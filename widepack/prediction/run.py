@@ -17,7 +17,7 @@ from ..ir.tensor_type import parse_slot
 from ..spec.dtypes import dtype_of
 from ..spec.input_spec import DimExpr
 from .column_choice import MemberColumn, checked_ids, chosen_columns, passed_columns
-from .formats import ARROW
+from .endings import ARROW
 from .input_columns import InputColumns, RowInput
 from .outputs import Collected, NamedOutput, OutputColumns, row_dim_of
 from .table import RowBlock, Table, place
@@ -46,6 +46,7 @@ class Prediction:
         member: The column that names the member of each row; None for all members.
         answer: The output that is wanted; None for all.
         name: What it is called; None for its own name.
+        nan: Whether a null in an input is NaN; else it is refused.
 
     Attributes:
         letter: The dim of the rows.
@@ -72,7 +73,9 @@ class Prediction:
         member: str | None = None,
         answer: str | int | None = None,
         name: str | None = None,
+        nan: bool = False,
     ) -> None:
+        self._nan = nan
         self._entry, self._table, self._suffix, self._device = entry, table, suffix, ens.device
         self._member = None if member is None else MemberColumn(table, member, entry.members)
         self.letter, self._independent = _checked_rows(entry, title, member, allowed, batch)
@@ -97,7 +100,7 @@ class Prediction:
         that are no inputs unless they are named for one. Raises: UsageError.
         """
         others = {*(checked_ids(self._table, ids) or ()), *self._member_names(), *unread}
-        self.columns, notes = chosen_columns(self._table, self._inputs, named, others)
+        self.columns, notes = chosen_columns(self._table, self._inputs, named, others, self._nan)
         self.passed, more = passed_columns(self._table, ids, self._read_names(), self._suffix)
         for sentence in (*notes, *more):
             note(sentence)

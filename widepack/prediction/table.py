@@ -54,6 +54,12 @@ class RowBlock(Protocol):
         Raises: InputError for a null, and for lists of several lengths.
         """
 
+    def filled(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Returns the numbers of a column with 0 for each null, and where the nulls are; None for nowhere.
+
+        Raises: InputError for a list that is null, and for lists of several lengths.
+        """
+
     def values(self, name: str) -> tuple[list[Any], Tensor]:
         """Returns the different values of a column, and for each row the number of its value.
 

@@ -60,6 +60,9 @@ class TensorBlock:
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def filled(self, name: str) -> tuple[Tensor, Tensor | None]:
+        return self._tensors[name], None
+
     def values(self, name: str) -> tuple[list[Any], Tensor]:
         values, numbers = torch.unique(self._tensors[name], return_inverse=True)
         return values.tolist(), numbers

@@ -94,6 +94,7 @@ def select(
     header: bool | None = None,
     delimiter: str | None = None,
     decimal: str = ".",
+    nulls: str = "refuse",
     out: str | PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -106,8 +107,7 @@ def select(
 
     Args:
         path: The artifact.
-        on: The validation data: .parquet, .arrow, .feather, .csv, .npy or .safetensors, as
-            `widepack.predict` reads it, with a column of targets.
+        on: The validation data: a file or folder as `widepack.predict` reads it, with a column of targets.
         target: The column of the targets: classes from 0, names of classes with `classes`, or numbers.
         of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
         metric: `accuracy`, `log_loss` or `squared_error`. Default: `accuracy` with `of`, else
@@ -127,6 +127,7 @@ def select(
         header: Whether the first line of a CSV file has names, as `widepack.predict` takes it.
         delimiter: What stands between the values of a CSV file.
         decimal: What stands before the decimals of a number in a CSV file: `"."` or `","`.
+        nulls: `"nan"` reads a null in an input of floats as NaN. Default: it is refused.
         out: A folder for an artifact with the selected members alone. Default: the record is added to the
             artifact at `path`, and all members stay.
         force: Whether to replace an artifact at `out`.
@@ -138,7 +139,7 @@ def select(
 
     Raises:
         UsageError: An argument is wrong, or the targets do not fit the answers.
-        InputError: The file cannot be read, or has a row that the model refuses.
+        InputError: The file cannot be read, has a row that the model refuses, or a member answers NaN.
         ArtifactError: The artifact is damaged or cannot be written.
 
     Example:
@@ -149,7 +150,7 @@ def select(
         >>> ens.cascade(x).mean
     """
     request = ValidationRequest.checked(
-        on, target, of, classes, (header, delimiter, decimal),
+        on, target, of, classes, (header, delimiter, decimal), nulls,
         inputs=inputs, entry=entry, answer=answer, dim=dim, batch=batch,
     )  # fmt: skip  # its options in two lines
     metric = _checked(of, metric, most, allowed, rounds)

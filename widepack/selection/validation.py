@@ -16,13 +16,14 @@ from ..errors import InputError, UsageError
 from ..inference.cascade import OF
 from ..inference.model import WideModel
 from ..prediction.csv_files import CsvForm
-from ..prediction.formats import open_table, suffix_of
+from ..prediction.endings import files_of, suffix_of
+from ..prediction.formats import open_table
 from ..prediction.input_columns import column_of, some
 from ..prediction.outputs import default_output, output_number, row_dim_of
-from ..prediction.predict import check_batch
+from ..prediction.predict import check_batch, nulls_as_nan
 from ..prediction.run import Prediction
 from ..prediction.table import TEXT, Table, place
-from ..spec.names import path_of
+from ..spec.names import names_in, path_of
 from ..system.progress import Report
 
 _NAME = "widepack.answer"  # of the column of outputs
@@ -67,7 +68,8 @@ class ValidationRequest:
     source: The file, as `predict` reads it. target: The column of the targets. of: What the members answer:
     `softmax` for scores of classes, `probabilities`, or None for numbers. classes: The names of the classes,
     for targets that are names; None for numbers. form: How a CSV file is written. dim: The dim of the classes
-    in a member's answer. inputs, entry, answer, batch: As `predict` takes them.
+    in a member's answer. nan: Whether a null in an input is NaN. inputs, entry,
+    answer, batch: As `predict` takes them.
     """
 
     source: Path
@@ -80,6 +82,7 @@ class ValidationRequest:
     answer: str | int | None
     dim: int
     batch: int | None
+    nan: bool
 
     @classmethod
     def checked(
@@ -89,15 +92,22 @@ class ValidationRequest:
         of: str | None,
         classes: str | Sequence[str] | None,
         form: tuple[bool | None, str | None, str],
+        nulls: str,
         **more: Any,
     ) -> ValidationRequest:
-        """Returns a request. form: `header`, `delimiter` and `decimal` of a CSV file. Raises: UsageError."""
+        """Returns a request.
+
+        form: `header`, `delimiter` and `decimal` of a CSV file. nulls: As `predict` takes it.
+
+        Raises: UsageError.
+        """
         if of is not None and of not in OF:
             raise UsageError(f"of={of!r} is unknown; known: {', '.join(OF)}, or None for numbers")
         names = _checked_classes(classes, of)
         source = Path(path_of(on, "on", "the path of the data"))
         csv = CsvForm.of(source, *form)
-        return cls(source=source, target=target, of=of, classes=names, form=csv, **more)
+        nan = nulls_as_nan(nulls)
+        return cls(source=source, target=target, of=of, classes=names, form=csv, nan=nan, **more)
 
     def run(self, ens: WideModel, progress: Report | None) -> Validation:
         """Runs all members on the rows of the file.
@@ -106,10 +116,11 @@ class ValidationRequest:
 
         Raises:
             UsageError: The file has no such column, it has no targets, or these do not fit the answers.
-            InputError: The file has no rows, or a row that the model refuses.
+            InputError: The file has no rows, or a row that the model refuses, or a member answers NaN.
         """
         found = self._answers(ens, progress)
         predictions = predictions_of(found.outputs, self.of, self.dim, found.row_dim)
+        _check_finite(predictions, ens.members)
         if self.classes is not None and len(self.classes) != predictions.shape[2]:
             raise UsageError(
                 f"classes= names {len(self.classes)} classes, and the members answer {predictions.shape[2]}"
@@ -130,7 +141,15 @@ class ValidationRequest:
         answer = default_output(chosen.entry.outputs) if self.answer is None else self.answer
         title = f"the model: entry {chosen.name}"
         run = Prediction(
-            ens, chosen, title, table, ".safetensors", batch=self.batch, answer=answer, name=_NAME
+            ens,
+            chosen,
+            title,
+            table,
+            ".safetensors",
+            batch=self.batch,
+            answer=answer,
+            name=_NAME,
+            nan=self.nan,
         )
         run.choose(self.inputs or {}, [], lambda sentence: None, unread=[self.target])
         parts: list[Tensor] = []
@@ -178,10 +197,12 @@ def predictions_of(outputs: Tensor, of: str | None, dim: int, row_dim: int = 0) 
 
 
 def _sha256(path: Path) -> str:
+    """Returns the hash of a file, or of all files of a folder one after the other."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    for part in files_of(path):
+        with open(part, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest()
 
 
@@ -192,7 +213,7 @@ def _checked_classes(classes: Any, of: str | None) -> list[str] | None:
     if of is None:
         raise UsageError("classes= is for targets that are classes; give of='softmax' or of='probabilities'")
     if isinstance(classes, str):
-        classes = [name.strip() for name in classes.split(",")]
+        classes = names_in(classes, "classes=")
     if not isinstance(classes, Sequence):
         raise UsageError(f"classes={classes!r:.40} is no list of names, in the order of the answers")
     names = [str(name) for name in classes]
@@ -201,6 +222,18 @@ def _checked_classes(classes: Any, of: str | None) -> list[str] | None:
             f"classes={some(names, 20)} does not name each class once, in the order of the answers"
         )
     return names
+
+
+def _check_finite(predictions: Tensor, members: Sequence[str]) -> None:
+    """Raises: InputError for NaN or infinity."""
+    finite = predictions.isfinite().reshape(*predictions.shape[:2], -1).all(2)  # [N, R]
+    if not bool(finite.all()):
+        number, row = (int(i) for i in (~finite).nonzero()[0])
+        raise InputError(
+            f"member {members[number]} answers NaN or infinity in {int((~finite[number]).sum())} of "
+            f"{finite.shape[1]} rows, first in row {row} (the first row is 0).\nLeave it out: "
+            "`widepack drop` writes an artifact of the other members"
+        )
 
 
 def _check_probabilities(predictions: Tensor, members: Sequence[str]) -> None:

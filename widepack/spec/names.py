@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import numbers
 import os
 import re
@@ -140,3 +141,18 @@ def refuse_duplicates(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         twice = ", ".join(sorted(n for n, times in Counter(names).items() if times > 1))
         raise UsageError(f"the members' names must differ: {twice} is given twice")
+
+
+def names_in(text: str, what: str) -> list[str]:
+    """Returns the names of a text such as `a,b,"c,d"`: a name in quotes may have commas.
+
+    Args:
+        text: The names.
+        what: What they name, for messages.
+
+    Raises:
+        UsageError: A quote has no end.
+    """
+    if text.count('"') % 2:
+        raise UsageError(f'{what} are {text!r:.60}, where a quote has no end; write a,"b,c",d')
+    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="The file to write: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
+    help="The file to write: .parquet, .arrow, .feather, .csv, .tsv, .npy or .safetensors.",
 )
 @row_options
 @click.option(
@@ -102,6 +102,7 @@ def command(
     header: bool | None,
     delimiter: str | None,
     decimal: str,
+    nulls: str,
     ids: tuple[str, ...],
     device: str | None,
     backend: str,
@@ -140,6 +141,7 @@ def command(
             header=header,
             delimiter=delimiter,
             decimal=decimal,
+            nulls=nulls,
             ids=ids or None,
             device=device,
             backend=backend,

@@ -14,7 +14,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def row_options(f: F) -> F:
-    """`--input`, `--answer`, `--dim`, `--batch`, and how a CSV file is written."""
+    """`--input`, `--answer`, `--dim`, `--batch`, `--nulls`, and how a CSV file is written."""
+    f = click.option(
+        "--nulls",
+        type=click.Choice(["refuse", "nan"]),
+        default="refuse",
+        show_default=True,
+        help="What a null in an input is: an error, or NaN, for models that take NaN.",
+    )(f)
     f = click.option(
         "--decimal",
         type=click.Choice([".", ","]),
@@ -25,7 +32,7 @@ def row_options(f: F) -> F:
     f = click.option(
         "--delimiter",
         metavar="CHARACTER",
-        help="CSV: what stands between values: ';', tab, ... Default: a comma.",
+        help="CSV: what stands between values: ';', tab, ... Default: a comma, and tab in .tsv files.",
     )(f)
     f = click.option(
         "--header/--no-header",
@@ -55,8 +62,9 @@ def row_options(f: F) -> F:
         metavar="NAME=COLUMNS",
         multiple=True,
         help="The columns of an input of the model: x=f0..f63, x=a,b,c, or ids=tokens for one column with "
-        "lists. Repeatable. Default: the column with the name of the input; for a single input all columns "
-        "of numbers if they are exactly as many as it takes.",
+        "lists. A name with a comma stands in quotes: 'x=a,\"b,c\"'. Repeatable. Default: the column with "
+        "the name of the input; for a single input all columns of numbers if they are exactly as many as it "
+        "takes.",
     )(f)
 
 
@@ -78,7 +86,8 @@ def target_options(f: F) -> F:
         "--on",
         type=click.Path(path_type=Path),
         required=True,
-        help="The data: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
+        help="The data: .parquet or a folder of such files, .arrow, .csv, .csv.gz, .jsonl, .npy or "
+        ".safetensors.",
     )(f)
 
 

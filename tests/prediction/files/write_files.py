@@ -71,6 +71,24 @@ def write_parquet(table: pd.DataFrame) -> None:
     assert pa.__version__
 
 
+def write_others(table: pd.DataFrame) -> None:
+    """Writes compressed and partitioned files, JSON lines, and files with NaN, as pandas does."""
+    table.to_csv(HERE / "pandas.tsv", index=False, sep="\t")
+    table.to_csv(HERE / "pandas.csv.gz", index=False)
+    table.to_csv(HERE / "pandas.csv.bz2", index=False)
+    table.to_json(HERE / "pandas.jsonl", orient="records", lines=True)
+    table.to_json(HERE / "pandas.jsonl.gz", orient="records", lines=True)
+    table.to_parquet(
+        HERE / "pandas_parts", partition_cols=["label"], index=False, basename_template="part-{i}.parquet"
+    )
+    missing = table.copy()
+    missing.loc[3, "f1"] = missing.loc[7, "f5"] = np.nan
+    missing.to_csv(HERE / "pandas_missing.csv", index=False)
+    missing.to_parquet(HERE / "pandas_missing.parquet", index=False)
+    missing.to_json(HERE / "pandas_missing.jsonl", orient="records", lines=True)
+
+
 if __name__ == "__main__":
     write_csv(rows())
+    write_others(rows())
     write_parquet(rows())
