@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from widepack.selection.greedy import select_members
-from widepack.selection.losses import METRICS, error, log_loss, means, score, squared_error
+from widepack.selection.losses import (
+    METRICS,
+    error,
+    log_loss,
+    means,
+    moments,
+    normal_nll,
+    score,
+    squared_error,
+)
 
 
 def drawn(members: int, rows: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -69,3 +79,18 @@ def test_losses_are_those_of_torch() -> None:
         squared_error(numbers, numbers + 0.5), torch.full((7,), 0.25, dtype=torch.float64)
     )
     assert score("accuracy", 0.25) == 0.75 and score("log_loss", 0.25) == 0.25
+
+
+@given(st.integers(2, 5), st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_moments_give_the_nll_of_weighted_members(members: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    y = 1000 + torch.randn(members, 7, 2, generator=generator, dtype=torch.float64)
+    targets = 1000 + torch.randn(7, 2, generator=generator, dtype=torch.float64)
+    weights = torch.rand(members, generator=generator, dtype=torch.float64)
+    weights /= weights.sum()
+    mean = torch.tensordot(weights, y, 1)
+    variance = torch.tensordot(weights, (y - mean).square(), 1)
+    expected = 0.5 * ((2 * math.pi * variance).log() + (mean - targets).square() / variance).mean(1)
+    found, shifted = moments(y, targets)
+    torch.testing.assert_close(normal_nll(torch.tensordot(weights, found, 1), shifted), expected)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from loaded import built, saved
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import widepack
@@ -205,3 +205,54 @@ def test_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert document["digest"] == Reader(out).manifest.digest and sum(document["weights"].values()) == 1
     found = CliRunner().invoke(cli, [*args[:-4], "--target", "none", "--of", "softmax"])
     assert found.exit_code == 2 and "none" in found.output
+
+
+def regression(folder: Path, targets: Tensor, x: Tensor) -> tuple[Path, Path]:
+    """Returns an artifact of six members with one number each, and a file with inputs and targets."""
+    saved(lambda: nn.Linear(5, 1), folder, "input=float32[B,5]", members=6)
+    save_file({"input": x, "y": targets}, folder / "val.safetensors")
+    return folder / "e.wide", folder / "val.safetensors"
+
+
+def test_the_nll_of_numbers(tmp_path: Path) -> None:
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    out, val = regression(tmp_path, torch.zeros(200, 1), x)
+    y = widepack.load(out)(x).double()
+    save_file({"input": x, "y": (y.mean(0) + 0.3 * torch.randn(200, 1)).float()}, val)
+    truth = load_file(val)["y"].double()
+    report = widepack.select(out, val, target="y", metric="nll")
+    ens = widepack.load(out)
+    found = ens.reduce(x, "mean", "std", weights=ens.selected_weights)
+    log_density: Any = torch.distributions.Normal(found["mean"].double(), found["std"].double()).log_prob
+    nll = -log_density(truth).mean()
+    assert report.scores["selected"] == pytest.approx(nll.item(), rel=1e-4)
+    log_density = torch.distributions.Normal(y.mean(0), y.std(0, correction=0)).log_prob
+    everyone = -log_density(truth).mean()
+    assert report.scores["all"] == pytest.approx(everyone.item(), rel=1e-4)
+    assert "best_member" not in report.scores and nll < everyone + 1e-4
+    result = CliRunner().invoke(
+        cli, ["select", str(out), "--on", str(val), "--target", "y", "--metric", "nll"]
+    )
+    assert result.exit_code == 0 and f"best member {report.best_member} -; selected" in result.output
+
+
+def test_no_selection_is_worse_than_all_members(tmp_path: Path) -> None:
+    x = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+    out, val = regression(tmp_path, torch.zeros(50, 1), x)
+    save_file({"input": x, "y": widepack.load(out).mean(x)}, val)
+    digest = Reader(out).manifest.digest
+    one = widepack.select(out, val, target="y", rounds=1, dry_run=True)
+    assert one.scores["selected"] == one.scores["all"] == pytest.approx(0, abs=1e-12)
+    assert one.weights == pytest.approx(dict.fromkeys(widepack.load(out).members, 1 / 6))
+    few = widepack.select(out, val, target="y", most=2, dry_run=True)
+    assert len(few.weights) <= 2 and few.scores["selected"] > few.scores["all"]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"most": 2}, "so that nothing was written; select more with most="),
+        ({"most": 2, "out": tmp_path / "few.wide"}, "so that nothing was written; select more with most="),
+        ({"metric": "nll", "most": 1}, "most=1 selects one"),
+        ({"metric": "nll", "of": "softmax"}, "is for numbers"),
+    ]
+    for options, words in refused:
+        with pytest.raises(UsageError, match=words):
+            widepack.select(out, val, target="y", **options)
+    assert Reader(out).manifest.digest == digest and not (tmp_path / "few.wide").exists()

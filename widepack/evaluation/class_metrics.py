@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..reduction.calibration import LEAST
 from .ranks import auroc
 
 BINS = 15
-LEAST = 1e-12
-"""The least probability in a logarithm."""
 
 
 @dataclass(frozen=True)

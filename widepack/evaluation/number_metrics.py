@@ -20,11 +20,10 @@ from statistics import NormalDist
 
 from torch import Tensor
 
+from ..reduction.calibration import LEAST
 from .ranks import rank_correlation
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-LEAST = 1e-12
-"""The least variance."""
 
 
 @dataclass(frozen=True)

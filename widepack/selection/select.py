@@ -21,8 +21,8 @@ from ..revision.revise import drop
 from ..system.progress import Report
 from .cascade_fit import CascadeData, CascadeFit
 from .greedy import Selected, select_members
-from .losses import METRICS, OF_CLASSES, means, score
-from .validation import ValidationRequest
+from .losses import METRICS, OF_CLASSES, means, moments, score
+from .validation import Validation, ValidationRequest
 
 ROUNDS = 100
 
@@ -33,12 +33,12 @@ class SelectReport:
 
     Attributes:
         path: The artifact that has the record; "" for a dry run.
-        metric: The metric: `accuracy`, `log_loss` or `squared_error`.
+        metric: The metric: `accuracy`, `log_loss`, `squared_error` or `nll`.
         rows: The number of validation rows.
         members: The number of members of the artifact.
         weights: The weight of each selected member, by name.
         scores: The metric of `all` members with equal weights, of the `best_member`, and of the `selected`
-            ones.
+            ones. One member has no variance, so that it has no `nll`.
         best_member: The name of the best single member.
         cascade: The cascade: `order`, `stages`, `until`, `score`, `calls` (the mean number of members that
             run for a row); and `held_out`: the same over rows that it was not fitted on. None if
@@ -103,15 +103,16 @@ def select(
     """Chooses members of an ensemble and their weights on validation data, and fits a cascade of them.
 
     Members are selected greedily, with replacement: each round adds the member that makes the mean of all
-    added ones best. The cascade runs the selected members in the order in which they were added.
+    added ones best. All members are selected, with equal weights, if these score better. The cascade runs the
+    selected members in the order in which they were added.
 
     Args:
         path: The artifact.
         on: The validation data: a file or folder as `widepack.predict` reads it, with a column of targets.
         target: The column of the targets: classes from 0, names of classes with `classes`, or numbers.
         of: What the members answer: `softmax` for scores of classes, `probabilities`, or None for numbers.
-        metric: `accuracy`, `log_loss` or `squared_error`. Default: `accuracy` with `of`, else
-            `squared_error`.
+        metric: `accuracy` (default) or `log_loss` with `of`; else `squared_error` (default), or `nll` of a
+            normal distribution with the mean and the variance of the members.
         most: How many different members are selected at most.
         first: The number of members of the cascade's first stage. Default: it is fitted.
         allowed: How much the cascade may lose against all selected members, as a mean over the rows: 0.002
@@ -138,7 +139,8 @@ def select(
         A `SelectReport`.
 
     Raises:
-        UsageError: An argument is wrong, or the targets do not fit the answers.
+        UsageError: An argument is wrong, the targets do not fit the answers, or the best selection of `most`
+            members scores worse than all members. Nothing is written then.
         InputError: The file cannot be read, has a row that the model refuses, or a member answers NaN.
         ArtifactError: The artifact is damaged or cannot be written.
 
@@ -156,9 +158,11 @@ def select(
     metric = _checked(of, metric, most, allowed, rounds)
     ens = load(path)
     validation = request.run(ens, progress)
-    predictions, targets = validation.predictions, validation.targets
+    predictions, targets = _of_metric(metric, validation)
     selected = select_members(predictions, targets, METRICS[metric], rounds, most)
-    scores, best = _scores(metric, predictions, targets, selected)
+    scores, best, selected = _scores(metric, predictions, targets, selected, most)
+    if not dry_run:
+        _check_not_worse(metric, scores, selected)
     settings, measured = None, None
     if of is not None and len(selected.order) > 1:
         settings, measured = _cascade(
@@ -213,6 +217,8 @@ def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
             if of is None
             else f"metric={chosen!r} is for numbers; leave of= out"
         )
+    if chosen == "nll" and most == 1:
+        raise UsageError("metric='nll' needs the variance of two members at least, and most=1 selects one")
     for name, value in (("most", 1 if most is None else most), ("rounds", rounds)):
         if type(value) is not int or value < 1:
             raise UsageError(f"{name}={value!r:.40} is not a positive whole number")
@@ -221,20 +227,45 @@ def _checked(of: Any, metric: Any, most: Any, allowed: Any, rounds: Any) -> str:
     return str(chosen)
 
 
+def _of_metric(metric: str, validation: Validation) -> tuple[Tensor, Tensor]:
+    """Returns predictions and targets as a metric takes them. Raises: UsageError."""
+    if metric != "nll":
+        return validation.predictions, validation.targets
+    if len(validation.predictions) < 2:
+        raise UsageError("metric='nll' needs the variance of two members at least, and there is one")
+    return moments(validation.predictions, validation.targets)
+
+
 def _scores(
-    metric: str, predictions: Tensor, targets: Tensor, selected: Selected
-) -> tuple[dict[str, float], int]:
-    """Returns the scores of all, the best and the selected members, and the number of the best one."""
-    losses = METRICS[metric]
+    metric: str, predictions: Tensor, targets: Tensor, selected: Selected, most: int | None
+) -> tuple[dict[str, float], int, Selected]:
+    """Returns the scores of all, the best and the selected members, the number of the best one, and the
+    selection: all members with equal weights, where these score better and may be selected.
+    """
+    losses, count = METRICS[metric], len(predictions)
     single = [means(losses, p, targets) for p in predictions]
-    best = min(range(len(single)), key=single.__getitem__)
+    best = min(range(count), key=single.__getitem__)
     everyone = means(losses, predictions.mean(0), targets)
+    if everyone[0] < selected.losses[0] and (most is None or most >= count):
+        order = list(dict.fromkeys([*selected.order, *range(count)]))
+        selected = Selected([1] * count, order, everyone)
     scores = {
         "all": score(metric, everyone[0]),
-        "best_member": score(metric, single[best][0]),
+        **({} if metric == "nll" else {"best_member": score(metric, single[best][0])}),
         "selected": score(metric, selected.losses[0]),
     }
-    return scores, best
+    return scores, best, selected
+
+
+def _check_not_worse(metric: str, scores: Mapping[str, float], selected: Selected) -> None:
+    """Raises: UsageError if all members score better than those that were selected."""
+    everyone, found = scores["all"], scores["selected"]
+    if found < everyone if metric == "accuracy" else found > everyone:
+        raise UsageError(
+            f"the best {len(selected.order)} of {len(selected.counts)} members have the {metric} {found:.4g} "
+            f"and all have {everyone:.4g}, so that nothing was written; select more with most= (--most), or "
+            "look at it with dry_run=True (--dry-run)"
+        )
 
 
 def _cascade(

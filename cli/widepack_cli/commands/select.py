@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 @target_options
 @click.option(
     "--metric",
-    type=click.Choice(["accuracy", "log_loss", "squared_error"]),
-    help="What is made best. Default: accuracy with --of, else squared_error.",
+    type=click.Choice(["accuracy", "log_loss", "squared_error", "nll"]),
+    help="What is made best. Default: accuracy with --of, else squared_error. nll is of the normal "
+    "distribution with the mean and the variance of the members.",
 )
 @click.option("--most", type=click.IntRange(min=1), metavar="K", help="Select at most K different members.")
 @click.option(
@@ -61,7 +62,8 @@ if TYPE_CHECKING:
 def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Choose members of ARTIFACT and their weights on validation data, and fit a cascade of them.
 
-    Members are added greedily, with replacement, while the mean of their predictions gets better. The cascade
+    Members are added greedily, with replacement, while the mean of their predictions gets better. A selection
+    that scores worse than all members is never written. The cascade
     runs a few of them on all rows, and the others only on rows of which these are not sure. The threshold is
     fitted on the same data. What it costs is measured on parts that it was not fitted on. Both are recorded
     in the artifact: ens.cascade(x) runs the cascade.
@@ -80,10 +82,10 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
 
 def lines(report: SelectReport) -> list[str]:
     """Returns the report as lines of text."""
-    s = report.scores
+    s = {name: f"{value:.4f}" for name, value in report.scores.items()}
     text = [
-        f"{report.metric} on {report.rows} rows: all {plural(report.members, 'member')} {s['all']:.4f}; best"
-        f" member {report.best_member} {s['best_member']:.4f}; selected {s['selected']:.4f}",
+        f"{report.metric} on {report.rows} rows: all {plural(report.members, 'member')} {s['all']}; best"
+        f" member {report.best_member} {s.get('best_member', '-')}; selected {s['selected']}",
         f"selected     {plural(len(report.weights), 'member')}: "
         + ", ".join(f"{name} {weight:.3g}" for name, weight in report.weights.items()),
     ]
