@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,36 @@ def test_the_own_error_is_the_largest_of_several_evaluations() -> None:
     larger = evaluations(truth, 4e-4)
     assert not stats(1.2e-4, 4.7e-4, truth, larger).wrong()
     assert stats(1.2e-4, 5e-4, truth, larger).wrong(), "an evaluation counts twice the first error at most"
+
+
+def test_a_refusal_names_rounding_only_where_it_is_as_large_as_the_error() -> None:
+    truth = torch.linspace(1, 2, 100, dtype=torch.float64)
+    for wide, doubted in ((6e-4, True), (9e-4, False)):
+        found = stats(1e-4, wide, truth, evaluations(truth))
+        assert found.wrong()
+        found.doubt_rounding(4e-4)
+        assert bool(found.doubt) == doubted
+
+
+def test_numbers_moved_by_one_ulp_are_an_equal_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, evaluate, found = reference.WideRun.answers, equivalent_runs.evaluate, []
+
+    def answers(run: reference.WideRun) -> object:
+        for call, i, outputs in own(run):
+            yield call, i, [outputs[0] + 1e-2]
+
+    def collect(*args: Any) -> Evaluations:
+        found.append((evaluate(*args), args[4].own[args[1]][0]))
+        return found[-1][0]
+
+    monkeypatch.setattr(reference.WideRun, "answers", answers)
+    monkeypatch.setattr(equivalent_runs, "evaluate", collect)
+    several = [nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False)) for _ in range(3)]
+    with pytest.raises(VerificationError, match="is wrong"):
+        widepack.fuse(several, torch.randn(5, 4))(torch.randn(5, 4))
+    for evaluations, answer in found:  # without oneDNN, moved; rows are not independent
+        assert len(evaluations.equal) == 2
+        assert 0 < (evaluations.equal[1][0] - answer).abs().max() < 1e-2
 
 
 def test_a_near_tie_counts_only_where_the_other_decision_has_it() -> None:

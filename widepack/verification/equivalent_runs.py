@@ -1,12 +1,13 @@
 """Evaluates members again after a first comparison failed, before an answer is called wrong.
 
 One evaluation of a member is a small sample of its rounding error. So the member's own program runs again, on
-the same numbers in contiguous memory:
+numbers in contiguous memory:
 
 | evaluation | what it changes |
 |---|---|
 | oneDNN off | the kernels of convolutions and linear layers |
 | the batch in two halves | the blocks of sums; only if rows are independent in float64 |
+| weights and inputs moved by one ulp | what the first layers round, which later ones may amplify |
 
 1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured
    first. The factors of the bound do not change.
@@ -28,6 +29,7 @@ Numbers that the member computes without an error have no margin, so nothing is 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +48,7 @@ from ..ir.fake_values import CPU
 from ..kernels.exact_norms import as_torch_computes
 from ..runtime.graph_module import Loop
 from ..runtime.walk import last_uses
+from .rounding import moved_by_an_ulp
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, RootMeanSquare, floating, measure, root_mean_square
 
@@ -205,7 +208,8 @@ class Evaluations:
     """The outputs of further evaluations of one member in one call.
 
     Attributes:
-        equal: Those of the same numbers in the member's dtype: for each evaluation its outputs.
+        equal: Those in the member's dtype, of numbers that are equal up to one ulp: for each evaluation its
+            outputs.
         decided: Those in float64 with near-ties that are decided otherwise.
     """
 
@@ -233,6 +237,7 @@ def evaluate(
 
     ways: list[tuple[list[list[torch.Tensor]], Callable[[], list[list[Any]]]]] = [
         (found.equal, lambda: [_without_onednn(run, inputs)]),
+        (found.equal, lambda: [list(moved_by_an_ulp(subject, i)(inputs))]),
         (found.decided, lambda: other_decisions(subject.program(i), weights, inputs)),
     ]
     if _halves_are_equal(subject, i, weights, inputs, answers):
@@ -251,12 +256,15 @@ def evaluate(
 
 def raise_errors(
     stats: ErrorStats, output: int, rows: Sequence[tuple[Evaluations, torch.Tensor]], bound: float
-) -> None:
+) -> float:
     """Raises the members' own errors of an output to those of the equal evaluations, within `MOST`.
 
-    rows: for each member and call its evaluations and its float64 answer. bound: a number that is further off
-    is a near-tie that was decided otherwise, and does not count.
+    Returns the largest error of an equal evaluation.
+
+    rows: for each member and call its evaluations and its float64 answer. bound: where members decide
+    near-ties, a number that is further off was decided otherwise, and does not count.
     """
+    bound, largest = bound if any(e.decided for e, _ in rows) else math.inf, 0.0
     most_rms, most = MOST * stats.own_rms, MOST * stats.own_max
     for number in range(max((len(e.equal) for e, _ in rows), default=0)):
         errors = RootMeanSquare()
@@ -264,6 +272,8 @@ def raise_errors(
             if number < len(evaluations.equal):
                 errors.add(_errors(evaluations.equal[number][output], truth, bound))
         stats.raise_own(min(errors.value, most_rms), min(errors.largest, most))
+        largest = max(largest, errors.largest)
+    return largest
 
 
 def own_rms(

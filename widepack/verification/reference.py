@@ -82,9 +82,10 @@ class WideRun:
                 one = equivalent_runs.evaluate(self.answered.subject, i, call, before, found[number])
                 evaluations[number, i] = one
         bounds = [output.max_bound for output in stats]
+        rounding = []
         for k, output in enumerate(stats):
             rows = [(e, found[c].truth[i][k]) for (c, i), e in evaluations.items()]
-            equivalent_runs.raise_errors(output, k, rows, bounds[k])
+            rounding.append(equivalent_runs.raise_errors(output, k, rows, bounds[k]))
         for number, i, wide in self.answers():
             several = evaluations[number, i]
             for k, output in enumerate(stats):
@@ -92,6 +93,8 @@ class WideRun:
                 least = equivalent_runs.own_rms(several, k, own, truth, bounds[k])
                 own, truth = equivalent_runs.nearest(wide[k], own, truth, several.of(k), bounds[k])
                 self._add(output, (number, i, k), wide[k], own, truth, least)
+        for output, error in zip(stats, rounding):
+            output.doubt_rounding(error)
 
     def _add(
         self,
@@ -325,6 +328,8 @@ class ReferenceAnswers:
             run.check_again(again)
             if not _wrong(again):
                 return again, ""
+            for output, evaluated in zip(stats, again):
+                output.doubt = output.doubt or evaluated.doubt
         return stats, wrong
 
     def _where(self, part: MemberPart, pattern: str, weights: Weights) -> str:

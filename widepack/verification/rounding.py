@@ -295,7 +295,7 @@ def add_rounding(answered: AnsweredCalls, coarse: Sequence[float]) -> None:
     if not outputs or not answered.calls:
         return
     single = _errors(_in_float32, answered, outputs)
-    moved = _errors(_moved_by_an_ulp, answered, outputs)
+    moved = _errors(moved_by_an_ulp, answered, outputs)
     for k in outputs:
         stats, rms, largest = answered.stats[k], single[k].value, single[k].largest
         most = _MOST_RMS * stats.scale
@@ -338,7 +338,8 @@ def _in_float32(subject: Subject, i: int) -> Run:
     return lambda inputs: list(run(*weights, *(single_value(x) for x in inputs)))
 
 
-def _moved_by_an_ulp(subject: Subject, i: int) -> Run:
+def moved_by_an_ulp(subject: Subject, i: int) -> Run:
+    """Returns what runs member i with each weight and input in float32 or float64 moved by one ulp."""
     weights = [_moved(w, k) for k, w in enumerate(subject.arguments(i))]
     run = subject.run(i)
 
@@ -350,10 +351,10 @@ def _moved_by_an_ulp(subject: Subject, i: int) -> Run:
 
 
 def _moved(value: Any, seed: int) -> Any:
-    """Returns numbers in float64 whose last bits differ, at random by one up or down. Zeros stay."""
-    if isinstance(value, torch.Tensor) and value.dtype == torch.complex128:
+    """Returns numbers whose last bits differ, at random by one up or down. Zeros and coarser dtypes stay."""
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.complex64, torch.complex128):
         return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), seed))
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
         return value
     g = torch.Generator().manual_seed(seed % 2**32)
     up = torch.randint(2, value.shape, generator=g, dtype=torch.bool)

@@ -223,11 +223,21 @@ class ErrorStats:
             self.raise_own(error, error)
 
     def say_doubt(self, error: float) -> None:
-        """Notes that rounding changes the members' own answers by this rms error, which is too large."""
+        """Notes that rounding changes the members' own answers by this error, which is too large."""
         self.doubt = (
-            f"Rounding alone changes the members' own answers by {error:.1e} (rms), at a scale of "
+            f"Rounding alone changes the members' own answers by {error:.1e}, at a scale of "
             f"{self.scale:.1e}: too much to tell"
         )
+
+    def doubt_rounding(self, error: float) -> None:
+        """Notes that rounding may be why wide answers are out of bounds. error: the largest of the members'
+        equal evaluations.
+        """
+        if (
+            not any(w.words for w in self.wide)
+            and max((w.largest for w in self.wide), default=0.0) <= 2 * error
+        ):
+            self.say_doubt(error)
 
     def without_wide(self) -> ErrorStats:
         """Returns a copy that has the members' own errors and no wide answer."""
