@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,25 @@ def test_strategies_that_the_user_named_stay_on_another_processor(
     here = chosen(widepack.load(place))
     kernel_times(SECOND)
     assert chosen(widepack.load(place)) == here
+
+
+def test_the_second_load_on_another_processor_plans_nothing(
+    tmp_path: Path, kernel_times: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does a load on the processor of the build. They do not import what plans and lowers either."""
+    heavy = ["widepack.lowering.pattern_programs", "widepack.kernel_times.work", "torch._dynamo"]
+    load = (
+        f"import sys, torch, widepack; widepack.load(sys.argv[1]); print(any(map(sys.modules.get, {heavy})))"
+    )
+    kernel_times(FIRST)
+    place = built(tmp_path, FIRST)
+    for name, planned in ((FIRST, ["False"]), (SECOND, ["True", "False"])):
+        kernel_times(name)
+        done = [subprocess.check_output([sys.executable, "-c", load, str(place)], text=True) for _ in planned]
+        assert [words.strip() for words in done] == planned
+    first, second = (chosen(widepack.load(place)) for _ in range(2))
+    monkeypatch.setenv("WIDEPACK_PLANS", str(tmp_path / "empty"))
+    assert first == second == chosen(widepack.load(place))
 
 
 def test_stored_programs_serve_where_no_other_can_be_made(

@@ -13,9 +13,9 @@ import torch
 
 from widepack.errors import UsageError
 from widepack.kernel_times import calibration, sources
+from widepack.kernel_times.kernel_work import ELEMENTWISE, KernelWork
 from widepack.kernel_times.profile import Profile
 from widepack.kernel_times.sources import VARIABLE, keep, profile_here, shipped, written
-from widepack.kernel_times.work import ELEMENTWISE, KernelWork
 from widepack.system.machine import name_of
 from widepack_artifacts.errors import ArtifactError
 

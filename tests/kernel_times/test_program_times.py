@@ -13,9 +13,9 @@ from torch import nn
 
 from widepack.building.preview import Preview
 from widepack.kernel_times.curves import Curve, ProductTimes
+from widepack.kernel_times.kernel_work import KernelWork
 from widepack.kernel_times.profile import Profile
 from widepack.kernel_times.program import compiled_seconds, loop_seconds, wide_seconds, work_at
-from widepack.kernel_times.work import KernelWork
 from widepack_artifacts.program import Program
 from widepack_bench.models.mlp import mlp
 from widepack_bench.models.recurrent import lstm

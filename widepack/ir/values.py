@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 
 from widepack_artifacts.program import Ref
@@ -63,6 +62,8 @@ def known(size: Any) -> int | None:
 
 def expression(size: Any) -> Any:
     """A size as an expression over the symbols of the dims."""
+    import sympy  # takes a load half a second, and a load has no such sizes
+
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
@@ -76,6 +77,8 @@ def hint(size: Any) -> int:
         return size
     if size.node.hint is not None:
         return int(size.node.hint)
+    import sympy  # as above
+
     expr, examples = size.node.expr, _examples(size.node.shape_env)
     return int(expr.xreplace({s: examples.get(s, sympy.Integer(_SIZE_OF_DATA)) for s in expr.free_symbols}))
 
@@ -173,7 +176,7 @@ class Stacked:
         if all(isinstance(s, int) for s in (members, channels, channel)):
             return bool(members == channels * channel)
         difference = expression(members) - expression(channels) * expression(channel)
-        return not is_large(difference) and bool(sympy.expand(difference) == 0)
+        return not is_large(difference) and bool(difference.expand() == 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

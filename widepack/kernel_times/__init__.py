@@ -11,6 +11,7 @@
 | `cpu.py` | Predicts calls on a CPU from measured kernel times |
 | `cuda.py` | Predicts calls on a CUDA device from the limits of its data sheet |
 | `curves.py` | Gives times between measured sizes |
+| `kernel_work.py` | Defines what the table needs to know of a kernel |
 | `model.py` | Declares what both predictions have in common |
 | `profile.py` | Defines the kernel times of a machine, and their JSON form |
 | `profiles/` | Kernel times of machines that ship with the package |

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..ir import ops
 from .call_time import CallTime
+from .kernel_work import KernelWork
 from .profile import Profile
-from .work import KernelWork, works_of
+from .work import works_of
 
 
 class CpuModel:

@@ -9,7 +9,7 @@ from typing import Any
 from widepack_artifacts.errors import ArtifactError
 
 from .curves import Curve, ProductTimes
-from .work import ELEMENTWISE, KernelWork
+from .kernel_work import ELEMENTWISE, KernelWork
 
 LEAST_S = 1e-9
 """The least time of a product beside its start. A clock cannot resolve less."""

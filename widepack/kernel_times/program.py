@@ -19,8 +19,9 @@ from ..ir.torch_internals import memory_id
 from ..runtime.meta_values import META
 from ..spec.dtypes import dtype_of
 from .calibration import MODULE_BYTES
+from .kernel_work import KernelWork
 from .profile import Profile
-from .work import KernelWork, works_of
+from .work import works_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ from ..kernels.member_convs import OP as MEMBER_CONVS
 from ..kernels.streamed import FEW
 from ..runtime.flop_formulas import kernel_formula, own_formula
 from ..runtime.kernel_count import NO_KERNEL, is_view
-from ..runtime.meta_values import run_on_meta
+from ..runtime.meta_values import like_operand, run_on_meta
+from .kernel_work import ELEMENTWISE, KernelWork
 
 _PRODUCTS: Mapping[str, str] = {
     "aten.bmm": "batched product",
@@ -63,24 +63,10 @@ _OTHERS = _kinds(
         "pool": "_adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices",
     }
 )
-ELEMENTWISE = "elementwise"
 WINDOW = 4
 """The numbers of a window of the pools in the table."""
 NARROW = 16
 """The most outputs of a product that has few."""
-_ALIKE = frozenset(
-    f"aten.{n}.{o}"
-    for names, o in (
-        (
-            "relu gelu sigmoid silu tanh hardswish hardsigmoid relu6 leaky_relu elu softplus mish neg exp",
-            "default",
-        ),
-        ("add sub mul div", "Tensor"),
-        ("add sub mul div", "Scalar"),
-    )
-    for n in names.split()
-)
-"""Ops whose result is like their operands, if these are alike. torch takes half a millisecond to say so."""
 _ACTIVATING = ("widepack.linear", "widepack.inner_product", "widepack.convolution")
 """Layers whose last argument may name an activation, which they run in place."""
 _VIEWS = frozenset(
@@ -93,25 +79,6 @@ _VIEWS = frozenset(
     for name in names.split()
 )
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelWork:
-    """The work of one kernel.
-
-    kind: of the times that apply. count, rows, width: of products; count is 0 for another kernel. elements:
-    what another kernel goes through. weight_bytes: the bytes of weights that it reads. made_bytes: the bytes
-    of new memory that it writes. passes: how often it reads its weights.
-    """
-
-    kind: str
-    count: float = 0.0
-    rows: float = 0.0
-    width: float = 0.0
-    elements: float = 0.0
-    weight_bytes: float = 0.0
-    made_bytes: float = 0.0
-    passes: float = 1.0
 
 
 def works_of(
@@ -127,10 +94,8 @@ def works_of(
     """
     if op.rpartition(".")[0] in _VIEWS and (view := _view(op, args, kwargs)) is not None:
         return view, []
-    if op in _ALIKE and (x := _alike(args)) is not None:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), [
-            _other(op.rpartition(".")[0], [x], x, _bytes(x))
-        ]
+    if (x := like_operand(op, args)) is not None:
+        return x, [_other(op.rpartition(".")[0], [x], x, _bytes(x))]
     formula = own_formula(op)
     with torch.inference_mode(False), torch.no_grad():  # inference mode does not split composite ops
         if formula is not None or op.startswith(("aten.upsample_", "aten._upsample_")):
@@ -148,26 +113,6 @@ def _view(op: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         result = run_on_meta(op, args, dict(kwargs))
     read = {memory_id(t) for t in tensors(args)}
     return result if all(memory_id(t) in read for t in tensors(result)) else None
-
-
-def _alike(args: Any) -> Tensor | None:
-    """Returns the first of floating operands of one dtype, if it is dense and the others have its shape and
-    memory order, or repeat over it; else None.
-    """
-    given = list(tensors(args))
-    x = given[0] if given else None
-    if x is None or not x.is_floating_point():
-        return None
-    dense = math.prod(x.shape) == 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
-    return x if dense and all(t.dtype == x.dtype and _fits(t, x) for t in given[1:]) else None
-
-
-def _fits(y: Tensor, x: Tensor) -> bool:
-    """Whether a second operand does not change the shape and the memory order of an op's result."""
-    if y.shape == x.shape:
-        return y.stride() == x.stride()
-    pairs = zip(reversed(y.shape), reversed(x.shape))
-    return 0 < y.dim() <= x.dim() and all(n in (1, m) for n, m in pairs) and y.numel() < x.numel()
 
 
 def _matrix(args: Any) -> Tensor:

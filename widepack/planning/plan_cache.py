@@ -1,10 +1,11 @@
-"""Stores plans that were measured on this machine in the user's cache, one small file for each entry and
-pattern.
+"""Stores plans that were measured on this machine, or predicted for it at a load, in the user's cache: one
+small file for each entry and pattern.
 
     <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...]
 
 A file has one row for each batch class and number of threads. The key is a hash of the artifact's digest, the
-entry, the pattern, the machine, and the versions of torch and widepack. widepack ignores a file that it
+entry, the pattern, the machine (or the kernel times of a prediction), and the versions of torch and
+widepack. widepack ignores a file that it
 cannot read or that other users could have written. Then the artifact's own plans run.
 """
 
@@ -41,21 +42,24 @@ def folder() -> Path:
     return Path(chosen) if chosen else cache_folder() / "plans"
 
 
-def _file_of(digest: str, entry: str, pattern: str, device: str) -> Path:
+def _file_of(digest: str, entry: str, pattern: str, device: str, predicted: str) -> Path:
     """Returns the file of an entry and a pattern."""
-    key = "\n".join([digest, entry, pattern, name_of(device), torch.__version__, __version__])
+    machine = predicted or name_of(device)
+    key = "\n".join([digest, entry, pattern, machine, torch.__version__, __version__])
     return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Program, Plan]]:
+def find(
+    digest: str, entry: str, pattern: str, device: str, predicted: str = ""
+) -> list[tuple[Program, Plan]]:
     """Returns the measured wide programs and plans, smallest batch first; empty if none were measured on this
     machine.
 
-    They are those of the number of threads nearest to torch's current number.
+    They are those of the number of threads nearest to torch's current number. predicted: names kernel times;
+    then the programs and plans are those that were predicted by them.
     """
-    return nearest_threads(
-        [((program, plan), plan.threads) for program, plan in _read(_file_of(digest, entry, pattern, device))]
-    )
+    rows = _read(_file_of(digest, entry, pattern, device, predicted))
+    return nearest_threads([((program, plan), plan.threads) for program, plan in rows])
 
 
 @contextlib.contextmanager
@@ -84,18 +88,26 @@ def carry(before: str, after: str, entry: str, pattern: str, device: str) -> boo
 
     Returns whether any existed. Raises: as `keep`.
     """
-    rows = _read(_file_of(before, entry, pattern, device))
+    rows = _read(_file_of(before, entry, pattern, device, ""))
     if rows:
         keep(after, entry, pattern, device, rows)
     return bool(rows)
 
 
-def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
+def keep(
+    digest: str,
+    entry: str,
+    pattern: str,
+    device: str,
+    rows: Sequence[tuple[Program, Plan]],
+    predicted: str = "",
+) -> Path:
     """Stores measured plans. They replace plans that were measured with the same number of threads.
 
-    Returns the file. Raises: OSError; UsageError if other users may write into the folder.
+    predicted: as `find` takes it. Returns the file.
+    Raises: OSError; UsageError if other users may write into the folder.
     """
-    place = _file_of(digest, entry, pattern, device)
+    place = _file_of(digest, entry, pattern, device, predicted)
     # `find` would ignore a file in a folder where others may write
     place = make_private_folder(place.parent) / place.name
     with _lock(place.parent):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from ..errors import UsageError
 from ..ir import ops
@@ -80,6 +79,10 @@ def kernel_formula(op: Any) -> FlopFormula | None:
     """Returns the formula of a kernel that torch dispatches; None if it has none."""
     if not is_overload(op):
         return None
+    from torch.utils.flop_counter import (
+        flop_registry,
+    )  # imports Triton, and a load needs no formulas of torch
+
     return own_formula(ops.name_of(op)) or flop_registry.get(packet_of(op))
 
 

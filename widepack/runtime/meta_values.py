@@ -8,10 +8,23 @@ import torch
 
 from ..ir import ops
 from ..ir.encoding import decode, map_arguments
-from ..ir.limits import recurrent_result
+from ..ir.limits import recurrent_result, tensors
 from ..ir.op_records import is_recurrent_layer
 
 META = torch.device("meta")
+_ALIKE = frozenset(
+    f"aten.{name}.{overload}"
+    for names, overload in (
+        (
+            "relu gelu sigmoid silu tanh hardswish hardsigmoid relu6 leaky_relu elu softplus mish neg exp",
+            "default",
+        ),
+        ("add sub mul div", "Tensor"),
+        ("add sub mul div", "Scalar"),
+    )
+    for name in names.split()
+)
+"""Ops whose result is like their operands, if these are alike."""
 
 
 def metas(value: Any) -> Any:
@@ -34,7 +47,43 @@ def run_on_meta(op: str, args: Any, kwargs: Any) -> Any:
         named["device"] = META
     if is_recurrent_layer(op) and (result := recurrent_result(op, args, kwargs)) is not None:
         return result
+    if (alike := like_operand(op, args)) is not None:
+        return alike
     return ops.checked(op)(*decode(args, META), **named)
+
+
+def like_operand(op: str, args: Any) -> torch.Tensor | None:
+    """Returns the result of an op whose result is like its first operand; None for another one.
+
+    torch takes half a millisecond for it, and for some ops it imports its compiler first, which takes a
+    second. The first operand is dense and floating. The others have its dtype, and its shape and memory
+    order, or repeat over it. The strides of dims of size 1 may be others than torch's.
+    """
+    given = list(tensors(args)) if op in _ALIKE else []
+    x = given[0] if given else None
+    if x is None or x.device != META or not x.is_floating_point() or not _is_dense(x):
+        return None
+    if any(isinstance(a, complex) for a in args) or any(t.dtype != x.dtype or not _fits(t, x) for t in given):
+        return None
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META)
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether each number has a place of its own, with none between them."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride()) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return x.numel() > 0
+
+
+def _fits(y: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether an operand does not change the shape and the memory order of an op's result."""
+    if y.shape == x.shape:
+        return y.stride() == x.stride()
+    pairs = zip(reversed(y.shape), reversed(x.shape))
+    return 0 < y.dim() <= x.dim() and all(n in (1, m) for n, m in pairs) and y.numel() < x.numel()
 
 
 def meta_key(value: Any) -> Any:

@@ -194,9 +194,8 @@ class ProgramSource:
         if artifact.uses_stored_plans and (stored := self._stored(pattern)):
             return stored
         try:
-            return self._as_measured(
-                pattern, [StoredProgram(program, plan) for program, plan in self.lower(pattern)]
-            )
+            lowered = [StoredProgram(program, plan) for program, plan in self._predicted_here(pattern)]
+            return self._as_measured(pattern, lowered)
         except (LoweringError, UsageError) as e:
             if others := self.predicted_elsewhere(pattern):
                 return others
@@ -205,6 +204,24 @@ class ProgramSource:
             raise ArtifactError(
                 f"{self.inputs.title(pattern)} is not in the artifact, and cannot be made here: {e}"
             ) from e
+
+    def _predicted_here(self, pattern: str) -> list[tuple[Program, Plan]]:
+        """Returns what `lower` does. The user's cache keeps it for an artifact whose plans were predicted for
+        another machine, since lowering and planning take a load a second or more.
+        """
+        artifact = self.artifact
+        if not (artifact.uses_stored_plans and artifact.whole and self._rows(pattern)):
+            return self.lower(pattern)
+        from ...kernel_times.sources import profile_here
+
+        profile = profile_here()
+        place = (artifact.manifest.digest, self.name, pattern, str(artifact.device))
+        times = f"predicted: {profile.machine}, {profile.threads}, {profile.date}"
+        if not (found := plan_cache.find(*place, times)):
+            found = self.lower(pattern)
+            with contextlib.suppress(OSError, UsageError):  # the next load makes them again
+                plan_cache.keep(*place, found, times)
+        return found
 
     def _as_measured(self, pattern: str, lowered: list[StoredProgram]) -> list[StoredProgram]:
         """Returns programs of a pattern, or of some members, of which the artifact has none.
