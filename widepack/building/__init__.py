@@ -14,6 +14,7 @@ done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages
 | `build_weights.py` | Makes the weights of a build, and its entries: captures, inputs, dims |
 | `captures.py` | Makes the example call of an entry and captures its members, one for each shape signature |
 | `costs.py` | Derives the costs of a build, of an artifact, and of a model that has no checkpoints |
+| `features.py` | Reads the feature names that a user gives to a build |
 | `hyper_parameters.py` | Compares hyperparameters in Lightning's checkpoints with the factory's arguments |
 | `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |
 | `prove.py` | Verifies one entry of a build: both comparisons of every program, small sizes |

@@ -61,6 +61,7 @@ def build(
     base: str | Path | None = None,
     unmerge: bool = False,
     tolerance: float | None = None,
+    features: Mapping[str, str | Path | Sequence[str]] | str | Path | Sequence[str] | None = None,
     progress: Report | None = None,
 ) -> BuildReport:
     """Fuses N checkpoints of one architecture into an artifact and verifies it.
@@ -128,6 +129,9 @@ def build(
             verification, the answers differ from the checkpoints' by at most this part of what the fine-tunes
             change, for example 0.05. The build measures and records it for each member and output. Needs
             `unmerge` and `base`. Default: all factors are exact.
+        features: The names of the numbers of a row of an input, in their order: `{"x": ["age", "height"]}`, a
+            text `"a,b"` or `"f0..f63"`, or the path of a table with these columns; without `{}` of the only
+            input. The artifact keeps them, and `predict`, `evaluate` and `select` read columns by them.
         progress: A function that is called with `(stage, done, total)`.
 
     Returns:
@@ -185,6 +189,7 @@ def build(
             base=None if base is None else listed([base])[0],
             unmerge=unmerge,
             tolerance=tolerance,
+            features=features,
             progress=progress,
         )
     )

@@ -35,6 +35,7 @@ class BuildRequest:
     None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None. unmerge:
     whether to look for a base and low-rank differences in merged checkpoints. tolerance: the part of what
     fine-tunes change in the answers that approximate factors may change; None if none are approximate.
+    features: their names, as the user gives them; the inputs are known after the capture.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -67,6 +68,7 @@ class BuildRequest:
     base: str | None = None
     unmerge: bool = False
     tolerance: float | None = None
+    features: Any = None
     progress: Report | None = None
 
     def __post_init__(self) -> None:

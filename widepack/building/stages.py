@@ -22,6 +22,7 @@ from ..capture.reachable import tensors_of
 from ..checkpoints.unused_names import unused_names
 from ..errors import CaptureError, UsageError, WidepackError
 from ..fleet.adapter_members import BASE
+from ..inference.feature_record import FEATURES
 from ..inference.load import check_opens
 from ..ir.random_ops import uses_random_ops
 from ..ir.tensor_type import parse_slot
@@ -41,6 +42,7 @@ from ..verification.reference import not_finite
 from .build_weights import BuildEntry, BuildWeights
 from .captures import Captures, EntryMembers, capture_members, filled_member
 from .costs import facts_of, write_costs
+from .features import features_of
 from .hyper_parameters import contradicted
 from .prove import ProvedEntry, prove
 from .read import read_members
@@ -113,6 +115,8 @@ class Build:
             with stages.stage("factor"):
                 self.table = BuildWeights(*given, members.fleet, stages.step)
         self.entries = [BuildEntry(name, self.table, c, request.dropout) for name, c in captured.items()]
+        inputs = {s.name: s.type for entry in self.entries for s in entry.sources}
+        self.features = features_of(request.features, inputs)
         if writer is not None:
             writer.reserve(sum(self.table.bytes_by_kind.values()))
         with stages.stage("lower"):
@@ -220,6 +224,7 @@ class Build:
             "left_out": [b._asdict() for b in self.members.left_out],
             **({} if base is None else {BASE: base.to_json()}),
             SHARD_SIZE: request.shard_bytes,
+            **({FEATURES: {n: list(w) for n, w in self.features.items()}} if self.features else {}),
             **({PART_COUNTS: list(request.part_counts)} if request.part_counts else {}),
         }
 

@@ -17,6 +17,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | file | what it does |
 |---|---|
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
+| `feature_record.py` | Reads and checks the feature names that an artifact records |
 | `calibration_record.py` | Reads and writes the calibration that an artifact records: `calibrated=True` |
 | `call_check.py` | Checks shapes and dtypes of the tensors of a call before anything runs |
 | `cascade.py` | Runs few members on all rows, and more members only on rows of which these are not sure |

@@ -38,6 +38,7 @@ from ..system.readahead import read_headers
 from .calibration_record import read_calibration
 from .cast import Cast
 from .entry import WideEntry
+from .feature_record import read_features
 from .graph_pool import GraphPool, graph_pool
 from .model import WideModel
 from .open_artifact import LoadOptions, OpenArtifact
@@ -162,6 +163,7 @@ def _open(
         reader.limit = ProgramLimit(options.limit)
     manifest = reader.manifest
     read_calibration(manifest)  # refuses a record that no evaluation writes
+    read_features(manifest)
     corrections = manifest.factored.corrections
     files = Weights(
         reader.weights_files(), manifest.factored, reader.path(corrections) if corrections else None

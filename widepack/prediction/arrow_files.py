@@ -341,7 +341,7 @@ class ArrowTable(ABC):
     """An opened file of one of the formats that pyarrow reads."""
 
     rows: int | None
-    typed = True
+    named = typed = True
 
     def __init__(self, path: Path, schema: Any, rows: int | None) -> None:
         self.path, self.rows = path, rows

@@ -4,7 +4,8 @@ The columns of an input are found in this order:
 
 1. the columns that the user names for the input;
 2. the column with the name of the input;
-3. for the only input that is left: the only column with rows of its shape, or all columns of numbers if they
+3. the columns with the names of the features that the artifact records, in whatever order the file has them;
+4. for the only input that is left: the only column with rows of its shape, or all columns of numbers if they
    are exactly as many as a row has. Columns that are passed on by name, that name the member, that other
    inputs are read from, or that pandas marks as the index, do not count.
 """
@@ -13,9 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError, UsageError
+from ..inference.feature_record import Features
 from ..spec.dtypes import dtype_of
 from ..spec.names import names_in, number_in, number_of
 from .endings import ARROW
@@ -36,6 +40,7 @@ def chosen_columns(
     named: Mapping[str, Any],
     others: Collection[str],
     nan: bool = False,
+    features: Features = MappingProxyType({}),
 ) -> tuple[list[InputColumns], list[str]]:
     """Returns the columns of each input, and a sentence for each choice that the user did not make.
 
@@ -45,6 +50,7 @@ def chosen_columns(
         named: For an input the columns that the user names: a text such as `f0..f63` or `a,b`, or a list.
         others: Columns that are no inputs unless they are named for one.
         nan: Whether a null in an input is NaN.
+        features: The names of the numbers of a row that the artifact records, by input.
 
     Raises:
         UsageError: A name is unknown, a column does not fit, or several choices are possible.
@@ -57,8 +63,11 @@ def chosen_columns(
     for one in inputs:
         if one.name in named:
             names[one.name] = _named(table, one.name, named[one.name])
+            notes += _compared(one, names[one.name], features.get(one.name, ()))
         elif one.name in table.columns and one.fits(table.columns[one.name].shape):
             names[one.name] = (one.name,)
+        elif one.name in features and _has_features(table, one, features[one.name]):
+            names[one.name] = features[one.name]
     left = [i for i in inputs if i.name not in names]
     if len(left) > 1:
         raise UsageError(
@@ -83,12 +92,47 @@ def chosen_columns(
     return columns, notes
 
 
+def _compared(one: RowInput, names: tuple[str, ...], features: tuple[str, ...]) -> list[str]:
+    """Compares the columns that the user names with the names in the artifact. Returns what to say.
+
+    Raises: UsageError for the same names in another order.
+    """
+    if names == features or len(names) != len(features):
+        return []
+    if set(names) == set(features):
+        raise UsageError(
+            f"the columns of input {one.name} are {some(names)}, and the artifact has them in the order "
+            f"{some(features)}; leave out inputs= (--input), to read them by name, or give them in this order"
+        )
+    return [f"input {one.name} is read from {some(names)}, which the artifact calls {some(features)}"]
+
+
+def _has_features(table: Table, one: RowInput, features: tuple[str, ...]) -> bool:
+    """Returns whether a table has the columns of an input; False if it has lists, or no names of its own.
+
+    Raises: UsageError if columns are missing.
+    """
+    missing = [n for n in features if n not in table.columns]
+    lists = any(t.shape and one.fits(t.shape) for t in table.columns.values())
+    if not missing or (table.named and not lists):
+        for name in missing:
+            near = get_close_matches(name, table.columns, n=1)
+            raise UsageError(
+                f"{table.path}: there is no column {name!r}{f'; did you mean {near[0]}?' if near else ''}\n"
+                f"By the artifact, the input {one.name} has the features {some(features)}, and the file has "
+                f"the columns {some(list(table.columns))}.\n"
+                f"Name other columns in this order with inputs= (--input {one.name}=...)"
+            )
+        return True
+    return False
+
+
 def _named(table: Table, name: str, words: Any) -> tuple[str, ...]:
     """Returns the columns that the user names. Raises: UsageError."""
     if isinstance(words, str):
         whole = words in table.columns
         parts = [words] if whole else names_in(words, f"the columns of input {name}")
-        names = [n for part in parts for n in ([part] if part in table.columns else _range(part))]
+        names = [n for part in parts for n in ([part] if part in table.columns else column_range(part))]
     elif isinstance(words, Sequence) and all(isinstance(w, str) for w in words):
         names = list(words)
     else:
@@ -106,7 +150,7 @@ def _named(table: Table, name: str, words: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _range(word: str) -> list[str]:
+def column_range(word: str) -> list[str]:
     """Returns the names of `f0..f63`. Raises: UsageError."""
     first, dots, last = word.partition("..")
     if not dots:

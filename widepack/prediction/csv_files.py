@@ -165,6 +165,7 @@ class CsvTable(ArrowTable):
     def __init__(self, path: Path, form: CsvForm | None = None) -> None:
         self._file: Any = None
         self._form = form or CsvForm()
+        self.named = self._form.header is not False
         head = self._form.checked_head(path)
         self.path = path
         pa = arrow()

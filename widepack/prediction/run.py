@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
+from ..inference.feature_record import read_features
 from ..inference.model import WideModel
 from ..inference.reduced_answer import Reduction
 from ..ir.random_ops import uses_random_ops
@@ -75,7 +76,7 @@ class Prediction:
         name: str | None = None,
         nan: bool = False,
     ) -> None:
-        self._nan = nan
+        self._nan, self._features = nan, read_features(ens.manifest)
         self._entry, self._table, self._suffix, self._device = entry, table, suffix, ens.device
         self._member = None if member is None else MemberColumn(table, member, entry.members)
         self.letter, self._independent = _checked_rows(entry, title, member, allowed, batch)
@@ -100,7 +101,9 @@ class Prediction:
         that are no inputs unless they are named for one. Raises: UsageError.
         """
         others = {*(checked_ids(self._table, ids) or ()), *self._member_names(), *unread}
-        self.columns, notes = chosen_columns(self._table, self._inputs, named, others, self._nan)
+        self.columns, notes = chosen_columns(
+            self._table, self._inputs, named, others, self._nan, self._features
+        )
         self.passed, more = passed_columns(self._table, ids, self._read_names(), self._suffix)
         for sentence in (*notes, *more):
             note(sentence)

@@ -78,10 +78,12 @@ class Table(Protocol):
         columns: The type of each column, in the order of the file.
         rows: The number of rows; None if only reading all of the file tells it.
         index: The columns that the writer of the file marked as the index of its rows.
+        named: Whether the file itself names its columns.
         typed: Whether its columns have types. False: a column is text unless an input is read from it.
     """
 
     path: Path
+    named: bool
     typed: bool
     index: frozenset[str]
     columns: Mapping[str, ColumnType]

@@ -73,7 +73,7 @@ class TensorBlock:
 class TensorTable:
     """An opened .npy or .safetensors file."""
 
-    typed = True
+    named = typed = True
     index: frozenset[str] = frozenset()
 
     def __init__(self, path: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ EPILOG = example(
 
 
 TOML = "widepack.toml"
+_INPUT = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=")
 
 
 @click.command(epilog=EPILOG)
@@ -131,6 +133,13 @@ TOML = "widepack.toml"
     multiple=True,
     help="A state: a value that one call leaves for the next. Give a buffer that the model changes "
     "(cache), or an input with the output that is its new value (h=h_new). Repeatable.",
+)
+@click.option(
+    "--features",
+    metavar="[INPUT=]A,B,...|FILE",
+    multiple=True,
+    help="The names of the numbers of a row of an input, in their order: a,b,c or f0..f63, or a table with "
+    "these columns. The artifact keeps them, and predict, evaluate and select read columns by them.",
 )
 @sort_option
 @click.option(
@@ -231,6 +240,7 @@ def command(
     sample: Path | None,
     entries: tuple[str, ...],
     states: tuple[str, ...],
+    features: tuple[str, ...],
     sort: str,
     names: str | None,
     strategies: tuple[str, ...],
@@ -297,8 +307,18 @@ def command(
             base=base,
             unmerge=unmerge,
             tolerance=tolerance,
+            features=_features(features),
         )
     _print(report, dry_run, as_json, verbose)
+
+
+def _features(words: tuple[str, ...]) -> Any:
+    """Returns `--features` as `widepack.build` takes them. Raises: click.UsageError for a repetition."""
+    found = [(_INPUT.match(word), word) for word in words]
+    pairs = [(match[1], word[match.end() :]) if match else ("", word) for match, word in found]
+    if len({name for name, _ in pairs}) < len(pairs) or (len(pairs) > 1 and "" in dict(pairs)):
+        raise click.UsageError("give --features once for each input: --features x=a,b --features y=c,d")
+    return dict(pairs).get("", dict(pairs) or None)
 
 
 def _print(report: BuildReport, dry_run: bool, as_json: bool, verbose: bool) -> None:
