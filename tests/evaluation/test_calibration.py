@@ -126,8 +126,10 @@ def test_a_temperature_is_that_of_the_least_nll(overconfident: Ensemble) -> None
 
 
 def test_a_factor_of_the_variance_is_that_of_the_least_nll(diabetes: Ensemble) -> None:
-    out, data, members, y = diabetes
+    out, data, _, y = diabetes
     _, found = calibrate(out, data)
+    # of the artifact's own answers, since small variances divide the rounding of float32
+    members = widepack.load(out)(load_file(data)["input"]).numpy()[:, :, 0].astype(np.float64)
     fit, others = (rows.numpy() for rows in halves(len(y)))
     mean, variance = members.mean(0), members.var(0)
 
@@ -137,14 +139,13 @@ def test_a_factor_of_the_variance_is_that_of_the_least_nll(diabetes: Ensemble) -
 
     best = least(lambda f: nll(f, fit), 0.01, 1e4)
     assert found["kind"] == "variance"
-    assert found["value"] == pytest.approx(best, rel=1e-4)
-    # the answers are of float32, and small variances divide their rounding
-    assert found["before"]["nll"] == pytest.approx(nll(5 / 4, others), rel=1e-4)
-    assert found["after"]["nll"] == pytest.approx(nll(found["value"], others), rel=1e-6, abs=1e-6)
+    assert found["value"] == pytest.approx(best, rel=1e-5)
+    assert found["before"]["nll"] == pytest.approx(nll(5 / 4, others), abs=1e-6)
+    assert found["after"]["nll"] == pytest.approx(nll(found["value"], others), abs=1e-6)
     for interval, z in zip(found["after"]["intervals"], (0.67448975, 1.28155157, 1.64485363, 1.95996398)):
         half = z * np.sqrt(found["value"] * variance[others])
         assert interval["coverage"] == pytest.approx((np.abs(mean - y)[others] <= half).mean(), abs=1e-6)
-        assert interval["width"] == pytest.approx((2 * half).mean(), rel=1e-5)
+        assert interval["width"] == pytest.approx((2 * half).mean(), abs=1e-6)
     assert found["after"]["nll"] < found["before"]["nll"]
 
 

@@ -65,11 +65,12 @@ class Calibration:
                 "the calibration is of all members with equal weights; leave weights= and members= out, or "
                 "calibrated="
             )
-        dims = self.kind == TEMPERATURE and dim % max(1, self.rank) != self.dim
-        if (of, output) != (self.of, self.output) or dims:
+        by_class = self.kind == TEMPERATURE
+        if (of, output) != (self.of, self.output) or (by_class and dim % max(1, self.rank) != self.dim):
+            own, given = (f", dim={d}" if by_class else "" for d in (self.dim, dim))
             raise UsageError(
-                f"the calibration is of the output {self.output!r}, of={self.of!r}, dim={self.dim}; this "
-                f"call is of {output!r}, of={of!r}, dim={dim}. Give the same, or leave calibrated= out"
+                f"the calibration is of the output {self.output!r}, of={self.of!r}{own}; this call is of "
+                f"{output!r}, of={of!r}{given}. Give the same, or leave calibrated= out"
             )
         known = _FIGURES[self.kind]
         if unknown := [name for name in figures if name not in known]:
