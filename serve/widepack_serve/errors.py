@@ -1,4 +1,4 @@
-"""Defines the errors of a request, with the status that the client gets.
+"""Defines the errors of a request, with the status that the client gets, and that of an address in use.
 
 RequestError                400; the root
 |-- Unauthorized            401: no token
@@ -28,6 +28,12 @@ class RequestError(WidepackError):
 
     status = 400
     retry_after: int | None = None
+
+
+class AddressInUse(WidepackError):
+    """Raised if a server cannot listen on an address that exists: another process uses it, or this user may
+    not. Exit code 1, since nothing is wrong with the command line.
+    """
 
 
 class Unauthorized(RequestError):

@@ -120,6 +120,10 @@ def test_health_and_metadata(triton: tuple[str, Results]) -> None:
     assert found.value("version") == model
     shapes = {t["name"]: [int(s) for s in t["shape"]] for t in (*model["inputs"], *model["outputs"])}
     assert shapes == {"input": [-1, 64], "output": [CASE.N, -1, 10]}
+    config = found.value("config")
+    config = config["config"] if kind == "grpc" else config
+    sizes = {t["name"]: [int(s) for s in t["dims"]] for t in (*config["input"], *config["output"])}
+    assert (config["name"], config["input"][0]["data_type"], sizes) == ("ens", "TYPE_FP32", shapes)
     index = found.value("index")
     rows = index["models"] if kind == "grpc" else index
     assert {"ens", "ens.each", "ens.mlp-0", "ens.7"} <= {row["name"] for row in rows}
@@ -128,7 +132,7 @@ def test_health_and_metadata(triton: tuple[str, Results]) -> None:
 
 def test_answers_are_those_of_the_members(triton: tuple[str, Results]) -> None:
     kind, found = triton
-    forms = ["binary", "of the version"]
+    forms = ["binary", "of the version", "of version 1"]
     if kind == "http":
         forms += ["json", "json in", "json out", "async"]
         forms += [f"{name} {form}" for name in ("gzip", "deflate") for form in ("request", "answer", "json")]
@@ -165,7 +169,7 @@ def test_errors_reach_the_client_as_sentences(triton: tuple[str, Results]) -> No
     codes = ("400", "404") if kind == "http" else ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
     invalid, unknown = (f"[{code}]" for code in codes)
     begins = {
-        "unknown version": f"{unknown} model ens has no version '1'; its version is",
+        "unknown version": f"{unknown} model ens has no version '7'; its version is",
         "unknown model": f"{unknown} there is no model 'enz'; did you mean ens?",
         "unknown name": f"{unknown} there is no model 'enz'; did you mean ens?",
         "unknown output": f"{invalid} there is no output 'zz'; the outputs are output",

@@ -65,6 +65,22 @@ def test_the_metadata_of_every_model_is_what_it_answers(server: InProcess) -> No
         answer = read(server.maybe(binary_request(name, inputs)))
         fits(described["outputs"], list(answer.outputs), list(answer.outputs.values()))
         assert answer.document["model_version"] == described["versions"][0]
+        config = server("GET", f"/v2/models/{name}/config").json
+        assert (config["name"], config["backend"], config["max_batch_size"]) == (name, "widepack", 0)
+        for part in ("input", "output"):
+            rows = [(r["name"], r["datatype"], r["shape"]) for r in described[f"{part}s"]]
+            assert [
+                (r["name"], r["data_type"].removeprefix("TYPE_"), r["dims"]) for r in config[part]
+            ] == rows
+
+
+def test_version_1_is_the_current_one(server: InProcess) -> None:
+    path = "/v2/models/plain/versions/1"
+    assert server("GET", path).json == server("GET", "/v2/models/plain").json
+    assert server("GET", f"{path}/config").json == server("GET", "/v2/models/plain/config").json
+    assert server("GET", f"{path}/ready").json == {"name": "plain", "ready": True}
+    request = binary_request("plain/versions/1", {"x": torch.randn(2, 6)})
+    assert read(server.maybe(request)).outputs["output"].shape == (4, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +127,7 @@ def test_the_server_describes_itself(server: InProcess) -> None:
     assert found == {
         "name": "widepack",
         "version": __version__,
-        "extensions": ["binary_tensor_data", "model_repository", "statistics"],
+        "extensions": ["binary_tensor_data", "model_configuration", "model_repository", "statistics"],
     }
     assert server("GET", "/v2/").json == found
     assert server("GET", "/v2/health/live").json == {"live": True}

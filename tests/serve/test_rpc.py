@@ -83,6 +83,25 @@ def test_metadata(models: dict[str, WideModel], model: WideModel) -> None:
     assert [(o.name, o.datatype, list(o.shape)) for o in member.outputs] == [("output", "FP32", [-1, 10])]
 
 
+def test_configuration_and_version_1(models: dict[str, WideModel]) -> None:
+    x = CASE.sample(8, 1)[0][0]
+
+    async def calls(client: RpcClient) -> tuple[Any, Any, Any]:
+        return (
+            (await client("ModelConfig", name="ens.mlp-3", version="1")).config,
+            await client("ModelReady", name="ens", version="1"),
+            await client.infer("ens", ("input", x), ("member", torch.arange(8)), model_version="1"),
+        )
+
+    config, ready, answer = with_server(models, calls)
+    assert (config.name, config.platform, config.backend) == ("ens.mlp-3", "widepack_wide", "widepack")
+    assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [("input", 11, [-1, 64])]
+    assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("output", 11, [-1, 10])]
+    assert ready.ready
+    (found,) = tensors(answer).values()
+    check_rows(found, list(range(8)), x)
+
+
 def test_all_members_answer_with_their_own_numbers(models: dict[str, WideModel]) -> None:
     answer = with_server(models, lambda client: client.infer("ens", ("input", X), id="r 17"))
     assert (answer.model_name, answer.id) == ("ens", "r 17")

@@ -20,7 +20,7 @@ import widepack_serve.errors
 from widepack.inference.model import WideModel
 from widepack_serve.errors import Busy, RequestError
 from widepack_serve.lifecycle.service import Service
-from widepack_serve.rpc.messages import CLASSES, message_classes
+from widepack_serve.rpc.messages import CLASSES, file_of
 from widepack_serve.rpc.schema import SERVICE
 from widepack_serve.rpc.server import RpcServer
 from widepack_serve.rpc.status import CODES, status_of
@@ -214,7 +214,7 @@ def test_unknown_names_are_not_found(models: dict[str, WideModel]) -> None:
     async def calls(client: RpcClient) -> list[tuple[grpc.StatusCode, str]]:
         return [
             await refused(client.infer("enz", ("input", X))),
-            await refused(client.infer("ens", ("input", X), model_version="1")),
+            await refused(client.infer("ens", ("input", X), model_version="7")),
             await refused(client.infer("", ("input", X))),
             await refused(client("ModelReady", name="ens.mlp-8")),
             await refused(client("ModelMetadata", name="ens", version="2")),
@@ -224,7 +224,7 @@ def test_unknown_names_are_not_found(models: dict[str, WideModel]) -> None:
     found = with_server(models, calls)
     assert {code for code, _ in found} == {grpc.StatusCode.NOT_FOUND}
     assert found[0][1] == "there is no model 'enz'; did you mean ens?"
-    assert "has no version '1'; its version is" in found[1][1]
+    assert "has no version '7'; its version is" in found[1][1]
 
 
 def test_bytes_that_are_no_message_and_unknown_methods(models: dict[str, WideModel]) -> None:
@@ -435,5 +435,5 @@ def test_every_error_of_a_request_has_a_status_code() -> None:
 
 def test_a_field_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(ValueError, match="A: 'string' is not a field"):
-        message_classes({"A": ("string",)}, "test")
+        file_of({"A": ("string",)}, "test")
     assert SERVICE == "inference.GRPCInferenceService"

@@ -13,7 +13,7 @@ from support import fresh, must
 from widepack_serve.protocol.datatypes import DATATYPES
 from widepack_serve.protocol.request import read_request
 from widepack_serve.protocol.work import NoSteps
-from widepack_serve.rpc.messages import CLASSES, message_classes
+from widepack_serve.rpc.messages import CLASSES, classes_of, file_of
 from widepack_serve.rpc.raw_inputs import InferMessage
 from widepack_serve.rpc.raw_inputs import infer_message as read_bytes
 from widepack_serve.rpc.receive import FIELDS, read_message
@@ -69,7 +69,9 @@ def test_every_method_has_its_messages() -> None:
 
 
 def test_fields_that_the_schema_leaves_out_can_be_read() -> None:
-    more = message_classes({"A": ("string name = 1", "int64 later = 99")}, "other")["A"](name="n", later=4)
+    more = classes_of(file_of({"A": ("string name = 1", "int64 later = 99")}, "other"))["A"](
+        name="n", later=4
+    )
     assert CLASSES["ModelReadyRequest"].FromString(more.SerializeToString()).name == "n"
 
 

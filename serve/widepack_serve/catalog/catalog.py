@@ -25,6 +25,8 @@ from .layout import EntryLayout
 from .outputs import Defaults, Wanted, answers, wanted_output
 from .served import ALL, EACH, ONE, ServedArtifact, ServedModel
 
+CURRENT = "1"
+"""The version that stands for the current one, for clients that send a number as Triton has them."""
 _COMPARED = 1_000
 _SHOWN = 4
 
@@ -110,7 +112,7 @@ class Catalog:
 
         Args:
             name: The name.
-            version: The version; "" for the current one.
+            version: The version; "" or `CURRENT` for the current one.
 
         Raises:
             NotFound: There is no such model, or not in this version.
@@ -118,9 +120,10 @@ class Catalog:
         found = self._models.get(name)
         if found is None:
             raise NotFound(f"there is no model {name[:80]!r}{self._hint(name)}")
-        if version and version != found.artifact.version:
+        if version not in ("", CURRENT, found.artifact.version):
             raise NotFound(
-                f"model {name[:80]} has no version {version[:40]!r}; its version is {found.artifact.version}"
+                f"model {name[:80]} has no version {version[:40]!r}; its version is "
+                f"{found.artifact.version}, and {CURRENT} means the current one"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Describes models to clients: the metadata of the protocol."""
+"""Describes models to clients: the metadata of the protocol, and Triton's configuration of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .outputs import answers, described_output
 from .served import ALL, EACH, ServedModel
 
 PLATFORM = "widepack_wide"
-EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -36,4 +36,27 @@ def model_metadata(model: ServedModel) -> dict[str, Any]:
         "platform": PLATFORM,
         "inputs": described_inputs(model),
         "outputs": outputs,
+    }
+
+
+def model_config(model: ServedModel) -> dict[str, Any]:
+    """Returns the document of `GET /v2/models/NAME/config`, for clients of Triton.
+
+    Its `max_batch_size` is 0: the dims are all dims of a tensor, as in the metadata, since the rows of an
+    answer of all members are not in its first dim.
+    """
+    found = model_metadata(model)
+
+    def tensors(rows: list[Any]) -> list[dict[str, Any]]:
+        return [
+            {"name": r["name"], "data_type": f"TYPE_{r['datatype']}", "dims": list(r["shape"])} for r in rows
+        ]
+
+    return {
+        "name": model.name,
+        "platform": PLATFORM,
+        "backend": "widepack",
+        "max_batch_size": 0,
+        "input": tensors(found["inputs"]),
+        "output": tensors(found["outputs"]),
     }

@@ -15,6 +15,7 @@
 | `parameters.py` | Reads parameters, and refuses those that would have no effect |
 | `request.py` | Reads a request for an inference: JSON, and binary tensors after it |
 | `response.py` | Writes the answer to an inference |
+| `shortest.py` | Finds the shortest decimal numbers that read back as the same numbers |
 | `shown.py` | Shows values of a client in messages |
 | `tensors.py` | Converts tensors from and to the forms of the protocol |
 | `work.py` | Work in steps, which can be ended |

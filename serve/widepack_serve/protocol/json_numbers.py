@@ -19,6 +19,7 @@ from ..errors import RequestError, TooLarge
 from .datatypes import Datatype
 from .growing import Growing
 from .json_data import JsonList
+from .shortest import shortest
 from .shown import shown
 from .work import Work
 
@@ -134,7 +135,7 @@ def _brackets(sizes: Sequence[int]) -> bytes:
 
 
 def write_numbers(value: torch.Tensor, most: int, body: Growing, work: Work) -> None:
-    """Writes the numbers of a tensor as a flat list in JSON. Half precision is written as floats.
+    """Writes the numbers of a tensor as a flat list in JSON, each with as few digits as read back the same.
 
     Args:
         value: The tensor.
@@ -148,7 +149,7 @@ def write_numbers(value: torch.Tensor, most: int, body: Growing, work: Work) -> 
     flat, first = value.reshape(-1), body.size
     body.append(b"[")
     for start in range(0, flat.numel(), PIECE):
-        numbers = orjson.dumps(flat[start : start + PIECE].tolist())[1:-1]
+        numbers = orjson.dumps(shortest(flat[start : start + PIECE]))[1:-1]
         if body.size + len(numbers) - first > most:
             raise TooLarge(
                 f"the answer has over {most} bytes in JSON, the limit (--max-answer); request it as binary "

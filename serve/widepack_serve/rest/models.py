@@ -1,4 +1,7 @@
-"""Answers requests about one model: `/v2/models/NAME[/versions/VERSION][/ready | /infer | /stats]`."""
+"""Answers requests about one model.
+
+Their paths are `/v2/models/NAME[/versions/VERSION][/ready | /infer | /config | /stats]`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
-from ..catalog.metadata import model_metadata
+from ..catalog.metadata import model_config, model_metadata
 from ..errors import NotFound, RequestError
 from ..lifecycle.documents import model_statistics
 from ..lifecycle.service import Service
@@ -14,7 +17,7 @@ from .inference import answer_inference
 from .send import send_document
 
 _ROOT = "v2/models"
-_ACTIONS = {"": "GET", "ready": "GET", "stats": "GET", "infer": "POST"}
+_ACTIONS = {"": "GET", "ready": "GET", "config": "GET", "stats": "GET", "infer": "POST"}
 
 
 class WrongMethod(RequestError):
@@ -48,7 +51,7 @@ def named(parts: list[str]) -> tuple[str, str, str]:
     if not name or len(rest) > 1 or (rest and rest[0] not in _ACTIONS):
         raise NotFound(
             f"there is no path /{_ROOT}/{'/'.join(parts)[:120]}; known: NAME, and after it /ready, "
-            "/infer, /stats; write / in a name as %2F"
+            "/infer, /config, /stats; write / in a name as %2F"
         )
     return name, version, rest[0] if rest else ""
 
@@ -69,4 +72,4 @@ async def answer_of_model(
     elif action == "stats":
         await send_document(send, {"model_stats": [model_statistics(service, model)]})
     else:
-        await send_document(send, model_metadata(model))
+        await send_document(send, model_config(model) if action == "config" else model_metadata(model))

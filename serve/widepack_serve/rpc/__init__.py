@@ -1,5 +1,5 @@
-"""The gRPC interface: the service `inference.GRPCInferenceService`. No other room imports grpc or
-google.protobuf.
+"""The gRPC interface: the service `inference.GRPCInferenceService`, health and reflection. No other room
+imports grpc or google.protobuf.
 
 No code is generated: `schema.py` describes the messages, and their classes are made of it when the room is
 imported, so that any version of protobuf does.
@@ -15,6 +15,7 @@ imported, so that any version of protobuf does.
 | `receive.py` | Reads a request for an inference |
 | `schema.py` | Describes the messages and the methods |
 | `server.py` | The server: opens the port, starts, ends |
+| `standard.py` | Describes the services of gRPC itself: health and reflection |
 | `status.py` | Translates errors of a request into status codes |
 | `wire.py` | Counts the fields of a message before it is read |
 """

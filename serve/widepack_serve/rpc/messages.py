@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ..errors import RequestError
 from ..protocol.growing import Body
-from .schema import MESSAGES, PACKAGE
+from .schema import ENUMS, MESSAGES, METHODS, PACKAGE, SERVICE
 
 _FIELD = re.compile(
     r"(?:oneof (?P<oneof>\w+): )?"
@@ -23,29 +23,76 @@ _FIELD = re.compile(
 _ENTRY = "Entry"
 
 
-def message_classes(messages: Mapping[str, Sequence[str]], package: str) -> dict[str, Any]:
-    """Returns the classes of messages by name. They are in a pool of their own, so that other packages of the
-    process can define messages of these names.
+def file_of(
+    messages: Mapping[str, Sequence[str]],
+    package: str,
+    enums: Mapping[str, Sequence[str]] | None = None,
+    services: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
+    *,
+    streams: bool = False,
+) -> FileDescriptorProto:
+    """Describes a package as a .proto file does.
 
     Args:
         messages: The fields of each message, as `schema.MESSAGES` has them. A message comes after the one in
             which it is defined.
         package: The name of the package.
+        enums: The names of each enumeration, as `schema.ENUMS` has them.
+        services: The methods of each service by their names in the package, with what each takes and answers.
+        streams: Whether the methods take and answer streams of messages.
     """
     file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     made: dict[str, DescriptorProto] = {}
     for name in messages:
         outer, _, inner = name.rpartition(".")
         made[name] = made[outer].nested_type.add(name=inner) if outer else file.message_type.add(name=name)
+    for name, words in (enums or {}).items():
+        outer, _, inner = name.rpartition(".")
+        enum = (made[outer] if outer else file).enum_type.add(name=inner)
+        for number, word in enumerate(words):
+            enum.value.add(name=word, number=number)
     for name, fields in messages.items():
         for field in fields:
-            _add_field(name, field, made, package)
+            _add_field(name, field, made, package, enums or {})
+    for name, methods in (services or {}).items():
+        service = file.service.add(name=name)
+        for method, (takes, gives) in methods.items():
+            service.method.add(
+                name=method,
+                input_type=f".{package}.{takes}",
+                output_type=f".{package}.{gives}",
+                client_streaming=streams,
+                server_streaming=streams,
+            )
+    return file
+
+
+def classes_of(file: FileDescriptorProto) -> dict[str, Any]:
+    """Returns the classes of the messages of a package by name. They are in a pool of their own, so that
+    other packages of the process can define messages of these names.
+    """
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+
+    def names(messages: Any, prefix: str) -> Iterator[str]:
+        for one in messages:
+            if not one.options.map_entry:
+                yield f"{prefix}{one.name}"
+                yield from names(one.nested_type, f"{prefix}{one.name}.")
+
+    return {
+        name: GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
+        for name in names(file.message_type, "")
+    }
 
 
-def _add_field(name: str, text: str, made: Mapping[str, DescriptorProto], package: str) -> None:
+def _add_field(
+    name: str,
+    text: str,
+    made: Mapping[str, DescriptorProto],
+    package: str,
+    enums: Mapping[str, Sequence[str]],
+) -> None:
     """Adds a field to a message. made: all messages by name. Raises: ValueError if it cannot be read."""
     found = _FIELD.fullmatch(text)
     if found is None:
@@ -62,6 +109,7 @@ def _add_field(name: str, text: str, made: Mapping[str, DescriptorProto], packag
     if found["type"] in _SCALARS:
         field.type = _SCALARS[found["type"]]
         return
+    known = {*made, *enums}
     field.type = FieldDescriptorProto.TYPE_MESSAGE
     if found["values"]:
         entry = found["name"].title().replace("_", "") + _ENTRY
@@ -69,7 +117,10 @@ def _add_field(name: str, text: str, made: Mapping[str, DescriptorProto], packag
         field.type_name = f".{package}.{name}.{entry}"
     else:
         inner = f"{name}.{found['type']}"
-        field.type_name = f".{package}.{inner if inner in made else found['type']}"
+        full = inner if inner in known else found["type"]
+        field.type_name = f".{package}.{full}"
+        if full in enums:
+            field.type = FieldDescriptorProto.TYPE_ENUM
 
 
 def _add_entry(entry: DescriptorProto, values: str) -> None:
@@ -94,13 +145,21 @@ _SCALARS = {
     "uint64": FieldDescriptorProto.TYPE_UINT64,
 }
 
-CLASSES = message_classes(MESSAGES, PACKAGE)
+FILE = file_of(
+    MESSAGES,
+    PACKAGE,
+    ENUMS,
+    {SERVICE.rpartition(".")[2]: {name: (f"{name}Request", f"{name}Response") for name in METHODS}},
+)
+"""The package of the service."""
+CLASSES = classes_of(FILE)
 """The class of each message, by its name in the schema."""
 
 
-def parsed(name: str, data: Body) -> Any:
-    """Returns a message of its bytes. name: in the schema. Raises: RequestError."""
+def parsed(kind: Any, data: Body) -> Any:
+    """Returns a message of its bytes. kind: its class. Raises: RequestError."""
     try:
-        return CLASSES[name].FromString(data if isinstance(data, bytes) else memoryview(data))
+        return kind.FromString(data if isinstance(data, bytes) else memoryview(data))
     except DecodeError:
+        name = kind.DESCRIPTOR.name
         raise RequestError(f"the message is not a {name} of the protocol") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,9 +14,9 @@ from urllib.parse import unquote
 import grpc
 
 from ..batching.shared_limit import SharedLimit, client_of
-from ..catalog.metadata import model_metadata, server_metadata
+from ..catalog.metadata import model_config, model_metadata, server_metadata
 from ..catalog.served import ServedModel
-from ..errors import Busy, Failed, RequestError, TooLarge, TooSlow
+from ..errors import Busy, Failed, NotFound, RequestError, TooLarge, TooSlow
 from ..lifecycle.documents import all_statistics, model_statistics, repository_index
 from ..lifecycle.receiving import PartialBody, Sizes
 from ..lifecycle.service import Service
@@ -31,7 +32,8 @@ from .messages import CLASSES, parsed
 from .packed import encoding_of
 from .raw_inputs import InferMessage, infer_message
 from .receive import all_binary, read_message
-from .schema import METHODS, SERVICE
+from .schema import SERVICE
+from .standard import HEALTH, HEALTH_CLASSES, REFLECTION, REFLECTION_CLASSES, reflected
 from .status import status_of
 from .wire import Broken, FieldCount, of_inference
 
@@ -48,9 +50,16 @@ _SLOWEST = 1e6
 """Bytes in a second. A client that reads its answer more slowly may lose it."""
 
 
+_MOST_QUESTIONS, _QUESTION_S = 1000, 5.0
+"""How many questions a call about the services may have, and seconds between two of them."""
+
+
+class NoMessage(RequestError):
+    """Raised for a call that has no further message."""
+
+
 class Methods:
-    """The methods of the service. Each takes a message and the context of the call, and returns the fields
-    of its answer, or the answer.
+    """The methods of all services.
 
     Args:
         service: What answers.
@@ -72,29 +81,42 @@ class Methods:
         self._refusing = True
         self.last_call = time.monotonic()
 
-    def handlers(self) -> Any:
-        """Returns what a server of gRPC needs to answer the methods."""
-        answers: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+    def handlers(self) -> tuple[Any, ...]:
+        """Returns what a server of gRPC needs to answer the methods of all services."""
+        answers: dict[str, Callable[[Any], dict[str, Any]]] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
             "RepositoryIndex": self._repository_index,
             "ModelStatistics": self._model_statistics,
         }
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {name: self._handler(name, answers.get(name)) for name in METHODS}
+        methods = {
+            name: self._handler(partial(self._one, name, answer), is_open=name in _OPEN)
+            for name, answer in answers.items()
+        }
+        methods[_INFER] = self._handler(self._infer)
+        make = grpc.method_handlers_generic_handler
+        return (
+            make(SERVICE, methods),
+            make(f"{HEALTH}.Health", {"Check": self._handler(self._check_health, is_open=True)}),
+            *(
+                make(f"{name}.ServerReflection", {"ServerReflectionInfo": self._handler(self._reflect)})
+                for name in REFLECTION
+            ),
         )
 
-    def _handler(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]] | None) -> Any:
+    def _handler(self, answer: Callable[[Any, str], Awaitable[None]], *, is_open: bool = False) -> Any:
         """Returns the handler of a method.
 
-        It takes and sends streams of bytes with one message each: a call is checked before its message is
-        read, a message that does not arrive is an error, so is a broken one, and the handler knows when its
-        answer was taken. Clients see no difference.
+        It takes and sends streams of bytes, with one message each but for reflection: a call is checked
+        before its message is read, a message that does not arrive is an error, so is a broken one, and the
+        handler knows when its answer was taken. Clients see no difference.
 
-        answer: returns the answer of the method; None for inferences.
+        answer: reads the message of a call of a client, and sends the answer. is_open: whether it needs no
+        token.
         """
 
         async def handled(_: Any, context: Any) -> None:
@@ -111,26 +133,15 @@ class Methods:
             try:
                 if not admitted:
                     raise Busy("too many calls run at once (--max-connections); try again")
-                if name not in _OPEN:
+                if not is_open:
                     self._check_call(context)
-                if answer is None:
-                    found = await self._infer(context, client)
-                else:
-                    # A question about health has no fields. It waits for no other message of its client.
-                    data = b"" if name in _OPEN else await self._small(context, client)
-                    message = parsed(f"{name}Request", data)
-                    found = await answer(message, context)
-                    if isinstance(found, dict):
-                        found = CLASSES[f"{name}Response"](**found)
-                    found = bytes(found.SerializeToString())
-                await self.send(found, context, client)
+                await answer(context, client)
                 return
             except RequestError as e:
                 error = e.with_traceback(None)  # its frames hold the request and the answer
             except Exception:
                 log.exception("a request failed")
                 error = Failed("the server failed; its log has the reason")
-            found = b""
             await context.abort(*status_of(error))
 
         return grpc.stream_stream_rpc_method_handler(handled)
@@ -149,6 +160,15 @@ class Methods:
         """Counts a call no longer."""
         if self._calls is not None:
             self._calls.remove(client, 1)
+
+    async def _one(
+        self, name: str, answer: Callable[[Any], dict[str, Any]], context: Any, client: str
+    ) -> None:
+        """Answers a method with one small message. Raises: RequestError."""
+        # A question about health has no fields. It waits for no other message of its client.
+        data = b"" if name in _OPEN else await self._small(context, client)
+        found = CLASSES[f"{name}Response"](**answer(parsed(CLASSES[f"{name}Request"], data)))
+        await self.send(bytes(found.SerializeToString()), context, client)
 
     async def send(self, data: bytes, context: Any, client: str) -> None:
         """Sends an answer. A client that does not take it in time, or that holds too many, loses the call.
@@ -174,25 +194,27 @@ class Methods:
             self._service.sending.keep(client, len(data), sending)
             raise TooSlow(f"the answer of {len(data)} bytes was not read in time")
 
-    async def _bytes(self, context: Any, client: str, held: PartialBody) -> bytes:
-        """Returns the message of a call as it came. Raises: RequestError if there is none.
+    async def _bytes(
+        self, context: Any, client: str, held: PartialBody, most_seconds: float = math.inf
+    ) -> bytes:
+        """Returns the next message of a call as it came. Raises: RequestError; NoMessage if there is none.
 
         It is read from the context: the iterator over messages would keep it until the collector of garbage
         runs, since gRPC keeps the call in a cycle.
         """
         settings = self._service.settings
-        with TimeLimit(settings.receive_timeout, "message"):
+        with TimeLimit(min(settings.receive_timeout, most_seconds), "message"):
             async with Arrival(self._turns, client, held, settings.max_body) as arrival:
                 data = await context.read()
                 arrival.bytes = 0 if data is grpc.aio.EOF else len(data)
         if data is grpc.aio.EOF:
-            raise RequestError("the call has no message")
+            raise NoMessage("the call has no message")
         return bytes(data)
 
-    async def _small(self, context: Any, client: str) -> Body:
+    async def _small(self, context: Any, client: str, most_seconds: float = math.inf) -> Body:
         """Returns the message of a call that is no inference. Raises: RequestError."""
         with self._service.receiving.body(client) as held:
-            data = await self._bytes(context, client, held)
+            data = await self._bytes(context, client, held, most_seconds)
             if len(data) > SMALL:
                 raise TooLarge(f"the message has {len(data)} bytes; the limit of this method is {SMALL}")
             return unpacked(data, encoding_of(data), SMALL)
@@ -205,23 +227,47 @@ class Methods:
 
     # ---------------------------------------------------------------- answers
 
-    async def _server_live(self, _: Any, __: Any) -> dict[str, Any]:
+    def _server_live(self, _: Any) -> dict[str, Any]:
         return {"live": self._service.live}
 
-    async def _server_ready(self, _: Any, __: Any) -> dict[str, Any]:
+    def _server_ready(self, _: Any) -> dict[str, Any]:
         return {"ready": self._service.ready}
 
-    async def _model_ready(self, message: Any, _: Any) -> dict[str, Any]:
+    def _model_ready(self, message: Any) -> dict[str, Any]:
         self._service.catalog.find(message.name, message.version)
         return {"ready": self._service.ready}
 
-    async def _server_metadata(self, _: Any, __: Any) -> dict[str, Any]:
+    def _server_metadata(self, _: Any) -> dict[str, Any]:
         return server_metadata()
 
-    async def _model_metadata(self, message: Any, _: Any) -> dict[str, Any]:
+    def _model_metadata(self, message: Any) -> dict[str, Any]:
         return model_metadata(self._service.catalog.find(message.name, message.version))
 
-    async def _infer(self, context: Any, client: str) -> bytes:
+    def _model_config(self, message: Any) -> dict[str, Any]:
+        return {"config": model_config(self._service.catalog.find(message.name, message.version))}
+
+    async def _check_health(self, context: Any, client: str) -> None:
+        """Answers `Check` of the health service: for the server and for its service of inferences. Names of
+        models would tell callers without the token what is served. Raises: RequestError.
+        """
+        message = parsed(HEALTH_CLASSES["HealthCheckRequest"], await self._small(context, client))
+        if message.service not in ("", SERVICE):
+            raise NotFound(f"there is no service {message.service[:80]!r}; known: {SERVICE}")
+        status = "SERVING" if self._service.ready else "NOT_SERVING"
+        found = HEALTH_CLASSES["HealthCheckResponse"](status=status)
+        await self.send(bytes(found.SerializeToString()), context, client)
+
+    async def _reflect(self, context: Any, client: str) -> None:
+        """Answers questions about services and messages, one after another. Raises: RequestError."""
+        for _ in range(_MOST_QUESTIONS):
+            try:
+                data = await self._small(context, client, _QUESTION_S)
+            except NoMessage:
+                return
+            found = reflected(parsed(REFLECTION_CLASSES["ServerReflectionRequest"], data))
+            await self.send(bytes(found.SerializeToString()), context, client)
+
+    async def _infer(self, context: Any, client: str) -> None:
         """Answers a request for an inference. Large messages are read and written on a thread.
 
         Raises: RequestError.
@@ -230,7 +276,8 @@ class Methods:
         try:
             with self._service.receiving.body(client) as held:
                 model, name, request = await self._received(context, client, work, held)
-            return await self._answered(model, name, all_binary(request), work, client)
+            found = await self._answered(model, name, all_binary(request), work, client)
+            await self.send(found, context, client)
         finally:
             work.abandoned = True
 
@@ -301,12 +348,12 @@ class Methods:
             return write(NoSteps())
         return await self._service.desk.run(work, lambda: write(work))
 
-    async def _repository_index(self, message: Any, _: Any) -> dict[str, Any]:
+    def _repository_index(self, message: Any) -> dict[str, Any]:
         if message.repository_name:
             raise RequestError("repository_name: there is one repository, which has no name")
         return {"models": repository_index(self._service, ready=message.ready)}
 
-    async def _model_statistics(self, message: Any, _: Any) -> dict[str, Any]:
+    def _model_statistics(self, message: Any) -> dict[str, Any]:
         service = self._service
         if not message.name:
             return {"model_stats": all_statistics(service)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.growing import SMALL, Body
-from .messages import parsed
+from .messages import CLASSES, parsed
 from .wire import FieldCount
 
 _REQUEST = "ModelInferRequest"
@@ -44,11 +44,13 @@ def infer_message(data: Body, count: FieldCount) -> InferMessage:
     found = [place for place in count.places if place[0] == _RAW]
     rest = len(data) - sum(end - start for _, start, _, end in found)
     if len(data) <= SMALL or count.groups or 2 * rest > len(data):
-        fields = parsed(_REQUEST, data)
+        fields = parsed(CLASSES[_REQUEST], data)
         return InferMessage(fields, fields.raw_input_contents)
     view, others, at = memoryview(data), bytearray(), 0
     for _, start, _, end in found:
         others += view[at:start]
         at = end
     others += view[at:]
-    return InferMessage(parsed(_REQUEST, bytes(others)), [view[value:end] for *_, value, end in found])
+    return InferMessage(
+        parsed(CLASSES[_REQUEST], bytes(others)), [view[value:end] for *_, value, end in found]
+    )

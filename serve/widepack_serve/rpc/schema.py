@@ -1,5 +1,6 @@
 """Describes the service `inference.GRPCInferenceService`: the methods and messages of the Open Inference
-Protocol, version 2, and of two extensions of Triton: the index of the repository, and statistics.
+Protocol, version 2, and of three extensions of Triton: the configuration of models, the index of the
+repository, and statistics.
 
 A field is written as in a .proto file. Names, numbers and types are those of the published protocol, so that
 its generated clients can talk to this server. Fields that this server neither reads nor writes are left out;
@@ -18,6 +19,7 @@ METHODS = (
     "ServerMetadata",
     "ModelMetadata",
     "ModelInfer",
+    "ModelConfig",
     "RepositoryIndex",
     "ModelStatistics",
 )
@@ -101,6 +103,18 @@ MESSAGES: dict[str, tuple[str, ...]] = {
         "repeated bytes bytes_contents = 8",
     ),
     # -------------------------------------------------------------- extensions
+    "ModelConfigRequest": _MODEL,
+    "ModelConfigResponse": ("ModelConfig config = 1",),
+    "ModelConfig": (
+        "string name = 1",
+        "string platform = 2",
+        "string backend = 17",
+        "int32 max_batch_size = 4",
+        "repeated ModelInput input = 5",
+        "repeated ModelOutput output = 6",
+    ),
+    "ModelInput": ("string name = 1", "DataType data_type = 2", "repeated int64 dims = 4"),
+    "ModelOutput": ("string name = 1", "DataType data_type = 2", "repeated int64 dims = 3"),
     "RepositoryIndexRequest": ("string repository_name = 1", "bool ready = 2"),
     "RepositoryIndexResponse": ("repeated ModelIndex models = 1",),
     "RepositoryIndexResponse.ModelIndex": (
@@ -127,3 +141,7 @@ MESSAGES: dict[str, tuple[str, ...]] = {
     "StatisticDuration": ("uint64 count = 1", "uint64 ns = 2"),
 }
 """The fields of each message. `OUTER.NAME` is a message that is defined in another one."""
+
+_TYPES = "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16"
+ENUMS: dict[str, list[str]] = {"DataType": [f"TYPE_{name}" for name in _TYPES.split()]}
+"""The names of each enumeration, numbered from 0."""

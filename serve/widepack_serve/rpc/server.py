@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from widepack.errors import UsageError
-
+from ..errors import AddressInUse
 from ..lifecycle.service import Service
 from .methods import Methods
 
@@ -51,7 +50,7 @@ class RpcServer:
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
     async def start(self) -> None:
-        """Accepts calls. Raises: UsageError if the address cannot be used."""
+        """Accepts calls. Raises: AddressInUse."""
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._service.settings.max_body),
@@ -64,11 +63,11 @@ class RpcServer:
                 ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),
             ],
         )
-        server.add_generic_rpc_handlers((self._methods.handlers(),))
+        server.add_generic_rpc_handlers(self._methods.handlers())
         try:
             port = server.add_insecure_port(self.address)
         except RuntimeError:
-            raise UsageError(
+            raise AddressInUse(
                 f"cannot listen on {self.address} for gRPC; choose another --grpc-port or --host"
             ) from None
         await server.start()

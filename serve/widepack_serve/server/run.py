@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import multiprocess
 
-from widepack.errors import UsageError
+from widepack.errors import UsageError, WidepackError
 
+from ..errors import AddressInUse
 from ..lifecycle.collector import settle
 from ..settings import Settings
 
@@ -49,7 +51,8 @@ def listening(host: str, port: int, option: str = "--port", *, shared: bool = Fa
             evenly among them.
 
     Raises:
-        UsageError: The address cannot be used.
+        UsageError: There is no such address.
+        AddressInUse: Another process uses it, or this user may not.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -63,7 +66,8 @@ def listening(host: str, port: int, option: str = "--port", *, shared: bool = Fa
         found.listen(_BACKLOG)
     except (OSError, OverflowError) as e:
         reason = getattr(e, "strerror", None) or e
-        raise UsageError(
+        unknown = isinstance(e, (socket.gaierror, OverflowError)) or e.errno == errno.EADDRNOTAVAIL
+        raise (UsageError if unknown else AddressInUse)(
             f"cannot listen on {host}:{port}: {reason}; choose another {option} or --host"
         ) from None
     found.set_inheritable(True)
@@ -148,7 +152,7 @@ class Workers:
         started: is called when all processes are ready.
 
         Returns:
-            The exit code: 0 if all ended as they should.
+            The exit code: 0 if all ended as they should, 2 if the settings are wrong, else 1.
         """
         with tempfile.TemporaryDirectory(prefix="widepack-metrics-") as folder:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -210,7 +214,7 @@ class Workers:
                 try:
                     self._listeners[place] = self._another_listener()
                     self._processes[place] = self._start(self._listeners[place], folder)
-                except (OSError, UsageError) as e:
+                except (OSError, WidepackError) as e:
                     print(f"a process cannot be started: {e}; another try is in 10 s", file=sys.stderr)
                     self._restart_at[place] = now + _RESTART_MOST_S
                     continue
@@ -239,4 +243,5 @@ class Workers:
                 process.kill()
                 codes.append(process.wait())
         fine = (0, -signal.SIGTERM, -signal.SIGINT)  # the last two: while it started
-        return next((abs(code) for code in codes if code not in fine), 0)
+        wrong = [code for code in codes if code not in fine]
+        return 0 if not wrong else 2 if 2 in wrong else 1  # not the number of the signal that ended one

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from widepack.errors import UsageError
+from widepack.errors import WidepackError
 
 from ..lifecycle.service import Service
 from ..rest.app import ServeApp
@@ -79,7 +79,7 @@ class UvicornServer(uvicorn.Server):
         if self._rpc is not None:
             try:
                 await self._rpc.start()
-            except UsageError:
+            except WidepackError:
                 await self.shutdown(sockets)
                 raise
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._service.begin_reload)

@@ -48,7 +48,8 @@ def describe(record: Recorder, client: Any, kind: str) -> None:
     record("model", lambda: client.get_model_metadata("ens", **more))
     version = record.values["model"]["value"]["versions"][0]
     record("version", lambda: client.get_model_metadata("ens", version, **more))
-    record("unknown version", lambda: client.get_model_metadata("ens", "1", **more))
+    record("unknown version", lambda: client.get_model_metadata("ens", "7", **more))
+    record("config", lambda: client.get_model_config("ens", "1", **more))
     record("unknown model", lambda: client.get_model_metadata("enz", **more))
     record("index", lambda: client.get_model_repository_index(**more))
 
@@ -71,6 +72,7 @@ def infer(record: Recorder, lib: Any, client: Any, kind: str, x: Any) -> None:
     record("std", lambda: outputs(rows, name="output.std", outputs=[out("output.mean"), out("output.std")]))
     version = record.values["model"]["value"]["versions"][0]
     record("of the version", lambda: outputs(rows, model_version=version))
+    record("of version 1", lambda: outputs(rows, model_version="1"))
     record("no rows", lambda: outputs(tensor(lib, "input", x[:0], "FP32")))
 
     def answered(**options: Any) -> Any:
@@ -156,10 +158,11 @@ def contents(client: Any, x: Any) -> Any:
 def messages() -> dict[str, list[list[Any]]]:
     """Returns number, name, type and whether it is repeated of each field of all messages."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-    from tritonclient.grpc import service_pb2
+    from tritonclient.grpc import model_config_pb2, service_pb2
 
-    file = FileDescriptorProto()
+    file, config = FileDescriptorProto(), FileDescriptorProto()
     service_pb2.DESCRIPTOR.CopyToProto(file)
+    model_config_pb2.DESCRIPTOR.CopyToProto(config)
     found: dict[str, list[list[Any]]] = {}
 
     def add(prefix: str, message: Any) -> None:
@@ -171,7 +174,7 @@ def messages() -> dict[str, list[list[Any]]]:
         for nested in message.nested_type:
             add(f"{name}.", nested)
 
-    for message in file.message_type:
+    for message in (*file.message_type, *config.message_type):
         add("", message)
     return found
 
