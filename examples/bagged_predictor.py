@@ -57,9 +57,9 @@ class BaggedPredictor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         optimizer = torch.optim.AdamW(self.fused_.parameters(), self.lr)
         for rows in self.batches():
             logits = self.fused_.each(x[rows])  # [folds, batch, classes]
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[rows].flatten())
+            losses = self.fused_.losses(nn.functional.cross_entropy, logits, widepack.each(labels[rows]))
             optimizer.zero_grad()
-            (self.folds * loss).backward()  # the sum of the members' losses
+            losses.sum().backward()
             optimizer.step()
         self.members_: Any = self.fused_.eval()
         self.oof_proba_ = self.probabilities(x)[self.fold_of_row_, torch.arange(len(x))].numpy()

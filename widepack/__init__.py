@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .evaluation.evaluate import evaluate as evaluate
     from .exporters.export import ExportReport as ExportReport
     from .exporters.export import export as export
+    from .fused.best_members import BestMembers as BestMembers
     from .fused.channel_packing import pack as pack
     from .fused.channel_packing import unpack as unpack
     from .fused.fuse import fuse as fuse
@@ -63,6 +64,7 @@ _WHERE = {
     "load": "distributed.device_load",
     "fuse": "fused.fuse",
     "Fused": "fused.module",
+    "BestMembers": "fused.best_members",
     "pack": "fused.channel_packing",
     "unpack": "fused.channel_packing",
     "WideModel": "inference.model",

@@ -9,6 +9,7 @@ captured from one member, and that autograd can differentiate.
 
 | file | what it does |
 |---|---|
+| `best_members.py` | Keeps the weights that each member had at its best score: `BestMembers` |
 | `captures.py` | Captures the programs of a fused module: of one member, and of those that may have another |
 | `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
 | `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
@@ -16,6 +17,7 @@ captured from one member, and that autograd can differentiate.
 | `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
 | `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
 | `gradients.py` | Computes gradients of a weighted sum of outputs, and compares them up to rounding |
+| `losses.py` | Computes each member's loss of the answers of a fused module |
 | `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
 | `members.py` | Defines the part of `Fused` about single members: `unfuse`, frozen and removed ones |
 | `module.py` | Defines `Fused`: N live members as one nn.Module that trains |

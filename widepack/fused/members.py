@@ -253,6 +253,42 @@ class FusedMembers(nn.Module):
                     value[to].copy_(value[source])
         return self
 
+    def load_member(self, i: int, state_dict: Mapping[str, Any]) -> Self:
+        """Overwrites one member's parameters and buffers with those of a member's own state dict, in place.
+
+        The state of an optimizer for the member does not change.
+
+        Args:
+            i: The number of the member that is overwritten.
+            state_dict: Of a module as the members are, for example of `fused.member(i)`.
+
+        Returns:
+            The fused module itself.
+
+        Raises:
+            UsageError: No such member exists, names or shapes are other ones, or a weight that is one copy
+                for all members would get another value. Nothing has changed.
+
+        Example:
+            >>> fused.load_member(0, torch.load("member0.pt"))
+        """
+        i, own = self._number(i), self.member(i)
+        try:
+            own.load_state_dict(state_dict)
+        except RuntimeError as e:
+            raise UsageError(f"load_member: {' '.join(str(e).split())[:600]}") from e
+        values = weights_of(own)
+        for weight in self._recipe.weights:
+            if weight.kind != "stacked" and not bit_equal(values[weight.name], self.tensor_of(weight.name)):
+                raise UsageError(
+                    f"load_member: {weight.name} is one copy for all members, and the state has another value"
+                )
+        with torch.no_grad():
+            for weight in self._recipe.weights:
+                if weight.kind == "stacked":
+                    self.tensor_of(weight.name)[i].copy_(values[weight.name])
+        return self
+
     # ---------------------------------------------------------------- removed members
 
     @property

@@ -27,6 +27,7 @@ from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
+from .losses import member_losses
 from .members import FusedMembers
 from .own_modes import follow_own_mode
 from .parts import StackedModule, refuse_apply, refuse_setting
@@ -151,6 +152,27 @@ class Fused(FusedMembers):
             >>> y = fused.each(torch.stack([x0, x1, x2]))
         """
         return self(*map(each_if_tensor, args), **{k: each_if_tensor(v) for k, v in kwargs.items()})
+
+    def losses(self, fn: Callable[..., torch.Tensor], answers: Any, *targets: Any) -> torch.Tensor:
+        """Returns each member's loss. The gradients of their sum are each member's own.
+
+        Args:
+            fn: Returns one number of a member's answer and its targets. It is called once for each member.
+            answers: What a call of this module has returned.
+            *targets: What `fn` takes after the answer: the same for all members, except those marked with
+                `widepack.each`.
+
+        Returns:
+            The losses, `[N]`.
+
+        Raises:
+            UsageError: The answers or the targets are not of N members, or `fn` returns more than one number.
+
+        Example:
+            >>> losses = fused.losses(torch.nn.functional.cross_entropy, fused(x), y)
+            >>> losses.sum().backward()
+        """
+        return member_losses(fn, answers, targets, len(self), packed=self._recipe.packed)
 
     def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns those of a dict's inputs that the modules use, as `WideModel.only` does.
