@@ -331,8 +331,9 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     new = torch.load(small / "new.pt")
     change(new)
     torch.save(new, tmp_path / "new.pt")
-    with pytest.raises((MemberMismatch, VerificationError), match=words):
-        ens.swap(1, tmp_path / "new.pt")
+    for checkpoint in (tmp_path / "new.pt", new):
+        with pytest.raises((MemberMismatch, VerificationError), match=words):
+            ens.swap(1, checkpoint)
     assert torch.equal(ens(x), before)
     assert not artifact_of(ens).swapped
 
@@ -355,8 +356,11 @@ def test_invalid_arguments_are_refused(small: Path) -> None:
             ens[bad]
     with pytest.raises(UsageError, match="checkpoint is an empty text"):
         ens.swap(0, "")
-    with pytest.raises(UsageError, match="checkpoint is a dict"):
-        ens.swap(0, {})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="checkpoint is a list"):
+        ens.swap(0, [])  # type: ignore[arg-type]
+    for state in ({}, {"weights": 3}):
+        with pytest.raises(widepack.WidepackError, match="checkpoint <state dict>"):
+            ens.swap(0, state)
     with pytest.raises(widepack.CheckpointError, match="nowhere"):
         ens.swap(0, small / "nowhere.pt")
     module = ens.member(0)

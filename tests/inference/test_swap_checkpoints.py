@@ -80,6 +80,30 @@ def test_a_retrained_batch_norm_is_swapped(artifact: Path, members: list[int] | 
     assert ens.checkpoints == before
 
 
+def test_a_state_dict_in_memory_is_swapped_as_its_file(artifact: Path) -> None:
+    """Also inside of a dict, as it is saved, and later changes of the tensors change nothing."""
+    new, x = trained(7, 25), torch.randn(5, 4)
+    with torch.no_grad():
+        expected = new(x)
+    by_file, by_state = widepack.load(artifact), widepack.load(artifact)
+    by_file.swap(1, saved(artifact.parent / "new.pt", new))
+    report = by_state.swap(1, {"epoch": 3, "model": new.state_dict()}, key="model")
+    with torch.no_grad():
+        for p in new.fc.parameters():
+            p.add_(1)
+    assert torch.equal(by_state(x), by_file(x))
+    torch.testing.assert_close(by_state(x)[1], expected)
+    now = by_state.checkpoints[1]
+    size = sum(v.nbytes for v in new.state_dict().values())
+    assert (report.checkpoint, now.source, now.bytes) == ("<state dict>", "<state dict>", size)
+    first = now.sha256
+    assert len(first) == 64 and first != by_file.checkpoints[1].sha256
+    by_state.swap(1, new.state_dict())
+    assert by_state.checkpoints[1].sha256 != first
+    for name, value in new.state_dict().items():
+        assert torch.equal(by_state.state_dict(1)[name], value)
+
+
 @pytest.mark.extended
 def test_a_checkpoint_that_differs_in_unread_weights_only_is_swapped(artifact: Path) -> None:
     path = saved(artifact.parent / "longer.pt", trained(0, 99))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from widepack_artifacts.weights import views
+
 from ..errors import CheckpointError
 from ..spec.dtypes import OutOfRange, converted, dense_instead, dtype_name
 from .mapped_memory import ShortenedFile, copied, copy_into, plain_copies, shortened
@@ -39,9 +41,10 @@ class Content(NamedTuple):
     """What a file or folder has: each reader of a format returns it.
 
     value: what torch.save stored, or the tensors by name. files: the paths, with their status when they were
-    opened. kind: what messages call a file that has names of tensors and no dicts, such as `a safetensors
-    file`; "" for one with dicts. again: reads the value once more, for modules in it. program: the
-    torch.export program of the file, or None. mapped: whether the tensors are mapped from the files.
+    opened; none for a state dict in memory. kind: what messages call a file that has names of tensors and
+    no dicts, such as `a safetensors file`; "" for one with dicts. again: reads the value once more, for
+    modules in it. program: the torch.export program of the file, or None. mapped: whether the tensors are
+    mapped from the files.
     """
 
     value: Any
@@ -67,8 +70,9 @@ class Content(NamedTuple):
                     f"{name} is {'quantized' if tensor.is_quantized else where}; widepack reads only dense "
                     f"tensors with data{way_out}"
                 )
-        size = sum(status.st_size for _, status in self.files)
-        check_expanded((t.numel() * t.element_size() for t in tensors.values()), size)
+        lengths = [t.numel() * t.element_size() for t in tensors.values()]
+        if self.files:
+            check_expanded(lengths, sum(status.st_size for _, status in self.files))
         try:
             extra = plain_copies(dict(extra)) if self.mapped else extra
         except ShortenedFile:
@@ -83,20 +87,21 @@ class Content(NamedTuple):
             assert fresh is not None  # the first read found it
             return fresh
 
-        return unwrapped(
-            Checkpoint(
-                path,
-                {name: info_of(tensor) for name, tensor in tensors.items()},
-                tensors.__getitem__,
-                self.files,
-                mapped=self.mapped,
-                module=None if module is None else make_module,
-                program=self.program,
-                versions=versions,
-                settings=settings,
-                extra=extra,
-            )
+        found = Checkpoint(
+            path,
+            {name: info_of(tensor) for name, tensor in tensors.items()},
+            tensors.__getitem__,
+            self.files,
+            mapped=self.mapped,
+            module=None if module is None else make_module,
+            program=self.program,
+            versions=versions,
+            settings=settings,
+            extra=extra,
         )
+        if not self.files:
+            found.bytes = sum(lengths)
+        return unwrapped(found)
 
     def picked(self, key: str | None) -> PickedStateDict:
         """Returns the state dict at a key. Raises: RefusedFile."""
@@ -124,7 +129,7 @@ class Checkpoint:
     """One open checkpoint.
 
     path: as the user gave it. part: its key among several members of one file, or "". bytes: the size of all
-    its files. module: makes the pickled module of
+    its files; for a state dict in memory that of its tensors. module: makes the pickled module of
     the file, or None. program: the torch.export program of the file, or None. files: the paths, with their
     status when they were opened. versions: of submodules, by the names in the file. settings: the
     hyperparameters that Lightning stored in the file.
@@ -382,9 +387,17 @@ class Checkpoint:
     def sha256(self) -> str:
         """Returns the file's SHA-256 as 64 hex digits. The file is read on the first call.
 
-        For several files it is the SHA-256 of the lines `<sha256>  <file name>\\n`, in order.
+        For several files it is the SHA-256 of the lines `<sha256>  <file name>\\n`, in order. For a state
+        dict in memory it is that of its names, dtypes, shapes and bytes.
         Raises: CheckpointError if a file changed after it was opened.
         """
+        if not self._sha256 and not self.files:
+            digest = hashlib.sha256()
+            for name, info in self._infos.items():
+                digest.update(f"{name} {info.dtype} {list(info.shape)}\n".encode())
+                for piece in views(self._read(name)):
+                    digest.update(piece)
+            self._sha256 = digest.hexdigest()
         if not self._sha256:
             digests = [(_sha256(path, status), os.path.basename(path)) for path, status in self.files]
             lines = "".join(f"{digest}  {name}\n" for digest, name in digests)

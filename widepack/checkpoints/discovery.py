@@ -7,13 +7,16 @@ state_dict.py finds the weights in a file.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from widepack_artifacts.errors import plain
 
@@ -65,6 +68,23 @@ def open_checkpoint(path: str | Path, key: str | None = None, trust_pickle: bool
         return read_content(str(path), trust_pickle).checkpoint(str(path), key)
     except RefusedFile as refused:
         raise CheckpointError(f"checkpoint {path}: {refused}") from None
+
+
+def checkpoint_in_memory(state: Mapping[str, Any], title: str, key: str | None = None) -> Checkpoint:
+    """Returns a state dict as a checkpoint. Tensors on other devices are copied to the CPU.
+
+    title: of the state dict, in messages. key: as for a file. Raises: CheckpointError.
+    """
+    held = copy.copy(state) if isinstance(state, dict) else dict(state)  # with the modules' versions
+    held.update(tree_map_only(torch.Tensor, _on_cpu, dict(state)))
+    try:
+        return Content(held, []).checkpoint(title, key)
+    except RefusedFile as refused:
+        raise CheckpointError(f"checkpoint {title}: {refused}") from None
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
 
 
 def places_of(paths: Sequence[str], key: str | None = None, trust_pickle: bool = False) -> list[MemberPlace]:

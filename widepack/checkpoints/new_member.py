@@ -24,7 +24,7 @@ from ..spec.dtypes import dtype_of, find_dtype
 from .alignment import Alignment, align, signatures_of
 from .checkpoint import Checkpoint
 from .differences import mismatch
-from .discovery import open_checkpoint
+from .discovery import checkpoint_in_memory, open_checkpoint
 from .eval_mode import in_eval_mode
 from .extra_state import NotData, differing_names, equal, extra_file, extra_of_member
 from .factory import Factory
@@ -63,7 +63,7 @@ class NewMemberRequest:
 
     key, trust_pickle, ignore, model, model_args: as `widepack.build` takes them. Without a model, only
     state dicts that the model takes as they are can become members. part: the key of one of several members
-    of a file.
+    of a file. state: a state dict in memory, which is opened in the place of a file; else None.
     """
 
     key: str | None = None
@@ -72,9 +72,12 @@ class NewMemberRequest:
     part: str = ""
     model: str | Callable[..., object] | None = None
     model_args: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
 
     def open(self, path: str | Path) -> Checkpoint:
         """Opens a checkpoint. Raises: CheckpointError."""
+        if self.state is not None:
+            return checkpoint_in_memory(self.state, str(path), self.key)
         checkpoint = open_checkpoint(path, self.key, self.trust_pickle)
         checkpoint.part = self.part
         return checkpoint
@@ -94,9 +97,10 @@ def opening(
     ignore: str | Sequence[str],
     model: str | Callable[..., object] | None,
     model_args: Mapping[str, Any] | None,
+    state: Mapping[str, Any] | None = None,
 ) -> NewMemberRequest:
     """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""
-    return NewMemberRequest(key, trust_pickle, patterns_of(ignore), "", model, model_args)
+    return NewMemberRequest(key, trust_pickle, patterns_of(ignore), "", model, model_args, state)
 
 
 def new_member(

@@ -193,7 +193,9 @@ class DeviceModel(LoadedModel[DeviceEntry]):
         model, place = self._place(member)
         return model.stored_state(place)
 
-    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
+    def _swap(
+        self, member: int | str, checkpoint: str | PathLike[str] | Mapping[str, Any], how: Mapping[str, Any]
+    ) -> SwapReport:
         part, place = self._place(member)
         return part.swap(place, checkpoint, **how)
 

@@ -339,7 +339,9 @@ class RankModel(LoadedModel[RankEntry]):
         next(iter(self._entries.values())).refuse_elsewhere(place)
         return self.here.stored_state(self.members[place])
 
-    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
+    def _swap(
+        self, member: int | str, checkpoint: str | PathLike[str] | Mapping[str, Any], how: Mapping[str, Any]
+    ) -> SwapReport:
         from ..inference.members.swap import SwapReport  # opens checkpoints, which no other part does
 
         with self._ranks.lock:

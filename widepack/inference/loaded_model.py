@@ -315,7 +315,7 @@ class LoadedModel(ModelCalls, Generic[E]):
     def swap(
         self,
         member: int | str,
-        checkpoint: str | PathLike[str],
+        checkpoint: str | PathLike[str] | Mapping[str, Any],
         *,
         key: str | None = None,
         trust_pickle: bool = False,
@@ -333,7 +333,8 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Args:
             member: The member's number or name.
-            checkpoint: The file or folder of the new weights.
+            checkpoint: The file or folder of the new weights, or a state dict. A model over several processes
+                takes no state dict.
             key: As `build` takes it.
             trust_pickle: As `build` takes it.
             ignore: As `build` takes it. What the build ignored is ignored too.
@@ -354,13 +355,15 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Example:
             >>> report = ens.swap("fold0", "new.pt")
-            >>> print(report)
+            >>> report = ens.swap("fold0", trained.state_dict())
         """
         how = {"key": key, "trust_pickle": trust_pickle, "ignore": ignore}
         return self._swap(member, checkpoint, {**how, "model": model, "model_args": model_args})
 
     @abstractmethod
-    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
+    def _swap(
+        self, member: int | str, checkpoint: str | PathLike[str] | Mapping[str, Any], how: Mapping[str, Any]
+    ) -> SwapReport:
         """Replaces a member. how: the options of `swap`, by name."""
 
     @abstractmethod

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .members.swap import SwapReport
 
 
+_IN_MEMORY = "<state dict>"
+"""The checkpoint of a member that was swapped by a state dict in memory."""
+
+
 class WideModel(LoadedModel[WideEntry]):
     """N trained members that run in one call. `widepack.load` returns it.
 
@@ -97,7 +101,11 @@ class WideModel(LoadedModel[WideEntry]):
         tensors = {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
         return self._artifact.manifest.state_dicts.versioned({**tensors, **self._artifact.extra_state(i)})
 
-    def _swap(self, member: int | str, checkpoint: str | PathLike[str], how: Mapping[str, Any]) -> SwapReport:
+    def _swap(
+        self, member: int | str, checkpoint: str | PathLike[str] | Mapping[str, Any], how: Mapping[str, Any]
+    ) -> SwapReport:
+        if isinstance(checkpoint, Mapping):
+            how, checkpoint = {**how, "state": checkpoint}, _IN_MEMORY
         checkpoint_of(checkpoint)
         from .members.swap import opening, swap  # opens checkpoints, which no other part of a model does
 
