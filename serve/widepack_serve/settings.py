@@ -42,7 +42,7 @@ class Settings:
         threads, device, backend, dtype, memory, weights, max_error, graph: As `widepack.load` takes them.
         token_file: The file of the token that every request needs; None for no token.
         admin_token_file: The file of the token for swaps; None forbids them.
-        swap_from: The only folder from which swaps read checkpoints.
+        swap_from: The only folder of checkpoints that swaps may name; None: a swap sends its checkpoint.
         reload: Seconds between two looks for a new artifact at the path; 0 for none.
         drain: Seconds for which the server still answers after SIGTERM.
         hang: Seconds without progress after which the server says that it is not alive.
@@ -104,10 +104,6 @@ class Settings:
         for name in ("max_delay", "inline", "reload", "drain"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds from 0")
-        if self.admin_token_file is not None and self.swap_from is None:
-            raise UsageError(
-                "an admin token without swap_from has no use: name the folder of the checkpoints"
-            )
 
     @property
     def most_receiving(self) -> int:

@@ -252,7 +252,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     "--swap-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
-    help="The only folder from which swaps read checkpoints.",
+    help="The only folder of checkpoints that swaps may name. Without it a swap sends its checkpoint.",
 )
 @click.option(
     "--reload",

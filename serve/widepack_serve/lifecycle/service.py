@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 
 from widepack.errors import UsageError, WidepackError
 from widepack.inference.model import WideModel
+from widepack.spec.dtypes import dtype_of
 from widepack.system.memory import give_back
 
 from ..batching.batcher import Batcher
@@ -22,7 +24,7 @@ from ..catalog.call import CallChecker, RequestLimits
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults
 from ..catalog.served import ONE, ServedArtifact, ServedModel
-from ..errors import Conflict, Forbidden, RequestError
+from ..errors import Busy, Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..protocol.response import AnsweredOutput
@@ -40,6 +42,10 @@ TICK = 0.1
 """Seconds between two looks at deadlines."""
 GIVE_BACK_S = 2.0
 """The fewest seconds between two returns of freed memory to the system."""
+_WIDER, _MORE_BYTES = 2, 1 << 20
+"""The checkpoint of a request may have twice the bytes of a member's weights, as in a wider dtype, and a
+megabyte for names and for what is left out.
+"""
 CANCELLED = 499
 """The code in the metrics of a request that its client cancelled."""
 
@@ -107,6 +113,7 @@ class Service:
         self.desk = Desk()
         self.draining = False
         self._changing = asyncio.Lock()
+        self._uploads = False
         self._threads = Threads()
         self._reloads: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -197,23 +204,57 @@ class Service:
         Raises:
             RequestError: There is no such model, or the path or the checkpoint is refused.
         """
-        if self.catalog.find(name).kind != ONE:
-            raise RequestError(f"model {name[:80]} is not one member; a swap replaces one member")
+        self._one_member(name)
         folder = self.settings.swap_from
         if folder is None:
-            raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
-        path = checkpoint_in(Path(folder), checkpoint)
+            raise Forbidden(
+                "names of checkpoints are not allowed: start the server with --swap-from, or send the "
+                "checkpoint as a safetensors file with Content-Type: application/octet-stream"
+            )
+        return await self.swap_file(name, checkpoint_in(Path(folder), checkpoint), checkpoint)
+
+    async def swap_file(self, name: str, path: Path, title: str) -> str:
+        """Replaces a member by a checkpoint at any path. title: of the checkpoint, in the sentence.
+
+        Returns: a sentence about the swap. Raises: RequestError.
+        """
         async with self._changing:
-            model = self.catalog.find(name)  # of the artifact that is served now
+            model = self._one_member(name)  # of the artifact that is served now
             try:
                 report = await asyncio.to_thread(model.artifact.model.swap, model.member, path)
             except WidepackError as e:
                 self.metrics.swapped(None)
-                raise Conflict(str(e)) from None
+                raise Conflict(
+                    str(e).replace(f"checkpoint {path}", title).replace(str(path), title)
+                ) from None
         self.metrics.swapped(report.pause)
         log.info("member %s of %s was replaced", report.member, model.artifact.name)
         void = "; the calibration no longer counts" if report.uncalibrated else ""
-        return f"{model.name} is now {checkpoint}{void}"
+        return f"{model.name} is now {title}{void}"
+
+    def _one_member(self, name: str) -> ServedModel:
+        """Returns the model of one member. Raises: RequestError."""
+        model = self.catalog.find(name)
+        if model.kind != ONE:
+            raise RequestError(f"model {name[:80]} is not one member; a swap replaces one member")
+        return model
+
+    @contextlib.contextmanager
+    def uploading(self, name: str) -> Iterator[int]:
+        """Lets one checkpoint at a time arrive, for a member. Yields: the most bytes that it may have.
+
+        Raises: Busy if another one arrives now; RequestError if the model is not one member.
+        """
+        model = self._one_member(name)
+        if self._uploads:
+            raise Busy("another checkpoint is being received; try again when it has arrived")
+        self._uploads = True
+        try:
+            weights = model.artifact.model.manifest.member_weights
+            sizes = [math.prod(w.of(model.member)) * dtype_of(w.dtype).itemsize for w in weights]
+            yield _WIDER * sum(sizes) + _MORE_BYTES
+        finally:
+            self._uploads = False
 
     def begin_reload(self) -> asyncio.Task[None] | None:
         """Begins a reload on the event loop. Returns: its task; None if the server drains.

@@ -8,4 +8,5 @@
 | `models.py` | Answers requests about one model: metadata, readiness, statistics, inferences |
 | `receive.py` | Reads bodies within limits of size and time |
 | `send.py` | Sends answers |
+| `uploads.py` | Receives the checkpoint of a swap as a body, into a file |
 """

@@ -18,10 +18,13 @@ from ..lifecycle.service import Service
 from ..protocol.shown import shown
 from .access import check_token
 from .models import WrongMethod, answer_of_model, path_parts
-from .receive import Disconnected, client_of_scope, read_body
+from .receive import Disconnected, client_of_scope, header, read_body
 from .send import CLOSE, TEXT, send_body, send_document, send_error
+from .uploads import received_file
 
 log = logging.getLogger("widepack.serve")
+_FILE = "application/octet-stream"
+"""The media type of a body that is the checkpoint of a swap."""
 _SMALL = 1 << 16
 """The most bytes of a body that is not an inference's."""
 
@@ -137,10 +140,22 @@ class Rest:
         if action != "load":
             raise NotFound(f"there is no action {action[:40]!r}; known: load")
         if admin_token is None:
-            raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
+            raise Forbidden("swaps are not allowed: start the server with --admin-token-file")
         self._service.catalog.find(name)
-        body = await self._small_body(scope, receive)
-        await send_document(send, {"message": await self._service.swap(name, _checkpoint(body))})
+        await send_document(send, {"message": await self._swapped(name, scope, receive)})
+
+    async def _swapped(self, name: str, scope: Scope, receive: Receive) -> str:
+        """Replaces a member by a file that the body names, or that it is. Returns: a sentence about it.
+
+        Raises: RequestError; Disconnected.
+        """
+        service = self._service
+        if (header(scope, b"content-type") or "").partition(";")[0].strip().lower() != _FILE:
+            body = await self._small_body(scope, receive)
+            return await service.swap(name, _checkpoint(body))
+        with service.uploading(name) as most:
+            async with received_file(scope, receive, most, service.settings.receive_timeout) as path:
+                return await service.swap_file(name, path, "the checkpoint of the request")
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

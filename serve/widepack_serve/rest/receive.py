@@ -50,15 +50,10 @@ async def read_body(scope: Scope, receive: Receive, most: int, seconds: float, h
         Busy: All bodies that are being received have too many bytes.
         Disconnected: The client closed the connection.
     """
-    length = header(scope, b"content-length")
-    if length is not None:
-        if not (length.isascii() and length.isdigit()):
-            raise RequestError(f"Content-Length is {length[:20]!r}; it is a number of bytes")
-        if len(length) > _MAX_DIGITS or int(length) > most:
-            raise TooLarge(f"the body has {length[:20]} bytes; the limit is {most}")
+    check_length(scope, most)
     with TimeLimit(seconds, "body"):
         message = await receive()
-        _check_connected(message)
+        check_connected(message)
         body: bytes = message.get("body", b"")
         if not message.get("more_body"):
             if len(body) > SMALL:
@@ -68,7 +63,19 @@ async def read_body(scope: Scope, receive: Receive, most: int, seconds: float, h
         return await _rest(receive, body, most, held)
 
 
-def _check_connected(message: Message) -> None:
+def check_length(scope: Scope, most: int) -> None:
+    """Checks the header Content-Length. Raises: RequestError; TooLarge."""
+    length = header(scope, b"content-length")
+    if length is None:
+        return
+    if not (length.isascii() and length.isdigit()):
+        raise RequestError(f"Content-Length is {length[:20]!r}; it is a number of bytes")
+    if len(length) > _MAX_DIGITS or int(length) > most:
+        raise TooLarge(f"the body has {length[:20]} bytes; the limit is {most}")
+
+
+def check_connected(message: Message) -> None:
+    """Raises: Disconnected if a message says so."""
     if message["type"] == "http.disconnect":
         raise Disconnected
 
@@ -87,5 +94,5 @@ async def _rest(receive: Receive, part: bytes, most: int, arrived: PartialBody) 
         if not more:
             return body.whole()
         message = await receive()
-        _check_connected(message)
+        check_connected(message)
         part, more = message.get("body", b""), message.get("more_body", False)
