@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from widepack.errors import UsageError
 
 MEGABYTE = 1_000_000
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[!-.0-~]+", re.ASCII)
 _BODIES = 4
 """How many of the largest bodies may be received at once, unless a setting says how many bytes."""
 
@@ -43,6 +45,7 @@ class Settings:
         token_file: The file of the token that every request needs; None for no token.
         admin_token_file: The file of the token for swaps; None forbids them.
         swap_from: The only folder of checkpoints that swaps may name; None: a swap sends its checkpoint.
+        cors: The origins whose pages may call the server from a browser; `*` for any.
         reload: Seconds between two looks for a new artifact at the path; 0 for none.
         drain: Seconds for which the server still answers after SIGTERM.
         hang: Seconds without progress after which the server says that it is not alive.
@@ -79,6 +82,7 @@ class Settings:
     token_file: str | None = None
     admin_token_file: str | None = None
     swap_from: str | None = None
+    cors: tuple[str, ...] = ()
     reload: float = 0.0
     drain: float = 5.0
     hang: float = 60.0
@@ -98,6 +102,11 @@ class Settings:
                 f"max_sending is {self.max_sending}, and max_answer is {self.max_answer}: no answer of that "
                 "size could be sent; make max_sending at least max_answer"
             )
+        for origin in self.cors:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"cors: {origin!r} is not an origin without a path, such as https://app.example.org, or *"
+                )
         for name in ("timeout", "receive_timeout", "send_timeout", "hang"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds above 0")
@@ -122,7 +131,7 @@ class Settings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Returns the settings that `to_json` wrote."""
-        return replace(cls({}), **{**data, "outputs": tuple(data["outputs"])})
+        return replace(cls({}), **{**data, "outputs": tuple(data["outputs"]), "cors": tuple(data["cors"])})
 
 
 def named_artifacts(words: list[str]) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from widepack.errors import Unavailable, UsageError
 
@@ -41,6 +43,16 @@ def size(value: Any) -> int:
         raise click.BadParameter(str(e)) from None
 
 
+def worker_count(value: Any) -> int:
+    """A click type: returns a number of processes; 0 for `auto`."""
+    if str(value) == "auto":
+        return 0
+    try:
+        return int(click.IntRange(min=1).convert(value, None, None))
+    except click.BadParameter as e:
+        raise click.BadParameter(f"{e.message} Or auto.") from None
+
+
 def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[str, ...]:
     """A click callback: reads `y.mean,y.std`."""
     words = value if isinstance(value, (list, tuple)) else (value or "").split(",")
@@ -67,6 +79,12 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     default=8080,
     show_default=True,
     help="The port; 0 for a free one.",
+)
+@click.option(
+    "--uds",
+    type=click.Path(),
+    metavar="PATH",
+    help="Listen on a Unix socket at this path, in the place of --host and --port.",
 )
 @click.option(
     "--grpc-port",
@@ -210,10 +228,13 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
-    default=1,
+    type=worker_count,
+    metavar="N|auto",
+    default="1",
     show_default=True,
-    help="Processes. Each loads the artifacts; mapped weights share memory.",
+    help="Processes. Each loads the artifacts; mapped weights share memory. auto: one for each core that "
+    "may be used, with one thread, or for --threads cores; one process on a GPU, with --grpc-port and with "
+    "--admin-token-file.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
 @click.option("--device", help="Where to run, for example cuda:0. Default: cpu.")
@@ -253,6 +274,13 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
     help="The only folder of checkpoints that swaps may name. Without it a swap sends its checkpoint.",
+)
+@click.option(
+    "--cors",
+    callback=_names,
+    metavar="ORIGINS",
+    help="Origins whose pages may call the server from a browser, separated by commas, such as "
+    "https://app.example.org; * for any.",
 )
 @click.option(
     "--reload",
@@ -302,8 +330,13 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     from widepack_serve.settings import named_artifacts
 
     paths = named_artifacts(list(artifacts))
-    host, port, workers = options.pop("host"), options.pop("port"), options.pop("workers")
-    grpc_port = options.pop("grpc_port")
+    host, port, uds = options.pop("host"), options.pop("port"), options.pop("uds")
+    grpc_port, workers = options.pop("grpc_port"), options.pop("workers")
+    if uds is not None:
+        _refuse_address()
+    if not workers:
+        one = grpc_port is not None or options["admin_token_file"] or (options["device"] or "cpu") != "cpu"
+        workers, options["threads"] = (1, options["threads"]) if one else _by_cores(options["threads"])
     max_connections, json_log = options.pop("max_connections"), options.pop("json_log")
     only_check = options.pop("check")
     options["graph"] = {"on": True, "off": False}.get(options["graph"], "auto")
@@ -322,7 +355,22 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     if only_check:
         _check(settings)
         return
-    _serve(settings, host, port, workers, max_connections, json_log, grpc_port)
+    _serve(settings, host, port, uds, workers, max_connections, json_log, grpc_port)
+
+
+def _refuse_address() -> None:
+    """Raises: Refusal if the command line has another address beside --uds."""
+    context = click.get_current_context()
+    given = [n for n in ("host", "port") if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
+    if given and not (given == ["host"] and context.params["grpc_port"] is not None):
+        raise Refusal(f"--uds with --{given[0]}: the server listens on one of them; leave one out")
+
+
+def _by_cores(threads: int | None) -> tuple[int, int]:
+    """Returns how many processes fill the cores that this one may use, and the threads of each."""
+    from widepack.system.cores import usable_cores
+
+    return max(usable_cores() // (threads or 1), 1), threads or 1
 
 
 def _require_packages() -> None:
@@ -374,7 +422,7 @@ def _of_toml(known: set[str]) -> dict[str, Any]:
             raise Refusal(
                 f"widepack.toml: [serve] has no key {key!r}; its keys are the options of widepack serve"
             )
-        if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+        if context.get_parameter_source(name) == ParameterSource.DEFAULT:
             options[name] = parameters[name].process_value(context, value)
     return options
 
@@ -391,17 +439,30 @@ def _serve(
     settings: Any,
     host: str,
     port: int,
+    uds: str | None,
     workers: int,
     max_connections: int,
     json_log: bool,
     grpc_port: int | None,
 ) -> None:
-    from widepack_serve.server.run import Workers, address_of, end_on_signals, listening, serve_here
+    from widepack_serve.server.run import (
+        Workers,
+        address_of,
+        end_on_signals,
+        listening,
+        listening_at,
+        serve_here,
+    )
 
     if grpc_port is not None:
         # An error before the artifacts are loaded. gRPC opens the port itself, afterwards.
         listening(host, grpc_port, "--grpc-port").close()
-    with listening(host, port, shared=workers > 1) as listener:
+    with contextlib.ExitStack() as at_end:
+        if uds is None:
+            listener = at_end.enter_context(listening(host, port, shared=workers > 1))
+        else:
+            listener = at_end.enter_context(listening_at(uds))
+            at_end.callback(Path(uds).unlink, missing_ok=True)
         address = address_of(listener)
         names = ", ".join(settings.artifacts)
         if workers > 1:
@@ -421,7 +482,7 @@ def _serve(
         if grpc_port is not None:
             from widepack_serve.rpc.server import RpcServer
 
-            rpc = RpcServer(service, listener.getsockname()[0], grpc_port, max_connections)
+            rpc = RpcServer(service, host if uds else listener.getsockname()[0], grpc_port, max_connections)
         serve_here(
             service,
             listener,

@@ -19,6 +19,8 @@ from ..errors import RequestError, TooLarge
 from .growing import Body, place_of
 from .work import Work
 
+BOM = b"\xef\xbb\xbf"
+"""A byte order mark, which some programs of Windows write before a text. RFC 8259 lets a reader ignore it."""
 MOST_ELSE = 1 << 18
 """The most bytes of a request besides its lists of numbers."""
 _STEP = 1 << 12
@@ -62,7 +64,7 @@ def read_large(text: Body, length: int, most_texts: int, work: Work) -> Any:
     """
     parts: list[bytes | bytearray] = []
     lists: dict[str, JsonList] = {}
-    at = size = steps = 0
+    at, size, steps = len(BOM) if text[: len(BOM)] == BOM else 0, 0, 0
     while True:
         quote = text.find(b'"', at, min(at + MOST_ELSE, length))
         key = None if quote < 0 else _KEY.match(text, quote + 1, min(quote + _LONGEST, length))

@@ -12,7 +12,7 @@ import torch
 from ..errors import RequestError
 from .datatypes import BYTES
 from .growing import SMALL, Body
-from .json_data import read_large
+from .json_data import BOM, read_large
 from .parameters import INPUT, OUTPUT, REQUEST, parameters_of
 from .shown import shown
 from .tensors import datatype_of, from_bytes, from_json, read_shape, texts_from_bytes, texts_from_json
@@ -146,7 +146,8 @@ def _document(body: Body, length: int, work: Work, most_texts: int) -> Any:
     if length > SMALL:
         return read_large(body, length, most_texts, work)
     try:
-        return orjson.loads(memoryview(body)[:length])
+        start = len(BOM) if body[: len(BOM)] == BOM else 0
+        return orjson.loads(memoryview(body)[start:length])
     except orjson.JSONDecodeError as e:
         raise RequestError(f"the request is not JSON: {e}") from None
 

@@ -15,8 +15,10 @@ from ..catalog.metadata import server_metadata
 from ..errors import Failed, Forbidden, NotFound, RequestError
 from ..lifecycle.documents import all_statistics, repository_index
 from ..lifecycle.service import Service
+from ..protocol.json_data import BOM
 from ..protocol.shown import shown
 from .access import check_token
+from .cors import Cors, with_headers
 from .models import WrongMethod, answer_of_model, path_parts
 from .receive import Disconnected, client_of_scope, header, read_body
 from .send import CLOSE, TEXT, send_body, send_document, send_error
@@ -34,6 +36,7 @@ class Rest:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._cors = Cors(service.settings.cors)
         self._fixed: dict[tuple[str, ...], tuple[str, Callable[[Send], Awaitable[None]]]] = {
             ("v2",): ("GET", self._metadata),
             ("v2", "health", "live"): ("GET", self._live),
@@ -48,8 +51,13 @@ class Rest:
             await send({"type": "websocket.close", "code": 1000})
             return
         if self._service.draining:
-            send = _closing(send)
+            send = with_headers(send, (CLOSE,))  # so that the client goes to another server
         try:
+            if headers := self._cors.headers(scope):
+                if self._cors.is_question(scope):
+                    await self._cors.answer(scope, send)
+                    return
+                send = with_headers(send, headers)
             await self._answer(scope, receive, send)
         except Disconnected:
             return
@@ -161,7 +169,7 @@ class Rest:
 def _object(body: bytes) -> dict[str, Any] | None:
     """Returns a body as a JSON object; None for anything else."""
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(body.removeprefix(BOM))
     except orjson.JSONDecodeError:
         return None
     return document if isinstance(document, dict) else None
@@ -178,17 +186,6 @@ def _checkpoint(body: bytes) -> str:
     if not isinstance(found, str):
         raise RequestError('the body is a JSON object {"parameters": {"checkpoint": "FILE"}}')
     return found
-
-
-def _closing(send: Send) -> Send:
-    """Returns a `send` that asks the client to close the connection, so that it goes to another server."""
-
-    async def sent(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], CLOSE]}
-        await send(message)
-
-    return sent
 
 
 class ServeApp(Starlette):

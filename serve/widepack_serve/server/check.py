@@ -36,6 +36,8 @@ def curl(address: str, model: ServedModel) -> str:
         type_ = f'"name":"{described.name}","datatype":"{described.datatype.name}","shape":[{shape}]'
         inputs.append(f'{{{type_},"data":{data}}}')
     body = shlex.quote(f'{{"inputs":[{",".join(inputs)}]}}')
+    if address.startswith("unix:"):
+        address = f"--unix-socket {shlex.quote(address[5:])} http://localhost"
     return f"curl {address}/v2/models/{quote(model.name, safe='')}/infer -d {body}"
 
 

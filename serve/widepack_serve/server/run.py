@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -74,8 +75,40 @@ def listening(host: str, port: int, option: str = "--port", *, shared: bool = Fa
     return found
 
 
+def listening_at(path: str) -> socket.socket:
+    """Returns a Unix socket that listens at a path. A socket there that nobody listens on is replaced.
+
+    Raises:
+        UsageError: No socket can be at this path.
+        AddressInUse: Another process listens there.
+    """
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                other.connect(path)
+            raise AddressInUse(f"cannot listen on {path}: another process does; choose another --uds")
+        raise UsageError(f"--uds {path} is a file or a folder, not a socket; choose another path")
+    except FileNotFoundError:
+        pass
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError as e:
+        raise UsageError(f"cannot listen on {path}: {e.strerror or e}; choose another --uds") from None
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.bind(path)
+        found.listen(_BACKLOG)
+    except OSError as e:
+        found.close()
+        raise UsageError(f"cannot listen on {path}: {e.strerror or e}; choose another --uds") from None
+    found.set_inheritable(True)
+    return found
+
+
 def address_of(listener: socket.socket) -> str:
-    """Returns the URL of a listening socket."""
+    """Returns the URL of a listening socket; `unix:PATH` of a Unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -140,8 +173,10 @@ class Workers:
         self, settings: Settings, listener: socket.socket, count: int, options: dict[str, Any]
     ) -> None:
         self._settings, self._options = settings, options
+        self._listener = listener
         self._address = listener.getsockname()[:2]
-        self._listeners = [listener, *(self._another_listener() for _ in range(count - 1))]
+        first = listener.dup() if listener.family == socket.AF_UNIX else listener
+        self._listeners = [first, *(self._another_listener() for _ in range(count - 1))]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ending = False
         self._restart_at: dict[int, float] = {}
@@ -166,6 +201,8 @@ class Workers:
             return self._wait()
 
     def _another_listener(self) -> socket.socket:
+        if self._listener.family == socket.AF_UNIX:
+            return self._listener.dup()  # all processes take connections from one queue
         return listening(*self._address, shared=True)
 
     def _start(self, listener: socket.socket, folder: str) -> subprocess.Popen[bytes]:
@@ -232,7 +269,7 @@ class Workers:
                 process.send_signal(sig)
 
     def _wait(self) -> int:
-        for listener in self._listeners:
+        for listener in (self._listener, *self._listeners):
             listener.close()  # else connections wait here that no process accepts
         limit = time.monotonic() + self._settings.drain + self._settings.timeout + _MORE_S
         codes = []
