@@ -45,6 +45,7 @@ class Settings:
         token_file: The file of the token that every request needs; None for no token.
         admin_token_file: The file of the token for swaps; None forbids them.
         swap_from: The only folder of checkpoints that swaps may name; None: a swap sends its checkpoint.
+        tokenizer: The folder of a tokenizer, which makes the inputs of texts; None for none.
         cors: The origins whose pages may call the server from a browser; `*` for any.
         reload: Seconds between two looks for a new artifact at the path; 0 for none.
         drain: Seconds for which the server still answers after SIGTERM.
@@ -82,6 +83,7 @@ class Settings:
     token_file: str | None = None
     admin_token_file: str | None = None
     swap_from: str | None = None
+    tokenizer: str | None = None
     cors: tuple[str, ...] = ()
     reload: float = 0.0
     drain: float = 5.0

@@ -192,7 +192,7 @@ def test_the_question_before_a_request_needs_no_token(serve: Started, tmp_path: 
     """Browsers ask without it. The request itself needs it."""
     (tmp_path / "token").write_text("t" * 20)
     server = serve(cors=(ORIGIN,), token_file=str(tmp_path / "token"))
-    question = {"access_control_request_method": "POST"}
+    question: Any = {"access_control_request_method": "POST"}
     path = "/v2/models/plain/infer"
     got = server("OPTIONS", path, origin=ORIGIN, **question)
     assert (got.status, got.headers["access-control-allow-origin"]) == (204, ORIGIN)
@@ -225,7 +225,7 @@ def test_a_byte_order_mark_before_the_request_is_ignored(rows: int, serve: Start
     data = to_bytes(x)
     row = {**described("x", x), "parameters": {"binary_data_size": len(data)}}
     head = BOM + orjson.dumps({"inputs": [row]})
-    length = {"inference_header_content_length": str(len(head))}
+    length: Any = {"inference_header_content_length": str(len(head))}
     torch.testing.assert_close(read(server("POST", path, head + data, **length)).outputs["output"], expected)
     assert server("POST", path, BOM + BOM + text).status == 400
     assert server("POST", path, BOM).status == 400

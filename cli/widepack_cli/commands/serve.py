@@ -276,6 +276,13 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     help="The only folder of checkpoints that swaps may name. Without it a swap sends its checkpoint.",
 )
 @click.option(
+    "--tokenizer",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="A tokenizer of transformers. Requests may then have the input `text` (BYTES), of which it makes "
+    "input_ids, attention_mask and other inputs of the model.",
+)
+@click.option(
     "--cors",
     callback=_names,
     metavar="ORIGINS",

@@ -13,4 +13,5 @@
 | `metadata.py` | Describes models to clients |
 | `outputs.py` | Reads which outputs a client requests |
 | `served.py` | Defines a model on the wire |
+| `texts.py` | Makes the inputs of a model of texts, with a tokenizer that the user names |
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..protocol.request import InferRequest, InputHead, Value
 from ..protocol.tensors import datatype_of, wire_name
 from .outputs import Defaults, Wanted, wanted_output
 from .served import EACH, ONE, ServedModel
+from .texts import TEXT, TextInput
 
 MEMBER = "member"
 """The input that chooses the member of each row."""
@@ -70,10 +71,13 @@ class CallChecker:
     Args:
         defaults: What the server was started with.
         limits: How large a request may be.
+        texts: Makes inputs of texts; None if the server has no tokenizer.
     """
 
-    def __init__(self, defaults: Defaults, limits: RequestLimits | None = None) -> None:
-        self._defaults = defaults
+    def __init__(
+        self, defaults: Defaults, limits: RequestLimits | None = None, texts: TextInput | None = None
+    ) -> None:
+        self._defaults, self.texts = defaults, texts
         self._limits = limits or RequestLimits()
         self._seen: dict[Hashable, tuple[int, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -104,6 +108,29 @@ class CallChecker:
         group = None if sizes is None else (sizes, numbers is not None, self._number(wanted))
         return Call(model, tensors, numbers, rows, wanted, group)
 
+    def with_tokens(self, model: ServedModel, request: InferRequest) -> InferRequest:
+        """Returns a request with tokens in the place of its texts.
+
+        Args:
+            model: The model that it names.
+            request: The request.
+
+        Raises:
+            RequestError: The model takes no texts, or not these.
+        """
+        texts = request.inputs.get(TEXT)
+        if texts is None or self.texts is None or not self.texts.reads(model.layout):
+            return request
+        if model.kind == EACH:
+            raise RequestError(f"model {model.name} takes no texts, since each member has rows of its own")
+        if not isinstance(texts, list) or request.shapes[TEXT] != [len(texts)]:
+            raise RequestError('input text is a list of texts: "datatype": "BYTES", "shape": [ROWS]')
+        tokens = self.texts.tokens(model.layout, texts, self._limits.values)
+        if twice := [name for name in tokens if name in request.inputs]:
+            raise RequestError(f"the request has text and {twice[0]}, which is made of it; leave one out")
+        others = {name: value for name, value in request.inputs.items() if name != TEXT}
+        return replace(request, inputs={**others, **tokens})
+
     def check_heads(self, model: ServedModel, heads: Sequence[InputHead]) -> None:
         """Compares what a large request says of its inputs with the model, before their values are read.
 
@@ -112,6 +139,11 @@ class CallChecker:
             TooLarge: They have too many rows or numbers.
         """
         values: dict[str, Value] = {}
+        text = next((one for one in heads if one.name == TEXT), None)
+        if text is not None and self.texts is not None and self.texts.reads(model.layout):
+            if (rows := math.prod(text.shape)) > self._limits.rows:
+                raise self._too_many_rows(rows)
+            return  # the other inputs are compared when there are tokens
         for one in heads:
             if one.datatype == BYTES:
                 values[one.name] = []

@@ -24,10 +24,12 @@ from ..catalog.call import CallChecker, RequestLimits
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults
 from ..catalog.served import ONE, ServedArtifact, ServedModel
+from ..catalog.texts import IDS, TEXT, TextInput
 from ..errors import Busy, Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..protocol.response import AnsweredOutput
+from ..protocol.work import Work
 from ..settings import Settings, token_of
 from .collector import settle_again
 from .desk import Desk
@@ -46,6 +48,8 @@ _WIDER, _MORE_BYTES = 2, 1 << 20
 """The checkpoint of a request may have twice the bytes of a member's weights, as in a wider dtype, and a
 megabyte for names and for what is left out.
 """
+_SHORT = 1 << 12
+"""The most characters of texts that are tokenized on the event loop."""
 CANCELLED = 499
 """The code in the metrics of a request that its client cancelled."""
 
@@ -96,6 +100,9 @@ class Service:
             )
         for artifact in artifacts:
             self.metrics.describe(artifact)
+        texts = None if settings.tokenizer is None else TextInput(settings.tokenizer)
+        if texts is not None and not any(texts.reads(model.layout) for model in self.catalog):
+            raise UsageError(f"--tokenizer: no model has an input {IDS}, which a tokenizer makes of texts")
         options = BatchOptions(
             settings.max_batch,
             settings.max_queue,
@@ -108,6 +115,7 @@ class Service:
         self.checker = CallChecker(
             Defaults(settings.outputs, settings.of, settings.dim, settings.calibrated),
             RequestLimits(settings.max_rows, settings.max_values),
+            texts,
         )
         self.sending = Sending(settings.most_sending, lambda: self.metrics.rejected("sending_full"))
         self.desk = Desk()
@@ -146,7 +154,7 @@ class Service:
         start = time.monotonic()
         code = 500
         try:
-            call = self.checker.call(model, request)
+            call = self.checker.call(model, await self._with_tokens(model, request))
             timeout = (
                 self.settings.timeout
                 if request.timeout is None
@@ -167,6 +175,14 @@ class Service:
             raise
         finally:
             self.metrics.answered(model, code, time.monotonic() - start)
+
+    async def _with_tokens(self, model: ServedModel, request: InferRequest) -> InferRequest:
+        """Returns a request with tokens in the place of its texts: of long ones on a thread."""
+        texts = request.inputs.get(TEXT)
+        tokenize = partial(self.checker.with_tokens, model, request)
+        if not isinstance(texts, list) or sum(map(len, texts)) <= _SHORT:
+            return tokenize()
+        return await self.desk.run(Work(), tokenize)
 
     # ---------------------------------------------------------------- health
 
