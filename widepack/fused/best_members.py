@@ -37,9 +37,8 @@ class BestMembers:
 
     Example:
         >>> best = widepack.BestMembers(fused)
-        >>> for epoch in range(20):
-        ...     train(fused, epoch)
-        ...     best.update(validation_losses(fused))
+        >>> best.update([0.31, 0.28, 0.35])  # the validation losses of one epoch
+        [0, 1, 2]
         >>> best.restore()
     """
 
@@ -74,7 +73,9 @@ class BestMembers:
             UsageError: There are not as many scores as members.
 
         Example:
-            >>> improved = best.update([0.31, 0.28, 0.35])
+            >>> best = widepack.BestMembers(fused, mode="max")
+            >>> best.update([0.81, 0.88, 0.85])
+            [0, 1, 2]
         """
         values = scores.tolist() if isinstance(scores, torch.Tensor) else list(scores)
         numbers = self._fused.original_numbers
@@ -99,8 +100,9 @@ class BestMembers:
         was removed gets them with `module.load_state_dict(best.states[i])`.
 
         Example:
+            >>> best = widepack.BestMembers(fused)
+            >>> improved = best.update(losses)
             >>> best.restore()
-            >>> fused.save("ens.wide")
         """
         for i, number in enumerate(self._fused.original_numbers):
             if number in self.states:

@@ -270,7 +270,7 @@ class FusedMembers(nn.Module):
                 for all members would get another value. Nothing has changed.
 
         Example:
-            >>> fused.load_member(0, torch.load("member0.pt"))
+            >>> fused = fused.load_member(0, fused.member(1).state_dict())
         """
         i, own = self._number(i), self.member(i)
         try:

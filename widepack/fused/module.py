@@ -169,7 +169,8 @@ class Fused(FusedMembers):
             UsageError: The answers or the targets are not of N members, or `fn` returns more than one number.
 
         Example:
-            >>> losses = fused.losses(torch.nn.functional.cross_entropy, fused(x), y)
+            >>> labels = torch.randint(0, 3, (16,))
+            >>> losses = fused.losses(nn.functional.cross_entropy, fused(x), labels)
             >>> losses.sum().backward()
         """
         return member_losses(fn, answers, targets, len(self), packed=self._recipe.packed)

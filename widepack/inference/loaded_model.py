@@ -355,7 +355,7 @@ class LoadedModel(ModelCalls, Generic[E]):
 
         Example:
             >>> report = ens.swap("fold0", "new.pt")
-            >>> report = ens.swap("fold0", trained.state_dict())
+            >>> report = ens.swap("fold0", models[0].state_dict())
         """
         how = {"key": key, "trust_pickle": trust_pickle, "ignore": ignore}
         return self._swap(member, checkpoint, {**how, "model": model, "model_args": model_args})
