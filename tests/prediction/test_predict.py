@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -94,6 +94,11 @@ def test_all_members_answer(output: str, sources: Path, net: WideModel, pa: Any,
     torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-6)
 
 
+class Pair(NamedTuple):
+    mean: Tensor
+    spread: Tensor
+
+
 class Answers(nn.Module):
     """A model with the answer that a function makes of its outputs."""
 
@@ -113,6 +118,7 @@ class Answers(nn.Module):
         (lambda y: y, ["output"]),
         (lambda y: (y, y + 1), ["0", "1"]),
         (lambda y: {"a": y, "b": y + 1}, ["a", "b"]),
+        (lambda y: Pair(y, y + 1), ["mean", "spread"]),
     ],
 )
 def test_outputs_have_the_names_of_the_server(
