@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -231,6 +232,18 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
         progress("verify", 2, 4)
         assert "verify  [##################------------------]  2/4" in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[?25h\n")  # the cursor is shown again
+
+
+def test_large_totals_are_percentages_with_the_time_that_is_left() -> None:
+    """A CSV file is read by bytes: the bar shows its part, and not the numbers of bytes."""
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("predict", 0, 40_000_000)
+        time.sleep(1.1)
+        progress("predict", 10_000_000, 40_000_000)
+        shown = stream.getvalue().splitlines()[-1]
+        assert "25%" in shown and "40000000" not in shown
+        assert re.search(r"\d\d:\d\d:0[2-9]", shown), shown
 
 
 def test_settings_of_the_working_folder(

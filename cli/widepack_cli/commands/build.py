@@ -13,6 +13,7 @@ import click
 from ..shared.build_report import absent_lines, build_lines
 from ..shared.failures import Refusal
 from ..shared.member_paths import in_order, members_of
+from ..shared.option_groups import GroupedCommand
 from ..shared.options import (
     emit,
     example,
@@ -46,7 +47,18 @@ TOML = "widepack.toml"
 _INPUT = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=")
 
 
-@click.command(epilog=EPILOG)
+GROUPS = {
+    "Artifact": ("out", "force", "dry_run", "verbose", "as_json"),
+    "Model": ("model", "model_args", "config", "entries", "states", "dropout", "passes"),
+    "Checkpoints": ("key", "dtype", "trust_pickle", "ignore", "skip_bad", "sort", "names"),
+    "Fine-tunes of one base": ("base", "adapters", "unmerge", "tolerance"),
+    "Inputs": ("inputs", "sample", "features"),
+    "Plans": ("strategies", "budget", "tune"),
+    "Files": ("share", "no_pt2", "max_shard_size", "shards"),
+}
+
+
+@click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG)
 @click.argument("checkpoints", metavar="[CKPT...]", nargs=-1)
 @click.option(
     "-o",

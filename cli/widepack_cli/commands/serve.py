@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from widepack.errors import Unavailable, UsageError
 
 from ..shared.failures import Refusal
+from ..shared.option_groups import GroupedCommand
 from ..shared.options import example, weights_options
 
 _PACKAGES = ("starlette", "uvicorn", "orjson", "prometheus_client", "httptools", "uvloop")
@@ -59,7 +60,23 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     return tuple(w.strip() for w in words if str(w).strip())
 
 
+GROUPS = {
+    "Address": ("host", "port", "grpc_port"),
+    "Answers": ("outputs", "of", "dim", "calibrated", "members"),
+    "Batches": ("max_batch", "max_delay", "inline", "workers"),
+    "Where it runs": ("threads", "device", "backend", "dtype", "memory", "weights", "max_error", "graph"),
+    "Who may ask": ("token_file", "admin_token_file", "swap_from"),
+    "Limits": (
+        *("max_queue", "max_rows", "max_values", "max_answer", "max_sending", "send_timeout", "max_body"),
+        *("max_receiving", "receive_timeout", "max_connections", "timeout"),
+    ),
+    "Start, reload and stop": ("check", "reload", "drain", "hang", "metrics_by_member", "json_log"),
+}
+
+
 @click.command(
+    cls=GroupedCommand,
+    groups=GROUPS,
     epilog=example(
         "widepack serve ens.wide",
         "widepack serve eu=eu.wide us=us.wide --port 9000 --outputs logits.mean,logits.std --of softmax",

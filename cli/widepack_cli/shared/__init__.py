@@ -13,6 +13,7 @@
 | `given_members.py` | Compares the weights of an artifact with checkpoints and adapters that the user gives |
 | `member_paths.py` | Finds the checkpoints that a command line names, in the order of the members |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
+| `option_groups.py` | Shows the options of a command by purpose in --help |
 | `options.py` | Options that several commands have, and the JSON document of a command |
 | `plan_lines.py` | Says in words which plan runs at which batch |
 | `progress_bar.py` | Progress of long work on standard error: a bar on a terminal, one line |

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from click._termui_impl import ProgressBar  # click exports no name for the type
 
 
+_MOST_COUNTED = 9_999
+"""A larger total, such as the bytes of a file, is shown as a percentage."""
+
+
 class Progress:
     """A context manager that long functions call with a stage, the work that is done, and all of its work.
 
-    Each stage has a `click.progressbar`. A stage `search: step` is a step of the stage `search`, whose bar
-    shows the step that runs. Where the stream is not a terminal, the name of the stage is printed once.
+    Each stage has a `click.progressbar` with the time that is left. A stage `search: step` is a step of the
+    stage `search`, whose bar shows the step that runs. Where the stream is not a terminal, the name of the
+    stage is printed once.
 
     Args:
         stream: Where to write. Default: standard error.
@@ -43,14 +48,14 @@ class Progress:
         if self._bar is None or stage != self._stage or (counted and total != self._bar.length):
             self._finish()
             self._stage = stage
-            in_bytes = stage in IN_BYTES
+            in_percent = stage in IN_BYTES or total > _MOST_COUNTED
             self._bar = click.progressbar(
                 length=max(total, 1),
                 label=stage,
                 file=self._stream,
                 show_eta=not step,
-                show_pos=not (in_bytes or step),
-                show_percent=in_bytes,
+                show_pos=not (in_percent or step),
+                show_percent=in_percent,
                 item_show_func=lambda _: self._step,
                 bar_template="%(label)s  %(info)s" if step else "%(label)s  [%(bar)s]  %(info)s",
             )
