@@ -61,11 +61,11 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 
 
 GROUPS = {
-    "Address": ("host", "port", "grpc_port"),
-    "Answers": ("outputs", "of", "dim", "calibrated", "members"),
+    "Address": ("host", "port", "uds", "grpc_port"),
+    "Requests and answers": ("tokenizer", "outputs", "of", "dim", "calibrated", "members"),
     "Batches": ("max_batch", "max_delay", "inline", "workers"),
     "Where it runs": ("threads", "device", "backend", "dtype", "memory", "weights", "max_error", "graph"),
-    "Who may ask": ("token_file", "admin_token_file", "swap_from"),
+    "Who may ask": ("cors", "token_file", "admin_token_file", "swap_from"),
     "Limits": (
         *("max_queue", "max_rows", "max_values", "max_answer", "max_sending", "send_timeout", "max_body"),
         *("max_receiving", "receive_timeout", "max_connections", "timeout"),
