@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,6 +62,16 @@ def test_an_answer_of_several_tensors_reaches_the_function_as_a_member_returns_i
 
     expected = torch.stack([loss(model(x), 0.5) for model in models])
     torch.testing.assert_close(fused.losses(loss, fused(x), 0.5), expected)
+
+
+def test_each_member_has_its_own_function() -> None:
+    models, x, y = members(Mlp, N, dtype=F64), draw(5, 4, dtype=F64), labels(5)
+    fused = fuse(models, x)
+    functions = [partial(cross_entropy, label_smoothing=i / N) for i in range(N)]
+    expected = torch.stack([fn(model(x), y) for fn, model in zip(functions, models)])
+    torch.testing.assert_close(fused.losses(functions, fused(x), y), expected)
+    with pytest.raises(UsageError, match="fn is 3 functions .* one for each of the 4"):
+        fused.losses(functions[:3], fused(x), y)
 
 
 def test_losses_that_are_refused() -> None:

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 from isolating import answers, poisoned
+from loaded import files_of
 from support import Artifacts, run, stack
+from torch import Tensor, nn
 
 import cases
+import widepack
 from widepack import InputError, load
 from widepack.inference.model import WideModel
 
@@ -128,6 +131,32 @@ def test_an_index_that_a_member_refuses_is_refused(name: str, strategy: str, art
             with pytest.raises(InputError, match=f"contains {value}, .* looks up one of {rows} rows"):
                 ens.each(*wrong[0], **wrong[1])
     ens(*args, **kwargs)  # later calls answer
+
+
+class Positions(nn.Module):
+    """Looks up a row for each position, and for each whole number after the given one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 4), nn.Embedding(64, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        y: Tensor = self.words(ids + 1) + self.places(torch.arange(mask.shape[1])) * mask[..., None]
+        return y
+
+
+def test_an_index_that_an_input_does_not_contain_is_said_to_be_computed(tmp_path: Path) -> None:
+    paths = files_of(tmp_path, [Positions() for _ in range(2)])
+    inputs = ["ids=int64[B,T]:0..48", "mask=int64[B,T]:0..1"]
+    widepack.build(paths, tmp_path / "e.wide", model=Positions, inputs=inputs, pt2=False)
+    ens = widepack.load(tmp_path / "e.wide")
+    ids, mask = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 70, dtype=torch.int64)
+    with pytest.raises(
+        InputError, match="an index computed from the input ids contains 50, .* one of 50 rows"
+    ):
+        ens(ids + 48, mask[:, :5])
+    with pytest.raises(InputError, match=r"of the input ids \[2, 70\] contains 64, .* one of 64 .*T=1..64"):
+        ens(torch.ones_like(mask), mask)
 
 
 def _signature(ens: WideModel) -> list[tuple[str, str]]:

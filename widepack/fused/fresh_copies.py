@@ -48,8 +48,8 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
             raise UsageError("models is an empty list; give at least one module")
         if not members or not all(isinstance(m, nn.Module) for m in members):
             raise UsageError(
-                "models is not a list of modules. fuse takes N live modules of one architecture; "
-                "widepack.build takes checkpoints"
+                "models is not a list of modules. fuse takes N live modules of one architecture, or a "
+                "factory and their number, such as n=8; widepack.build takes checkpoints"
             )
         _refuse_loaded_members(members)
         return members

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,24 +14,36 @@ from .channel_packing import unpack
 
 
 def member_losses(
-    fn: Callable[..., torch.Tensor], answers: Any, targets: tuple[Any, ...], members: int, *, packed: bool
+    fn: Callable[..., torch.Tensor] | Sequence[Callable[..., torch.Tensor]],
+    answers: Any,
+    targets: tuple[Any, ...],
+    members: int,
+    *,
+    packed: bool,
 ) -> torch.Tensor:
     """Returns each member's loss, `[N]`.
 
     Args:
-        fn: Returns one number of a member's answer and its targets.
+        fn: Returns one number of a member's answer and its targets. A list has a function for each member.
         answers: Of all members.
         targets: Those inside `Each` have one value for each member.
         members: N.
         packed: Whether the answers are channel-packed.
 
     Raises:
-        UsageError: The answers or the targets are not of N members, or `fn` returns more than one number.
+        UsageError: The answers, the targets or the functions are not of N members, or a function returns
+            more than one number.
     """
+    functions = list(fn) if isinstance(fn, Sequence) else [fn] * members
+    if len(functions) != members or not all(map(callable, functions)):
+        raise UsageError(
+            f"losses: fn is {len(functions)} functions or other values; give one function, or one for each "
+            f"of the {members} members"
+        )
     found = []
     for i in range(members):
         own = [_part(t.value, i, members, "a target") if isinstance(t, Each) else t for t in targets]
-        loss = fn(_part(answers, i, members, "the answer", packed=packed), *own)
+        loss = functions[i](_part(answers, i, members, "the answer", packed=packed), *own)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise UsageError(

@@ -153,11 +153,17 @@ class Fused(FusedMembers):
         """
         return self(*map(each_if_tensor, args), **{k: each_if_tensor(v) for k, v in kwargs.items()})
 
-    def losses(self, fn: Callable[..., torch.Tensor], answers: Any, *targets: Any) -> torch.Tensor:
+    def losses(
+        self,
+        fn: Callable[..., torch.Tensor] | Sequence[Callable[..., torch.Tensor]],
+        answers: Any,
+        *targets: Any,
+    ) -> torch.Tensor:
         """Returns each member's loss. The gradients of their sum are each member's own.
 
         Args:
-            fn: Returns one number of a member's answer and its targets. It is called once for each member.
+            fn: Returns one number of a member's answer and its targets. It is called once for each member. A
+                list has a function for each member.
             answers: What a call of this module has returned.
             *targets: What `fn` takes after the answer: the same for all members, except those marked with
                 `widepack.each`.
@@ -166,7 +172,8 @@ class Fused(FusedMembers):
             The losses, `[N]`.
 
         Raises:
-            UsageError: The answers or the targets are not of N members, or `fn` returns more than one number.
+            UsageError: The answers, the targets or the functions are not of N members, or a function returns
+                more than one number.
 
         Example:
             >>> labels = torch.randint(0, 3, (16,))

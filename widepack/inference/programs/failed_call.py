@@ -110,9 +110,18 @@ def _sentence(program: Program, node: Node, values: Mapping[str, Any], cause: Ex
         given = f" with {_listed(names)}" if names else ""
         return f"{where} cannot run{given}: {first_line(cause) or type(cause).__name__}"
     value, size, index = wrong
-    names = _inputs_of(program, index)
-    given = _listed(names) if len(names) == 1 else f"an index computed from {_listed(names)}"
-    return f"{given} contains {value}, but {where} looks up one of {size} rows: 0 to {size - 1} are possible"
+    possible = f"but {where} looks up one of {size} rows: 0 to {size - 1} are possible"
+    names = _inputs_of(program, index, by_sizes=False)
+    known = {s.source or s.name: values[s.name] for s in program.inputs if s.name in values}
+    if len(names) == 1 and bool((known[names[0]] == value).any()):
+        return f"{_listed(names)} contains {value}, {possible}"
+    if names:
+        return f"an index computed from {_listed(names)} contains {value}, {possible}"
+    sizes = ", ".join(f"{name} {list(known[name].shape)}" for name in _inputs_of(program, index))
+    return (
+        f"an index computed from the sizes of the input {sizes} contains {value}, {possible}. A bound of "
+        f'that size in the build, such as --input "T=1..{size}", lets the artifact refuse it by its name'
+    )
 
 
 def place_of(node: Node) -> str:
@@ -148,10 +157,14 @@ def first_failing(
     return None
 
 
-def _inputs_of(program: Program, arguments: Any) -> list[str]:
-    """Returns the names of the inputs that arguments depend on, in the order of the inputs."""
+def _inputs_of(program: Program, arguments: Any, by_sizes: bool = True) -> list[str]:
+    """Returns the names of the inputs that arguments depend on, in the order of the inputs.
+
+    by_sizes: whether inputs count whose sizes alone are read.
+    """
     read = set(refs(arguments))
-    read.update(r for n in needed(program.nodes, read) for r in refs((n.args, n.kwargs)))
+    nodes = [n for n in program.nodes if by_sizes or not n.op.startswith("aten.sym_")]
+    read.update(r for n in needed(nodes, read) for r in refs((n.args, n.kwargs)))
     return [s.source or s.name for s in program.inputs if s.name in read]
 
 
