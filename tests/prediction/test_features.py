@@ -168,7 +168,8 @@ def test_the_command(folder: Path, pa: Any) -> None:
         assert result.exit_code == code, result.output
         return result.output
 
-    assert "takes 2 names; 3 given" in done(*build, "--features", "a,b,c", code=2)
+    many = done("build", "no.pt", *build[2:], "--features", "a,b,c", code=2)  # before any checkpoint is read
+    assert "takes 2 names; 3 given: a, b, c\n" in many and "--features input=a,b,..." in many
     assert "give --features once" in done(*build, "--features", "a", "--features", "b", code=2)
     Path("train.csv").write_text("age,height\n1,2\n", encoding="utf-8")
     done(*build, "--features", "input=train.csv")

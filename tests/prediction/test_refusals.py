@@ -168,12 +168,19 @@ def test_the_choice_of_columns(folder: Path, net: WideModel, tokens: WideModel, 
     pa.parquet.write_table(numbered, "in.parquet")
     run = (net, "in.parquet", "o.parquet")
     refused(UsageError, "not clear: .* 7 columns of numbers are left: f0, .* label", *run)
+    two = ["id", "age", "height", *table.column_names[3:]]
+    pa.parquet.write_table(
+        table.rename_columns(two).append_column("label", pa.array([1] * 700)), "two.parquet"
+    )
+    error = refused(UsageError, "not clear: ", net, "two.parquet", "o.parquet")
+    assert "in the order of the model, for example inputs={'x': 'height,f2,...'}" in error
+    assert "--features" in error and "Only if the file has the order of the model" in error
     assert widepack.predict(*run, ids=["label"]).columns == ("label", *(f"output.m{i}" for i in range(4)))
     os.unlink("o.parquet")
     notes: list[str] = []
     pa.parquet.write_table(table, "in.parquet")
     widepack.predict(*run, note=notes.append, reduce="mean", force=True)
-    assert notes == ["input x is read from 6 columns: f0, f1, f2, f3, f4, f5"]
+    assert notes == ["input x is read from 6 columns in the file's order: f0, f1, f2, f3, f4, f5"]
     os.unlink("o.parquet")
     for words, error in (
         ("f0..f6", "no column 'f6'; its columns are id, f0"),

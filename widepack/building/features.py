@@ -10,6 +10,7 @@ from ..errors import UsageError
 from ..inference.feature_record import Features, row_numbers, wrong_features
 from ..prediction.column_choice import column_range
 from ..prediction.formats import open_table
+from ..prediction.input_columns import some
 from ..spec.names import names_in
 
 
@@ -37,8 +38,18 @@ def features_of(features: Any, inputs: Mapping[str, str]) -> Features:
         features = {taking[0]: features}
     found = {name: _names(words) for name, words in features.items()}
     if why := wrong_features(found, inputs):
-        raise UsageError(f"features: {why}")
+        raise UsageError(f"features: {why}{_given(found, inputs) if why.endswith(' given') else ''}")
     return found
+
+
+def _given(found: Features, inputs: Mapping[str, str]) -> str:
+    """Returns the names that are too many or too few, and how to name the right ones."""
+    name, words = next((n, w) for n, w in found.items() if len(w) != row_numbers(inputs[n]))
+    example = ",".join(words[:2]) + ",..." if words else "a,b,..."
+    return (
+        f": {some([str(w) for w in words], 12)}\nName only those of the input, without identifiers and "
+        f"targets, in the order of the model: features={{{name!r}: [...]}} (--features {name}={example})"
+    )
 
 
 def _names(words: str | Path | Sequence[str]) -> tuple[str, ...]:

@@ -14,11 +14,13 @@ from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError
 from ..fleet.adapter import adapters_inside, is_adapter
 from ..planning.request import StrategyRequest
+from ..spec.input_spec import type_text
 from ..spec.names import read_names
 from ..spec.state import StateRequest
 from ..system.progress import Report
 from ..tuning.tune import BATCHES
 from .captures import CallDescription, specs_of
+from .features import features_of
 from .write import SHARD_BYTES
 
 TARGETS = ("cpu", "cuda")
@@ -82,8 +84,12 @@ class BuildRequest:
             )
         self._check_fleet()
         # A mistake in a spec is reported before any checkpoint is read.
+        types: dict[str, str] = {}
         for name in self.entries if self.calls.inputs else ():
-            specs_of(self.calls.inputs or (), name, self.entries)
+            specs, _ = specs_of(self.calls.inputs or (), name, self.entries)
+            types |= {spec.name: type_text(spec) for spec in specs}
+        if types:
+            features_of(self.features, types)
 
     def _check_fleet(self) -> None:
         """Refuses a base without fine-tunes, and fine-tunes without their base. Raises: UsageError."""

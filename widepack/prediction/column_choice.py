@@ -83,7 +83,7 @@ def chosen_columns(
         shown = (
             f"the column {columns_of_one[0]}"
             if len(columns_of_one) == 1
-            else f"{len(columns_of_one)} columns: {some(columns_of_one)}"
+            else f"{len(columns_of_one)} columns in the file's order: {some(columns_of_one)}"
         )
         notes.append(f"input {one.name} is read from {shown}")
     columns = [InputColumns(one, names[one.name], table.path, nan) for one in inputs]
@@ -205,8 +205,25 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
     )
     raise UsageError(
         f"{table.path}: the columns of input {one.name} ({one.type}) are not clear: {why}.\n"
-        f"Name them, for example inputs={{{one.name!r}: 'f0..f63'}} (--input {one.name}=f0..f63), or name "
-        "the columns that only pass through with ids= (--id)"
+        f"{_naming(one, whole, numbers)}"
+    )
+
+
+def _naming(one: RowInput, whole: Sequence[str], numbers: Sequence[str]) -> str:
+    """Returns how to name the columns of an input. whole, numbers: those with rows, and those of numbers."""
+    way = "for example inputs={{{0!r}: {1!r}}} (--input {0}={1})"
+    rest = "the columns that only pass through with ids= (--id)"
+    if whole or one.numbers in (None, 1):
+        return f"Name it, {way.format(one.name, next(iter([*whole, *numbers]), 'a'))}, or name {rest}"
+    last = list(numbers[-(one.numbers or 0) :]) or ["a", "b"]
+    span = ",".join(f'"{n}"' if "," in n else n for n in last[:2]) + ",..."
+    ends = _NUMBERED.match(last[0]), _NUMBERED.match(last[-1])
+    if ends[0] and ends[1] and ends[0][1] == ends[1][1] and int(ends[0][2]) < int(ends[1][2]):
+        span = f"{last[0]}..{last[-1]}"
+    return (
+        f"Name them in the order of the model, {way.format(one.name, span)}. `widepack build --features` "
+        "records their names, and no order counts then.\n"
+        f"Only if the file has the order of the model: name {rest}"
     )
 
 
