@@ -113,16 +113,18 @@ def line(document: Any) -> str:
     networks = len({row["network"] for row in rows})
     left_out = [row["ratio"]["value"] for row in measured(document) if not row["valid"]]
     sessions = sum(row["fastest"] == "onnxruntime" for row in rows)
+    fastest = "the fastest alternative"
     noisy = (
-        f" {plural(len(left_out), 'row')} of {len(measured(document))} did not count, because they were too "
-        f"noisy ({min(left_out):.2f} to {max(left_out):.2f})."
+        f" {len(left_out)} of {len(measured(document))} measured rows do not count, because they were too "
+        f"noisy: {min(left_out):.2f} to {max(left_out):.2f} times as fast as {fastest}."
         if left_out
         else ""
     )
     return (
-        f"On {networks} networks ({plural(len(rows), 'row')}), what `widepack build` writes is "
-        f"{min(loops):.1f} to {max(loops):.1f} times as fast as a loop over the models. Over the fastest "
-        f"alternative ({sessions} times ONNX Runtime with a session for each model) it is "
-        f"{geometric_mean(ratios):.2f} times as fast (geometric mean; {min(ratios):.2f} to "
-        f"{max(ratios):.2f}).{noisy} One thread, {environment['device']}, {environment['date']}."
+        f"On {networks} networks ({plural(len(rows), 'row')}, each of a number of models and a batch), what "
+        f"`widepack build` writes is {min(loops):.1f} to {max(loops):.1f} times as fast as a loop over the "
+        f"models, and {min(ratios):.2f} to {max(ratios):.2f} times as fast as {fastest} (geometric mean "
+        f"{geometric_mean(ratios):.2f}). In {sessions} of {plural(len(rows), 'row')} {fastest} is ONNX "
+        f"Runtime with a session for each model.{noisy} One thread, {environment['device']}, "
+        f"{environment['date']}."
     )

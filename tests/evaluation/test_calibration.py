@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -241,9 +242,13 @@ def test_what_a_calibration_is_not_of(saved: tuple[Path, Tensor, float]) -> None
     out, x, _ = saved
     ens = widepack.load(out)
     refused: dict[Any, str] = {
-        lambda: ens.mean(x, calibrated=True): "of='softmax', dim=1; this call .* of=None",
-        lambda: ens.mean(x, of="probabilities", calibrated=True): "this call .* of='probabilities'",
-        lambda: ens.reduce(x, "mean", of="softmax", dim=0, calibrated=True): "dim=1; this call .* dim=0",
+        lambda: ens.mean(
+            x, calibrated=True
+        ): r"for of='softmax', and this call has of=None. Give of='softmax' \(--of softmax\)",
+        lambda: ens.mean(x, of="probabilities", calibrated=True): "this call has of='probabilities'",
+        lambda: ens.reduce(
+            x, "mean", of="softmax", dim=0, calibrated=True
+        ): r"for dim=1, and this call has dim=0. Give dim=1 \(--dim 1\)",
         lambda: ens.std(x, of="softmax", calibrated=True): "std has no calibrated value by a temperature",
         lambda: ens.reduce(
             x, "mutual_information", of="softmax", calibrated=True
@@ -359,6 +364,27 @@ def test_the_command(overconfident: Ensemble, copied: Callable[[Ensemble], tuple
     assert code == 2 and "give calibrate=True (--calibrate) too" in text
 
 
+def test_a_calibration_that_makes_answers_worse(
+    overconfident: Ensemble, copied: Callable[[Ensemble], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """The targets of the rows to fit on are those that the ensemble chooses, and the others are not."""
+    out, data = copied(overconfident)
+    chosen = torch.from_numpy(overconfident[2].mean(0)[:60].argmax(1))
+    wrong = torch.zeros(60, dtype=torch.int64).index_fill(0, halves(60)[1], 1)
+    save_file(
+        {"input": load_file(data)["input"][:60].clone(), "y": (chosen + wrong) % 10},
+        tmp_path / "bad.safetensors",
+    )
+    args = ("--target", "y", "--of", "softmax", "--calibrate", "--save")
+    code, text = run(out, "--on", tmp_path / "bad.safetensors", *args)
+    assert code == 0 and "it does not improve the nll of the other rows" in text
+    assert not Reader(out).manifest.provenance["calibration"]["improves"]
+    shown = CliRunner().invoke(cli, ["inspect", str(out)]).output
+    assert re.search("calibration: kind temperature, value [0-9.]+, output output, of softmax\n", shown)
+    code, text = run(out, "--on", data, *args)
+    assert code == 0 and "does not improve" not in text
+
+
 def test_the_command_of_numbers(diabetes: Ensemble, tmp_path: Path) -> None:
     out, data, *_ = diabetes
     code, text = run(out, "--on", data, "--target", "y", "--calibrate")
@@ -395,7 +421,7 @@ def test_predict_applies_it(saved: tuple[Path, Tensor, float], tmp_path: Path) -
     (tmp_path / "out.safetensors").unlink()
     for words, message in {
         ("--calibrated",): "calibrated=True is about statistics",
-        ("--reduce", "mean", "--calibrated"): "this call is of 'output', of=None",
+        ("--reduce", "mean", "--calibrated"): "Give of='softmax' (--of softmax)",
         ("--reduce", "std", "--of", "softmax", "--calibrated"): "std has no calibrated value",
     }.items():
         code, text = predicted(*words)

@@ -120,6 +120,8 @@ def test_what_is_refused(digits: tuple[Path, Path, np.ndarray, np.ndarray], tmp_
     out, data, *_ = digits
     with pytest.raises(UsageError, match="no probabilities: those of row 0"):
         widepack.evaluate(out, data, target="y", of="probabilities")
+    with pytest.raises(UsageError, match=r"the answers \[.*\]\.\nIf .* give of='softmax' \(--of softmax\)"):
+        widepack.evaluate(out, data, target="y")
     with pytest.raises(UsageError, match="known: softmax, probabilities"):
         widepack.evaluate(out, data, target="y", of="logits")
     x = torch.ones(3, 64)

@@ -77,7 +77,7 @@ def test_what_is_refused(server: InProcess, path: Path, tmp_path: Path) -> None:
     assert "calibrated is 2; it is true or false" in error(server, outputs("output.mean", calibrated=2))
     assert "are of a figure" in error(server, outputs("output", calibrated=True))
     assert "std has no calibrated value" in error(server, outputs("output.std", **SOFTMAX))
-    assert "this call is of 'output', of=None" in error(server, outputs("output.mean", calibrated=True))
+    assert "Give of='softmax' (--of softmax)" in error(server, outputs("output.mean", calibrated=True))
     torch.save(widepack.load(path).state_dict(1), tmp_path / "new.pt")
     body, headers = b'{"parameters": {"checkpoint": "new.pt"}}', {"authorization": "Bearer " + "a" * 20}
     answer = server.maybe(Request("POST", "/v2/repository/models/plain.fold0/load", body, headers))

@@ -69,7 +69,7 @@ class BuildReport:
         seconds: The time of each stage, in seconds.
         verification: The record of the two comparisons, as the manifest has it. Empty after a dry run.
         weights: The bytes of the weights, by kind.
-        bytes_disk: The size of all files of the artifact, in bytes.
+        bytes_disk: The size of all files of the artifact, in bytes; after a dry run of the weights alone.
         bytes_memory: The size of the weights in memory, in bytes.
         plans: As in `EntryReport`, of the first entry.
         digest: The SHA-256 of the manifest. Empty after a dry run.

@@ -117,4 +117,5 @@ def _report(
         "held_out": len(others),
         "before": before,
         "after": after,
+        "improves": after["nll"] < before["nll"],
     }

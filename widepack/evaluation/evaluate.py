@@ -49,8 +49,8 @@ class EvaluateReport:
         sha256: Of the data.
         calibration: None without `calibrate`. `kind` (`temperature` of classes, `variance` of numbers) and
             `value`; the number of `rows` that it was fitted on, and of those `held_out`; the ensemble's
-            figures of these `before` and `after`; whether the value is `at_bound`; and `saved`, the digest of
-            the artifact that has it, or "".
+            figures of these `before` and `after`; whether it `improves` their nll; whether the value is
+            `at_bound`; and `saved`, the digest of the artifact that has it, or "".
 
     Figures are None where they do not exist: an AUROC without errors, a deviation of one member.
 

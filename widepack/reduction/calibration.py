@@ -65,12 +65,18 @@ class Calibration:
                 "the calibration is of all members with equal weights; leave weights= and members= out, or "
                 "calibrated="
             )
-        by_class = self.kind == TEMPERATURE
-        if (of, output) != (self.of, self.output) or (by_class and dim % max(1, self.rank) != self.dim):
-            own, given = (f", dim={d}" if by_class else "" for d in (self.dim, dim))
+        both: dict[str, tuple[Any, Any]] = {"output": (self.output, output), "of": (self.of, of)}
+        if self.kind == TEMPERATURE:
+            both["dim"] = self.dim, dim % max(1, self.rank)
+        if other := {name: pair for name, pair in both.items() if pair[0] != pair[1]}:
+            own, given = (", ".join(f"{n}={pair[k]!r}" for n, pair in other.items()) for k in (0, 1))
+            options = " ".join(
+                f"--{'answer' if n == 'output' else n} {pair[0]}" if pair[0] is not None else f"no --{n}"
+                for n, pair in other.items()
+            )
             raise UsageError(
-                f"the calibration is of the output {self.output!r}, of={self.of!r}{own}; this call is of "
-                f"{output!r}, of={of!r}{given}. Give the same, or leave calibrated= out"
+                f"the calibration is for {own}, and this call has {given}. Give {own} ({options}), or leave "
+                "calibrated= (--calibrated) out"
             )
         known = _FIGURES[self.kind]
         if unknown := [name for name in figures if name not in known]:

@@ -332,7 +332,16 @@ def checked_targets(targets: Tensor, predictions: Tensor, classes: bool) -> Tens
         if list(targets.shape) != expected and targets.numel() == predictions[0].numel():
             targets = targets.reshape(expected)
         if list(targets.shape) != expected:
-            raise UsageError(f"the targets have the shape {list(targets.shape)}, the answers {expected}")
+            scores = len(expected) == targets.ndim + 1
+            raise UsageError(
+                f"the targets have the shape {list(targets.shape)}, the answers {expected}"
+                + (
+                    ".\nIf the members answer scores of classes, give of='softmax' (--of softmax); if "
+                    "probabilities, of='probabilities' (--of probabilities)"
+                    if scores
+                    else ""
+                )
+            )
         return targets
     count = expected.pop(1)
     if list(targets.shape) != expected:

@@ -115,6 +115,8 @@ def _calibration(path: str, c: dict[str, Any]) -> list[str]:
             ]
         elif name != "reliability":
             text.append(f"  {_row(name, 11, [before, after])}")
+    if not c["improves"]:
+        text.append("it does not improve the nll of the other rows: fit it on more rows, or do not use it")
     return [*text, f"wrote {path}, now {c['saved']}" if c["saved"] else "not recorded; --save does it"]
 
 

@@ -89,6 +89,8 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool, members: bo
     text += ["", "weights", *_indent(_weights(manifest, weights))]
     text += ["", "verified", *_indent(_verified(manifest))]
     made = {k: v for k, v in manifest.provenance.items() if k != "history"}
+    if isinstance(row := made.get("calibration"), dict):
+        made["calibration"] = {k: row[k] for k in ("kind", "value", "output", "of") if k in row}
     text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in made.items())] if made else []
     text += (
         ["", "since then", *_indent(since)] if (since := _history(manifest.provenance.get("history"))) else []

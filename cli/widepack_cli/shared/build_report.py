@@ -39,7 +39,8 @@ def build_lines(report: BuildReport, dry_run: bool, verbose: bool = False) -> li
         times = ", ".join(f"{stage} {duration(1000 * s)}" for stage, s in report.seconds.items())
         text.append(f"time         {times}")
     if dry_run:
-        return [*text, f"dry run: nothing was written; it would be {size(report.bytes_disk)} on disk"]
+        found = f"the weights would be {size(report.bytes_disk)} on disk; programs and proof come on top"
+        return [*text, f"dry run: nothing was written; {found}"]
     took = duration(1000 * sum(report.seconds.values()))
     path = shlex.quote(report.path)
     return [

@@ -76,7 +76,8 @@ def _calibration(c: Mapping[str, Any]) -> list[str]:
     return [
         "<h2>Calibration</h2>",
         f"<p>A {what} of {c['value']:.4g}{', the bound,' if c['at_bound'] else ''} was fitted on "
-        f"{plural(c['rows'], 'row')}. All figures here are of the other {c['held_out']}.</p>",
+        f"{plural(c['rows'], 'row')}. All figures here are of the other {c['held_out']}."
+        f"{'' if c['improves'] else ' It does not improve their nll.'}</p>",
         table([["", "before", "after"], *([n, _text(before[n]), _text(after[n])] for n in names)]),
         _plots({"Before": before[key], "After": after[key]}, draw),
     ]

@@ -63,6 +63,6 @@ def verified_line(verification: Mapping[str, Any]) -> str:
         "the answers are equal"
         if furthest.wide == furthest.own == 0
         else f"off by at most {furthest.wide:.2g}, your own models by {furthest.own:.2g} "
-        "(accepted: about 4 times)"
+        "(accepted: about 4 times your models' error)"
     )
     return f"verified     {plural(calls, 'call')} of every member against {truth}: {off}"
