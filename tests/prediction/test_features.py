@@ -139,6 +139,8 @@ def test_names_that_are_taken(features: Any, inputs: dict[str, str], found: Any)
     ("features", "inputs", "words"),
     [
         ("a,b,c", ONE, r"the input x is float32\[B,4\], which takes 4 names; 3 given"),
+        (["a", 2, 3], ONE, "takes 4 names; 3 given: a, 2, 3"),
+        (list("abcdey"), ONE, r"6 given: a, b, (.|\n)*--features x=b,c,\.\.\."),
         ("a,b,c,a", ONE, "two features of the input x are called 'a'"),
         ("a,b,c,", ONE, "'' is no name of a feature"),
         ('a,b,"c,d', ONE, "where a quote has no end"),

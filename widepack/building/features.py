@@ -44,11 +44,13 @@ def features_of(features: Any, inputs: Mapping[str, str]) -> Features:
 
 def _given(found: Features, inputs: Mapping[str, str]) -> str:
     """Returns the names that are too many or too few, and how to name the right ones."""
-    name, words = next((n, w) for n, w in found.items() if len(w) != row_numbers(inputs[n]))
-    example = ",".join(words[:2]) + ",..." if words else "a,b,..."
+    name = next(n for n, w in found.items() if len(w) != row_numbers(inputs[n]))
+    words = [str(w) for w in found[name]]
+    # the first column of a table is often its index
+    example = ",".join(words[1:3] if len(words) > 3 else ["a", "b"])
     return (
-        f": {some([str(w) for w in words], 12)}\nName only those of the input, without identifiers and "
-        f"targets, in the order of the model: features={{{name!r}: [...]}} (--features {name}={example})"
+        f": {some(words, 12)}\nName only those of the input, without identifiers and targets, in the order "
+        f"of the model: features={{{name!r}: [...]}} (--features {name}={example},...)"
     )
 
 
