@@ -126,9 +126,9 @@ def test_a_swap(server: InProcess) -> None:
         ("plain.0", "a\x00b", 400, "it is a path relative to the folder"),
         ("plain.0", "a" * 300, 400, "there is no checkpoint 'aaa"),
         ("plain.0", "a/" * 30_000, 400, "there is no checkpoint"),
-        ("plain.0", 7, 400, "the body is a JSON object"),
+        ("plain.0", 7, 400, "or a safetensors file with the header Content-Type: application/octet-stream"),
         ("plain.0", None, 400, "the body is a JSON object"),
-        ("plain.0", "other.pt", 409, "other.pt"),
+        ("plain.0", "other.pt", 409, "name it: model=, or --model of widepack update"),
         ("plain.0", "broken.pt", 409, "broken.pt"),
     ],
 )
@@ -147,6 +147,7 @@ def test_bodies_of_swaps_that_are_refused(server: InProcess) -> None:
         got = server.maybe(Request("POST", "/v2/repository/models/plain.0/load", body, headers))
         assert got is not None
         assert got.status == status
+        assert "with the header Content-Type: application/octet-stream" in got.error
 
 
 def test_tokens(wide: dict[str, Path], folder: Path, tmp_path: Path) -> None:
@@ -170,10 +171,15 @@ def test_tokens(wide: dict[str, Path], folder: Path, tmp_path: Path) -> None:
     ):
         none = server(method, path, body)
         assert (none.status, none.headers["www-authenticate"]) == (401, "Bearer")
+        admin = "this action needs the admin token (--admin-token-file)" if path.endswith("/load") else ""
+        assert (
+            none.error
+            == f"{admin or 'this server needs a token'}: send the header Authorization: Bearer TOKEN"
+        )
         for header in ("Basic " + TOKEN, TOKEN, "Bearer", ""):
             assert server(method, path, body, authorization=header).status in (401, 403)
         wrong = server(method, path, body, authorization="Bearer wrong\xff")
-        assert (wrong.status, wrong.error) == (403, "the token is wrong")
+        assert (wrong.status, wrong.error) == (403, f"the token is wrong{admin and ': ' + admin}")
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert server("GET", path).status == 200
     for scheme in ("Bearer", "bearer"):

@@ -118,6 +118,7 @@ def test_a_port_that_is_taken_while_artifacts_load_is_an_error(artifacts: Artifa
                 service, listener, lambda: started.append(1), None, RpcServer(service, "127.0.0.1", port)
             )
     gc.unfreeze()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     assert not started and service.batcher.idle
 
 

@@ -252,6 +252,20 @@ def test_idle_connections_do_not_delay_the_end(wide: dict[str, Path]) -> None:
         assert server.process.wait(30) == 0
 
 
+@pytest.mark.parametrize(
+    "more", [(), ("--grpc-port", "0"), pytest.param(("--workers", "2"), marks=pytest.mark.slow)]
+)
+def test_a_second_ctrl_c_ends_the_server_at_once(more: tuple[str, ...], wide: dict[str, Path]) -> None:
+    with command_server(wide["plain"], "--drain", "0s", *more) as server, connected(server) as waiting:
+        waiting.sendall(post()[:30])
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        assert server.process.wait(20) == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
 @pytest.mark.slow
 def test_a_process_that_ends_alone_leaves_the_others_open(wide: dict[str, Path]) -> None:
     with command_server(wide["plain"], "--drain", "0", "--workers", "2") as server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import wire_models
 from asgi import InProcess, Request, Response, exchange
 from infer import infer
+from paths import ROOT
 
 import widepack_serve
 
@@ -67,6 +69,16 @@ def check_unchanged(server: InProcess, temporary: Path) -> None:
     for member in range(4):
         torch.testing.assert_close(got[member], alone(member), rtol=1e-4, atol=1e-5)
     assert not list(temporary.iterdir())
+
+
+def test_the_curl_command_of_the_page(server: InProcess) -> None:
+    page = (ROOT / "docs" / "how-to" / "serve-http.md").read_text(encoding="utf-8")
+    words = shlex.split(next(line for line in page.splitlines() if "--data-binary" in line))
+    given = dict(words[k + 1].split(": ") for k, word in enumerate(words) if word == "-H")
+    given = {name.lower(): value.replace("$(cat admin.token)", ADMIN) for name, value in given.items()}
+    path = words[1].removeprefix("http://127.0.0.1:8080").replace("/ens.", "/plain.")
+    got = send(server, safetensors.torch.save(state(7)), path, given)
+    assert got.json == {"message": "plain.fold2 is now the checkpoint of the request"}
 
 
 def test_a_checkpoint_that_is_sent_becomes_the_member(server: InProcess, temporary: Path) -> None:

@@ -152,7 +152,8 @@ def new_member(
         name = manifest.members[firsts[0]].name
         which = f" (compared with member {name}; the members have {len(firsts)} different sets of shapes)"
     if factory is None:
-        code = "; if the model's code renames or changes what it loads, name it: --model"
+        way = "model=, or --model of widepack update"
+        code = f"; if the model's code renames or changes what it loads, name it: {way}"
     raise MemberMismatch(
         f"checkpoint {path} does not fit the artifact's members{which}: {whys[0]} New members must have the"
         f" names, shapes and dtypes of a member; build the artifact again for those of another model{code}"

@@ -517,4 +517,5 @@ def _serve(
             ),
             max_connections,
             rpc,
+            at_end.close,
         )

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from ..catalog.metadata import server_metadata
-from ..errors import Failed, Forbidden, NotFound, RequestError
+from ..errors import Failed, Forbidden, NotFound, RequestError, TooLarge
 from ..lifecycle.documents import all_statistics, repository_index
 from ..lifecycle.service import Service
 from ..protocol.json_data import BOM
@@ -27,6 +27,7 @@ from .uploads import received_file
 log = logging.getLogger("widepack.serve")
 _FILE = "application/octet-stream"
 """The media type of a body that is the checkpoint of a swap."""
+_OR_FILE = f"a safetensors file with the header Content-Type: {_FILE}"
 _SMALL = 1 << 16
 """The most bytes of a body that is not an inference's."""
 
@@ -140,7 +141,8 @@ class Rest:
         the token of other requests.
         """
         admin_token = self._service.admin_token
-        check_token(scope, self._service.token if admin_token is None else admin_token)
+        admin = admin_token is not None
+        check_token(scope, admin_token if admin else self._service.token, admin=admin)
         if scope["method"] != "POST":
             raise WrongMethod(f"{scope['method']} is not the method of this path; it takes POST")
         if action == "unload":
@@ -159,7 +161,10 @@ class Rest:
         """
         service = self._service
         if (header(scope, b"content-type") or "").partition(";")[0].strip().lower() != _FILE:
-            body = await self._small_body(scope, receive)
+            try:
+                body = await self._small_body(scope, receive)
+            except TooLarge as e:
+                raise TooLarge(f"{e}, but for {_OR_FILE}") from None
             return await service.swap(name, _checkpoint(body))
         with service.uploading(name) as most:
             async with received_file(scope, receive, most, service.settings.receive_timeout) as path:
@@ -184,7 +189,9 @@ def _checkpoint(body: bytes) -> str:
             f"there is no parameter {shown(more[0], quoted=False)} of a swap; known: checkpoint"
         )
     if not isinstance(found, str):
-        raise RequestError('the body is a JSON object {"parameters": {"checkpoint": "FILE"}}')
+        raise RequestError(
+            f'the body is a JSON object {{"parameters": {{"checkpoint": "FILE"}}}}, or {_OR_FILE}'
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -136,23 +138,33 @@ def serve_here(
     started: Callable[[], None],
     max_connections: int | None,
     rpc: RpcServer | None = None,
+    at_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves in this process until a signal ends it.
 
     A reload that is in progress then is abandoned: the process ends at once, with exit code 0. Python would
-    end its thread in the middle of torch's code, which may abort the process.
+    end its thread in the middle of torch's code, which may abort the process. Ctrl-C while the server ends
+    does the same: requests that are not answered yet are abandoned. at_end: is called before.
     """
     from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
 
     settle()
     if max_connections is not None:
         allow_files(2 * max_connections)
-    UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
+    abandon = partial(_end_at_once, at_end)
+    signal.signal(signal.SIGINT, lambda *_: abandon())  # uvicorn puts it back when it has ended
+    UvicornServer(service, started, max_connections, rpc, abandon=abandon).run(sockets=[listener])
     if service.loading:
+        abandon()
+
+
+def _end_at_once(at_end: Callable[[], None]) -> None:
+    at_end()
+    with contextlib.suppress(RuntimeError):  # a signal came while this thread wrote
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+    os._exit(0)
 
 
 class Workers:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _BACKLOG = 2048
 _MORE_S = 5.0
-_LOOK_S = 0.1
 _LAST_S = 1.0
 """For how long requests on open connections are still answered after the last connection was accepted."""
 
@@ -35,13 +34,15 @@ class UvicornServer(uvicorn.Server):
 
     The first SIGTERM makes the server not ready, and it answers for `settings.drain` seconds more, so that a
     load balancer sends requests elsewhere. Then it refuses connections, answers the requests on those that
-    clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
+    clients have opened, and ends. SIGINT and a second SIGTERM skip the wait. SIGINT after that ends the
+    process at once.
 
     Args:
         service: What answers.
         started: Is called when connections are accepted.
         max_connections: The most open connections, which clients share; others get 503.
         rpc: A gRPC server of the same service; None for none.
+        abandon: Ends the process at once.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class UvicornServer(uvicorn.Server):
         started: Callable[[], None] | None = None,
         max_connections: int | None = None,
         rpc: RpcServer | None = None,
+        *,
+        abandon: Callable[[], None],
     ) -> None:
         settings = service.settings
         super().__init__(
@@ -68,7 +71,7 @@ class UvicornServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.timeout + _MORE_S),
             )
         )
-        self._service, self._on_start, self._rpc = service, started, rpc
+        self._service, self._on_start, self._rpc, self._abandon = service, started, rpc, abandon
         self._end_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -86,14 +89,6 @@ class UvicornServer(uvicorn.Server):
         if self._on_start is not None:
             self._on_start()
 
-    async def _stop_rpc(self, rpc: RpcServer) -> None:
-        ending = asyncio.ensure_future(rpc.stop(self._service.settings.timeout + _MORE_S))
-        while not ending.done() and not self.force_exit:
-            await asyncio.wait([ending], timeout=_LOOK_S)
-        if not ending.done():
-            await rpc.stop(None)
-        await ending
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins to end. The process ends with exit code 0, not by the signal."""
         drain = self._service.settings.drain
@@ -101,7 +96,7 @@ class UvicornServer(uvicorn.Server):
             self._service.drain()
             self._end_at = time.monotonic() + drain
         elif self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
+            self._abandon()
         else:
             self._service.drain()
             self.should_exit = True
@@ -112,7 +107,8 @@ class UvicornServer(uvicorn.Server):
         Connections that clients have opened already get answers: uvicorn alone resets those that it has not
         accepted, and those whose request it has not read.
         """
-        rpc = None if self._rpc is None else asyncio.ensure_future(self._stop_rpc(self._rpc))
+        rest = self._service.settings.timeout + _MORE_S
+        rpc = None if self._rpc is None else asyncio.ensure_future(self._rpc.stop(rest))
         listeners = [s.dup() for s in sockets or []]
         for server in self.servers:
             server.close()
@@ -123,7 +119,7 @@ class UvicornServer(uvicorn.Server):
                 with contextlib.suppress(OSError):
                     await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
         limit = time.monotonic() + _LAST_S
-        while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
+        while self.server_state.connections and time.monotonic() < limit:
             await asyncio.sleep(0.02)
         if rpc is not None:
             await rpc
