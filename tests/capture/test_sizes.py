@@ -394,6 +394,19 @@ def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
     agree(ens, Relative, x)
 
 
+class Lengths(Base):
+    def forward(self, ids: Tensor, lengths: Tensor, x: Tensor) -> Tensor:
+        rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.fc(rows.data).sum() + ids.sum()
+
+
+def test_integers_without_bounds_are_named_with_theirs(tmp_path: Path) -> None:
+    message = refused(Lengths, tmp_path, inputs=["ids=int64[B]:0..99", "lengths=int64[B]", BTC])
+    assert "Length of all samples has to be greater than 0" in message
+    way = "where the values 0 and 1 of lengths are wrong, give bounds such as lengths=int64[B]:1..8"
+    assert message.endswith(way)
+
+
 class Strided(nn.Module):
     """A module with five strides of 2. 32 rows give one row, which torch.export would take for a constant."""
 

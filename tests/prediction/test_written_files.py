@@ -190,6 +190,7 @@ def test_select_takes_numbered_classes_of_csv(
         (["a", "b", "c"] * 4, {}, "targets must be numbers"),
         (["a", "b", "d"] * 4, {"classes": "a,b,c"}, "row 2 .*column y: 'd' is none of the classes a, b, c"),
         (["a", "b"] * 6, {"classes": "a,b"}, "classes= names 2 classes, and the members answer 3"),
+        (["a", "b", "c"] * 4, {"classes": "a,b"}, "classes= names 2 classes, and the members answer 3"),
         (["a", "b"] * 6, {"classes": "a,a,b"}, "does not name each class once"),
         (["a", "b"] * 6, {"classes": 3}, "classes=3 is no list of names"),
         ([1, 2, 3] * 4, {"classes": "1,2,3", "of": None}, "give of='softmax'"),

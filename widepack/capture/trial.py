@@ -164,7 +164,7 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
     """The message for a member that fails at all sizes that were tried."""
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
-    way = f"Describe inputs that it takes{sizes if example else ''}"
+    way = f"Describe inputs that it takes{sizes if example else ''}{_values(trial)}"
     if trial.runs_by_name():
         way = "It runs if its inputs are given by name, but an artifact calls it by position: see its hooks"
     if wanted := _NOT_A_TENSOR.search(failure.reason):
@@ -173,6 +173,21 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
         f"{failure.name} fails on the example{f' ({example})' if example else ''}, also without "
         f"widepack{failure.at}: {failure.reason}. {way}"
     )
+
+
+def _values(trial: Trial) -> str:
+    """Returns advice on the values of integers: 0 and 1 where the spec of an input has no bounds."""
+    found = [
+        leaf
+        for leaf in trial.leaves
+        if leaf.example.dtype in (torch.int32, torch.int64)
+        and ((leaf.example == 0) | (leaf.example == 1)).all()
+    ]
+    if not found:
+        return ""
+    names = ", ".join(leaf.name for leaf in found)
+    bounds = f"{found[-1].name}={found[-1].type}:1..8"
+    return f"; where the values 0 and 1 of {names} are wrong, give bounds such as {bounds}"
 
 
 def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import InputError, UsageError
 from ..inference.cascade import OF
 from ..inference.model import WideModel
+from ..ir.tensor_type import tensor_type
 from ..prediction.csv_files import CsvForm
 from ..prediction.endings import files_of, suffix_of
 from ..prediction.formats import open_table
@@ -121,15 +122,18 @@ class ValidationRequest:
         found = self._answers(ens, progress)
         predictions = predictions_of(found.outputs, self.of, self.dim, found.row_dim)
         _check_finite(predictions, ens.members)
-        if self.classes is not None and len(self.classes) != predictions.shape[2]:
-            raise UsageError(
-                f"classes= names {len(self.classes)} classes, and the members answer {predictions.shape[2]}"
-            )
+        if self.of is not None:
+            self._check_classes(predictions.shape[2])
         if self.of == OF[1]:
             _check_probabilities(predictions, ens.members)
         targets = checked_targets(found.targets, predictions, self.of is not None)
         dim = 0 if self.of is None else self.dim % (predictions.ndim - 1)
         return Validation(predictions, targets, found.entry, found.output, dim, _sha256(self.source))
+
+    def _check_classes(self, count: int) -> None:
+        """Raises: UsageError if the members answer another number of classes than have names."""
+        if self.classes is not None and len(self.classes) != count:
+            raise UsageError(f"classes= names {len(self.classes)} classes, and the members answer {count}")
 
     def _answers(self, ens: WideModel, progress: Report | None) -> _Answers:
         """Runs all members. Raises: UsageError, InputError."""
@@ -137,8 +141,14 @@ class ValidationRequest:
         suffix_of(self.source, "input")
         table = open_table(self.source, self.form)
         chosen = ens.entry(self.entry or ("forward" if "forward" in ens.entries else ens.entries[0]))
-        targets = read_targets(table, self.target, self.classes)
         answer = default_output(chosen.entry.outputs) if self.answer is None else self.answer
+        leaf = chosen.entry.outputs[output_number(chosen.entry.outputs, answer)]
+        type_ = tensor_type(leaf.type)
+        if type_ is not None and -type_.rank <= self.dim < type_.rank:
+            size = type_.sizes[self.dim]
+            if isinstance(size, int):
+                self._check_classes(size)  # before a target of the file is compared with the names
+        targets = read_targets(table, self.target, self.classes)
         title = f"the model: entry {chosen.name}"
         run = Prediction(
             ens,
@@ -166,7 +176,6 @@ class ValidationRequest:
             raise InputError(f"{self.source} has no rows")
         if len(targets) != rows:
             raise InputError(f"{self.source}: the file changed while it was read")
-        leaf = chosen.entry.outputs[output_number(chosen.entry.outputs, answer)]
         row_dim = row_dim_of(leaf.type, run.letter) or 0
         return _Answers(torch.cat(parts).movedim(1, 0), targets, chosen.name, leaf.name, row_dim)
 
