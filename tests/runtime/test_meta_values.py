@@ -53,3 +53,7 @@ def test_results_like_their_operands_are_found() -> None:
     assert like_operand("aten.add.Tensor", [x, x[..., :1]]) is not None
     assert like_operand("aten.add.Tensor", [x[..., :1], x]) is None
     assert like_operand("aten.mul.Scalar", [x, 1j]) is None
+    assert like_operand("aten.relu.default", [x, x]) is None
+    assert like_operand("aten.relu.default", []) is None
+    assert like_operand("aten.add.Tensor", [x]) is None
+    assert like_operand("aten.mul.Scalar", [x, "2"]) is None

@@ -8,7 +8,7 @@ import torch
 
 from ..ir import ops
 from ..ir.encoding import decode, map_arguments
-from ..ir.limits import recurrent_result, tensors
+from ..ir.limits import recurrent_result
 from ..ir.op_records import is_recurrent_layer
 
 META = torch.device("meta")
@@ -47,7 +47,7 @@ def run_on_meta(op: str, args: Any, kwargs: Any) -> Any:
         named["device"] = META
     if is_recurrent_layer(op) and (result := recurrent_result(op, args, kwargs)) is not None:
         return result
-    if (alike := like_operand(op, args)) is not None:
+    if not named and (alike := like_operand(op, args)) is not None:
         return alike
     return ops.checked(op)(*decode(args, META), **named)
 
@@ -59,11 +59,15 @@ def like_operand(op: str, args: Any) -> torch.Tensor | None:
     second. The first operand is dense and floating. The others have its dtype, and its shape and memory
     order, or repeat over it. The strides of dims of size 1 may be others than torch's.
     """
-    given = list(tensors(args)) if op in _ALIKE else []
-    x = given[0] if given else None
-    if x is None or x.device != META or not x.is_floating_point() or not _is_dense(x):
+    count = 2 if op.endswith(".Tensor") else 1
+    if op not in _ALIKE or not count <= len(args) <= len(ops.arguments(op)):
         return None
-    if any(isinstance(a, complex) for a in args) or any(t.dtype != x.dtype or not _fits(t, x) for t in given):
+    x, others, numbers = args[0], args[1:count], args[count:]
+    if not all(isinstance(t, torch.Tensor) and t.device == META for t in args[:count]):
+        return None
+    if not all(isinstance(n, (int, float)) for n in numbers) or not x.is_floating_point() or not _is_dense(x):
+        return None
+    if not all(t.dtype == x.dtype and _fits(t, x) for t in others):
         return None
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META)
 
