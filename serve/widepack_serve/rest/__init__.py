@@ -4,7 +4,6 @@
 |---|---|
 | `access.py` | Checks the token of each request |
 | `app.py` | Makes the app: its routes, and its start and end |
-| `cors.py` | Lets pages of other origins call the server from a browser |
 | `inference.py` | Answers requests for inferences |
 | `models.py` | Answers requests about one model: metadata, readiness, statistics, inferences |
 | `receive.py` | Reads bodies within limits of size and time |

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..catalog.metadata import server_metadata
 from ..errors import Failed, Forbidden, NotFound, RequestError, TooLarge
@@ -18,7 +19,6 @@ from ..lifecycle.service import Service
 from ..protocol.json_data import BOM
 from ..protocol.shown import shown
 from .access import check_token
-from .cors import Cors, with_headers
 from .models import WrongMethod, answer_of_model, path_parts
 from .receive import Disconnected, client_of_scope, header, read_body
 from .send import CLOSE, TEXT, send_body, send_document, send_error
@@ -37,7 +37,6 @@ class Rest:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._cors = Cors(service.settings.cors)
         self._fixed: dict[tuple[str, ...], tuple[str, Callable[[Send], Awaitable[None]]]] = {
             ("v2",): ("GET", self._metadata),
             ("v2", "health", "live"): ("GET", self._live),
@@ -52,13 +51,8 @@ class Rest:
             await send({"type": "websocket.close", "code": 1000})
             return
         if self._service.draining:
-            send = with_headers(send, (CLOSE,))  # so that the client goes to another server
+            send = _closing(send)
         try:
-            if headers := self._cors.headers(scope):
-                if self._cors.is_question(scope):
-                    await self._cors.answer(scope, send)
-                    return
-                send = with_headers(send, headers)
             await self._answer(scope, receive, send)
         except Disconnected:
             return
@@ -195,6 +189,17 @@ def _checkpoint(body: bytes) -> str:
     return found
 
 
+def _closing(send: Send) -> Send:
+    """Returns a `send` that asks the client to close the connection, so that it goes to another server."""
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], CLOSE]}
+        await send(message)
+
+    return sent
+
+
 class ServeApp(Starlette):
     """The ASGI app. Requests go to `Rest`, which answers every error itself, not through Starlette's layers
     for routes and errors: they take a tenth of the time of a small request. A route of Starlette also cannot
@@ -207,7 +212,11 @@ class ServeApp(Starlette):
     def __init__(self, service: Service) -> None:
         super().__init__(lifespan=_lifespan(service))
         self.state.service = service
-        self._rest = Rest(service)
+        self._rest: ASGIApp = Rest(service)
+        if origins := service.settings.cors:  # without cookies: a page sends the token itself
+            methods, exposed = ("GET", "HEAD", "POST"), ("inference-header-content-length", "retry-after")
+            headers = ("authorization", "content-encoding", "content-type", exposed[0])
+            self._rest = CORSMiddleware(self._rest, origins, methods, headers, expose_headers=exposed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or begins the life of the app."""
