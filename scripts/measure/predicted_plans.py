@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from predictions import _geometric, _spearman
+from predictions import geometric
 from runner import in_turns, parser, run
 
 import widepack
 from backends import BATCHES, Collection
+from widepack.evaluation.ranks import rank_correlation
 from widepack.kernel_times.profile import Profile
 from widepack.kernel_times.program import wide_seconds
 from widepack.kernel_times.sources import shipped
@@ -86,24 +87,28 @@ def compared(ms: Mapping[str, float], predicted: Mapping[str, float]) -> dict[st
     errors = [abs(math.log(predicted[plan] / ms[plan])) for plan in ms]
     return {
         "predicted_ms": dict(predicted),
-        "spearman": _spearman([ms[p] for p in ms], [predicted[p] for p in ms]),
+        "spearman": rank_correlation(*(torch.tensor([one[p] for p in ms]) for one in (ms, predicted))),
         "best": ms[best] / min(ms.values()),
-        "error": _geometric(errors),
+        "error": geometric(errors),
     }
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the median correlation, what the best predicted plan costs, and the error of times."""
-    several = [r for r in rows if r["plans"] > 2]
+
+    def spearman(key: str) -> float | None:
+        found = [r[key]["spearman"] for r in rows if r["plans"] > 2 and r[key]["spearman"] is not None]
+        return statistics.median(found) if found else None
+
     return {
         "networks": len(rows),
         "plans": sum(r["plans"] for r in rows),
         **{
             key: {
-                "spearman": statistics.median(r[key]["spearman"] for r in several) if several else None,
+                "spearman": spearman(key),
                 "best": statistics.fmean(r[key]["best"] for r in rows),
                 "worst": max(r[key]["best"] for r in rows),
-                "error": _geometric([math.log(r[key]["error"]) for r in rows]),
+                "error": geometric([math.log(r[key]["error"]) for r in rows]),
             }
             for key in ("here", "shipped")
         },

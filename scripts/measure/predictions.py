@@ -29,6 +29,7 @@ from runner import built, parser, run
 from torch import nn
 
 import widepack
+from widepack.evaluation.ranks import rank_correlation
 from widepack.kernel_times.profile import Profile
 from widepack.kernel_times.program import loop_seconds, wide_seconds
 from widepack_bench.advice.machine_times import times_here
@@ -189,25 +190,20 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     regrets = [r["regret"] for r in rows]
     return {
         "configurations": len(rows),
-        "spearman": _spearman(found, predicted),
-        "geometric_error": _geometric(errors),
+        "spearman": rank_correlation(torch.tensor(found), torch.tensor(predicted)),
+        "geometric_error": geometric(errors),
         "largest_error": math.exp(max(errors)),
         "within_1.5": sum(e <= math.log(1.5) for e in errors),
-        "noise_geometric_error": _geometric(noise),
-        "time_geometric_error": _geometric(absolute),
-        "regret": _geometric([math.log(r) for r in regrets]),
+        "noise_geometric_error": geometric(noise),
+        "time_geometric_error": geometric(absolute),
+        "regret": geometric([math.log(r) for r in regrets]),
         "largest_regret": max(regrets),
     }
 
 
-def _geometric(logarithms: Sequence[float]) -> float:
+def geometric(logarithms: Sequence[float]) -> float:
+    """Returns the geometric mean of numbers of which these are the logarithms."""
     return math.exp(statistics.fmean(logarithms))
-
-
-def _spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Returns the correlation of the ranks; None for one row."""
-    ranks = [[sorted(values).index(value) for value in values] for values in (a, b)]
-    return statistics.correlation(*ranks) if len(a) > 1 else None
 
 
 def summaries(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
