@@ -14,6 +14,7 @@ import pytest
 import torch
 from isolating import answers, poisoned
 from loaded import files_of
+from small import node, program
 from support import Artifacts, run, stack
 from torch import Tensor, nn
 
@@ -21,6 +22,8 @@ import cases
 import widepack
 from widepack import InputError, load
 from widepack.inference.model import WideModel
+from widepack.inference.programs.failed_call import unknown_row
+from widepack_artifacts.program import Ref
 
 STRATEGIES = ("wide", "loop")
 WITH_IDS = {
@@ -157,6 +160,13 @@ def test_an_index_that_an_input_does_not_contain_is_said_to_be_computed(tmp_path
         ens(ids + 48, mask[:, :5])
     with pytest.raises(InputError, match=r"of the input ids \[2, 70\] contains 64, .* one of 64 .*T=1..64"):
         ens(torch.ones_like(mask), mask)
+
+
+def test_an_index_that_no_input_determines() -> None:
+    nodes = [node("i", "arange", 9), node("y", "embedding", Ref("t"), Ref("i"))]
+    net = program({"t": "float32[4,2]"}, {"x": "float32[B,3]"}, nodes, ["y"])
+    found = unknown_row("a call", [(net, [torch.ones(4, 2)], [torch.ones(1, 3)])])
+    assert "an index that no input determines contains 4, but node y" in str(found)
 
 
 def _signature(ens: WideModel) -> list[tuple[str, str]]:

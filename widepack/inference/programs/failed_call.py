@@ -117,10 +117,12 @@ def _sentence(program: Program, node: Node, values: Mapping[str, Any], cause: Ex
         return f"{_listed(names)} contains {value}, {possible}"
     if names:
         return f"an index computed from {_listed(names)} contains {value}, {possible}"
-    sizes = ", ".join(f"{name} {list(known[name].shape)}" for name in _inputs_of(program, index))
+    sized = [f"{name} {list(known[name].shape)}" for name in _inputs_of(program, index)]
+    if not sized:
+        return f"an index that no input determines contains {value}, {possible}"
     return (
-        f"an index computed from the sizes of the input {sizes} contains {value}, {possible}. A bound of "
-        f'that size in the build, such as --input "T=1..{size}", lets the artifact refuse it by its name'
+        f"an index computed from the sizes of {_listed(sized)} contains {value}, {possible}. A bound of that "
+        f'size in the build, such as --input "T=1..{size}", lets the artifact refuse it by its name'
     )
 
 
