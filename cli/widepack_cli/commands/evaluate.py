@@ -11,7 +11,7 @@ import click
 from widepack_bench.text import plural
 
 from ..shared.evaluation_page import page
-from ..shared.measuring import check_output
+from ..shared.measuring import check_output, write
 from ..shared.options import ARTIFACT, emit, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.row_options import target_arguments, target_options
@@ -63,7 +63,7 @@ def command(artifact: Path, html_file: str | None, as_json: bool, **options: Any
         use_free_cores()
         report = widepack.evaluate(artifact, **arguments, progress=progress)
     if html_file is not None:
-        Path(html_file).write_text(page(report), encoding="utf-8")
+        write(html_file, page(report))
         click.echo(f"wrote {html_file}", err=True)
     if as_json:
         emit(report.to_json())
