@@ -151,7 +151,7 @@ def test_json_lines(folder: Path, net: WideModel, tokens: WideModel, pa: Any) ->
         ('{"x": [1, 2, 3, 4, 5, 6]}\n{"x": "q"}\n', "in.jsonl: .*Each line is one JSON object"),
         (
             '{"x": [1, 2, 3, 4, 5, 6]}\n{"x": [1, 2]}\n',
-            "a list of 2, and the rows before have lists of 6; .*padded-text.md",
+            "a list of 2, and the rows before have lists of 6; .*Pad texts",
         ),
         ('[{"x": [1, 2, 3, 4, 5, 6]}]\n', "in.jsonl: .*Each line is one JSON object"),
         ("", "in.jsonl: .*Empty JSON"),

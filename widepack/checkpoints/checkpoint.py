@@ -129,9 +129,9 @@ class Checkpoint:
     """One open checkpoint.
 
     path: as the user gave it. part: its key among several members of one file, or "". bytes: the size of all
-    its files; for a state dict in memory that of its tensors. module: makes the pickled module of
-    the file, or None. program: the torch.export program of the file, or None. files: the paths, with their
-    status when they were opened. versions: of submodules, by the names in the file. settings: the
+    its files; for a state dict in memory that of its tensors. module: makes the pickled module of the file,
+    or None. program: the torch.export program of the file, or None. files: the paths, with their status when
+    they were opened. versions: of submodules, by the names in the file. settings: the
     hyperparameters that Lightning stored in the file.
     """
 

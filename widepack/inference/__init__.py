@@ -17,13 +17,13 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | file | what it does |
 |---|---|
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
-| `feature_record.py` | Reads and checks the feature names that an artifact records |
 | `calibration_record.py` | Reads and writes the calibration that an artifact records: `calibrated=True` |
 | `call_check.py` | Checks shapes and dtypes of the tensors of a call before anything runs |
 | `cascade.py` | Runs few members on all rows, and more members only on rows of which these are not sure |
 | `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
 | `entry.py` | Defines an entry of a model on one device: calls, `each`, `route`, `reduce`, states |
 | `entry_programs.py` | Keeps the wide programs of an entry: found, bound and checked when they are needed |
+| `feature_record.py` | Reads and checks the feature names that an artifact records |
 | `graph_pool.py` | Defines what the graphs of a model share, and which calls use graphs: `ens.graph_use()` |
 | `input_names.py` | Compares the names of inputs with those of an entry, and drops unused ones: `ens.only` |
 | `input_values.py` | Takes what a caller gives as an input: tensors, NumPy arrays, `widepack.each` |

@@ -481,7 +481,7 @@ class LoadedEntry(ModelCalls):
 
         found = self._reduce(request, kwargs, state)
         if calibrated:
-            self.calibration  # noqa: B018  refuses figures of a member that was swapped meanwhile
+            self._refuse_swapped()  # a member may have been swapped during the call
         return found
 
     @property
@@ -497,12 +497,16 @@ class LoadedEntry(ModelCalls):
         """
         if self._calibration is None:
             self._calibration = calibration_of(self._manifest, self.name, self.members)
+        self._refuse_swapped()
+        return self._calibration
+
+    def _refuse_swapped(self) -> None:
+        """Raises: UsageError if a member was swapped, since the calibration is of the one before."""
         if self.swapped:
             raise UsageError(
                 "calibrated=True: a member was swapped in this process, and the calibration was of the one "
                 f"before; put the checkpoint into the artifact with widepack.update, and {AGAIN}"
             )
-        return self._calibration
 
     @property
     @abstractmethod

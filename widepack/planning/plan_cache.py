@@ -5,8 +5,8 @@ small file for each entry and pattern.
 
 A file has one row for each batch class and number of threads. The key is a hash of the artifact's digest, the
 entry, the pattern, the machine (or the kernel times of a prediction), and the versions of torch and
-widepack. widepack ignores a file that it
-cannot read or that other users could have written. Then the artifact's own plans run.
+widepack. A file that cannot be read, or that other users could have written, is ignored. Then the artifact's
+own plans run.
 """
 
 from __future__ import annotations

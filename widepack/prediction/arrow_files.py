@@ -258,8 +258,7 @@ def _length(array: Any, per_row: int) -> int:
         raise BadRow(
             other // per_row,
             f"a list of {lengths[other].as_py()}, and the rows before have lists of {first}; give all rows "
-            "lists of one length. Texts are padded, with their mask as another column: "
-            "docs/how-to/padded-text.md",
+            "lists of one length. Pad texts, and give their mask as another column",
         )
     return int(first)
 

@@ -79,9 +79,7 @@ def kernel_formula(op: Any) -> FlopFormula | None:
     """Returns the formula of a kernel that torch dispatches; None if it has none."""
     if not is_overload(op):
         return None
-    from torch.utils.flop_counter import (
-        flop_registry,
-    )  # imports Triton, and a load needs no formulas of torch
+    from torch.utils.flop_counter import flop_registry  # imports Triton, and a load needs no formulas
 
     return own_formula(ops.name_of(op)) or flop_registry.get(packet_of(op))
 

@@ -69,8 +69,8 @@ class ValidationRequest:
     source: The file, as `predict` reads it. target: The column of the targets. of: What the members answer:
     `softmax` for scores of classes, `probabilities`, or None for numbers. classes: The names of the classes,
     for targets that are names; None for numbers. form: How a CSV file is written. dim: The dim of the classes
-    in a member's answer. nan: Whether a null in an input is NaN. inputs, entry,
-    answer, batch: As `predict` takes them.
+    in a member's answer. nan: Whether a null in an input is NaN. inputs, entry, answer, batch: As `predict`
+    takes them.
     """
 
     source: Path

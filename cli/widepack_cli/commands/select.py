@@ -63,10 +63,10 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Choose members of ARTIFACT and their weights on validation data, and fit a cascade of them.
 
     Members are added greedily, with replacement, while the mean of their predictions gets better. A selection
-    that scores worse than all members is never written. The cascade
-    runs a few of them on all rows, and the others only on rows of which these are not sure. The threshold is
-    fitted on the same data. What it costs is measured on parts that it was not fitted on. Both are recorded
-    in the artifact: ens.cascade(x) runs the cascade.
+    that scores worse than all members is never written. The cascade runs a few of them on all rows, and the
+    others only on rows of which these are not sure. The threshold is fitted on the same data. What it costs
+    is measured on parts that it was not fitted on. Both are recorded in the artifact: ens.cascade(x) runs
+    the cascade.
     """
     arguments = target_arguments(options)
     with stdout_kept(as_json), Progress() as progress:
