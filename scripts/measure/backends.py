@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.util
+import importlib.metadata
 import inspect
 import json
 import subprocess
@@ -42,6 +42,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ("eager", "graph", "compile", "onnxruntime", "aot")
 MEMBERS = 3
 BATCHES = (5, 1, 2)
+
+
+def installed(package: str) -> bool:
+    """Returns whether a package of this name is installed."""
+    try:
+        return bool(importlib.metadata.distribution(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 class Collection:
@@ -72,8 +80,7 @@ class Collection:
     def drawn(self, count: int) -> list[str]:
         """Returns the names of architectures whose package is installed."""
         names = self.check.pick(len(self.zoo.ENTRIES))
-        have = [n for n in names if importlib.util.find_spec(self.zoo.ENTRIES[n].package.split(".")[0])]
-        return have[:count]
+        return [n for n in names if installed(self.zoo.ENTRIES[n].package)][:count]
 
     def build(self, name: str, members: list[Any], folder: Path, device: str) -> None:
         """Builds the artifact `e.wide` for a device."""
@@ -212,6 +219,23 @@ def measure(collection: Collection, names: list[str], backends: list[str], out: 
                 file.write(json.dumps(whole) + "\n")
 
 
+def in_a_process(given: argparse.Namespace, name: str) -> None:
+    """Runs an architecture in a process of its own. At the limit its backend is cut, and others go on."""
+    command = [sys.executable, __file__, str(given.collection), "--jobs", "0", "--names", name]
+    command += ["--backends", given.backends, "--device", given.device, "-o", str(given.out)]
+    for _ in given.backends.split(","):
+        try:
+            subprocess.run(command, check=False, timeout=given.limit)
+            return
+        except subprocess.TimeoutExpired:
+            rows = read_rows(given.out) if given.out.exists() else []
+            done = {r["backend"] for r in rows if r["name"] == name}
+            left = [b for b in given.backends.split(",") if b not in done]
+            row = {"name": name, "backend": left[0], "outcome": "cut", "said": f"no end in {given.limit} s"}
+            with given.out.open("a") as file:
+                file.write(json.dumps({**row, "environment": environment(given.device, 1)}) + "\n")
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -222,7 +246,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     eager = {r["name"] for r in rows if r["backend"] == "eager" and r["outcome"] == "ok"}
     pairs = [r for r in rows if r["backend"] in BACKENDS]
     ends = Counter((r["backend"], r["outcome"]) for r in pairs)
-    counts = {b: {o: ends[b, o] for o in ("ok", "wrong", "refused", "crashed")} for b in BACKENDS}
+    counts = {b: {o: ends[b, o] for o in ("ok", "wrong", "refused", "crashed", "cut")} for b in BACKENDS}
     others = [r for r in pairs if r["backend"] != "eager" and r["name"] in eager]
     return {
         "environment": rows[-1]["environment"],
@@ -247,8 +271,10 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--names", help="architectures, separated by commas (default: a sample)")
     parser.add_argument("--device", default="cpu")
-    words = "processes, each with a part of the architectures"
+    words = "processes at a time, one for each architecture; 0 runs all in this process (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, help=words)
+    words = "seconds that an architecture may take, after which its backend is cut (default: 1200)"
+    parser.add_argument("--limit", type=int, default=1200, help=words)
     parser.add_argument("--summary", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("backends.jsonl"))
     given = parser.parse_args()
@@ -258,13 +284,11 @@ def main() -> None:
     torch.set_num_threads(1)
     collection = Collection(given.collection)
     names = given.names.split(",") if given.names else collection.drawn(given.sample)
-    if given.jobs == 1:
+    if not given.jobs:
         measure(collection, names, given.backends.split(","), given.out, given.device)
         return
-    command = [sys.executable, __file__, str(given.collection), "--backends", given.backends]
-    command += ["--device", given.device, "-o", str(given.out), "--names"]
     with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(lambda name: subprocess.run([*command, name], check=False), names))
+        list(pool.map(partial(in_a_process, given), names))
 
 
 if __name__ == "__main__":

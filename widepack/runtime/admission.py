@@ -128,12 +128,8 @@ def admit(
     values_of_weights = [weights[s.source] for s in program.weights]
     spent = budget.spent
     for values in (False, True):
-        if values and (wrong := random_size(program)[0]) is not None:
-            raise ArtifactError(
-                f"{title}: node {wrong.name[:80]} ({wrong.op}) has a result whose size depends on random "
-                "numbers" + budget.way_out("load(limit=None) lifts all limits")
-            )
-        walk = Walk(budget, title, device, values=values)
+        random = random_sizes(program)[0] if values else ()
+        walk = Walk(budget, title, device, values=values, random=random)
         try:
             if not prologue:
                 return walk.run(program, [*values_of_weights, *inputs(values)]), walk.peak - budget.resident
@@ -194,13 +190,14 @@ _SIZING = {"aten.index.Tensor": 1, "aten.masked_select.default": 1, "aten.repeat
 """The argument whose values determine the size of the result. Other ops: all arguments."""
 
 
-def random_size(program: Program, drawn: Collection[str] = ()) -> tuple[Node | None, bool]:
-    """Finds the first node whose result's size depends on random numbers, or on memory that nothing has
-    written.
+def random_sizes(program: Program, drawn: Collection[str] = ()) -> tuple[list[Node], bool]:
+    """Finds the nodes whose result's size may depend on random numbers, or on memory that nothing has
+    written. Whether it does, the types of the arguments tell: an index of whole numbers has no such result.
 
-    drawn: the inputs that contain random numbers. Returns: that node or None, and whether the program draws
-    any.
+    drawn: the inputs that contain random numbers. Returns: those nodes, also of loops, and whether the
+    program draws any.
     """
+    found: list[Node] = []
     random, any_drawn = set(drawn), False
     for node in program.nodes:
         reads = any(r in random for r in refs((node.args, node.kwargs)))
@@ -208,17 +205,16 @@ def random_size(program: Program, drawn: Collection[str] = ()) -> tuple[Node | N
             inside = [
                 s.name for s, a in zip(node.body.inputs, node.args) if any(r in random for r in refs(a))
             ]
-            found, draws = random_size(node.body, inside)
-            if found is not None:
-                return found, True
+            of_body, draws = random_sizes(node.body, inside)
+            found += of_body
         else:
             if reads and ops.of_values(node.op) and any(r in random for r in refs(_sizing(node))):
-                return node, True
+                found.append(node)
             draws = not ops.pure(node.op, node.args, node.kwargs) or node.op.split(".")[1] in _UNWRITTEN
         any_drawn |= draws
         if reads or draws:
             random.add(node.name)
-    return None, any_drawn
+    return found, any_drawn
 
 
 def _sizing(node: Node) -> Any:

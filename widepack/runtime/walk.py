@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,23 @@ class Walk:
     """One walk of a program.
 
     name: the program in error messages. device: where it will run. values: also run each node after its
-    check. peak: the most bytes that were live. kept: the bytes that the outputs of the last run keep in
-    memory.
+    check. random: nodes with random arguments, which are refused if values determine the size of the result.
+    peak: the most bytes that were live. kept: the bytes that the outputs of the last run keep in memory.
     """
 
-    def __init__(self, budget: Budget, name: str, device: torch.device, *, values: bool = False) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        name: str,
+        device: torch.device,
+        *,
+        values: bool = False,
+        random: Iterable[Node] = (),
+    ) -> None:
         self.budget, self.name, self.device, self.values = budget, name, device, values
         self.peak = 0.0
         self.kept = 0.0
+        self._random = {id(node): node for node in random}
         self._known: dict[Any, tuple[WalkedValue, Cost]] = {}
 
     def run(
@@ -132,6 +141,8 @@ class Walk:
     def _by_values(self, node: Node, args: Any, kwargs: Any, live: float) -> WalkedValue:
         """The value of a node that runs, after its cost is known and admitted."""
         limits.refuse_numbers(node.op, args, kwargs)
+        if id(node) in self._random and needs_values(node.op, args):
+            raise LimitExceeded("has a result whose size depends on random numbers")
         cost, result_bytes = self._cost_before_run(node, args, kwargs)
         self.budget.spent += cost.work
         self._admit(node, self.budget.spent, live + result_bytes + cost.room)
