@@ -136,7 +136,7 @@ def test_paths_that_can_have_no_socket(tmp_path: Path) -> None:
         (["--workers", "auto", "--threads", "16"], (1, 16)),
         (["--workers", "auto", "--device", "cuda:0"], (1, None)),
         (["--workers", "auto", "--grpc-port", "0"], (1, None)),
-        (["--workers", "auto", "--admin-token-file", "x", "--threads", "2"], (1, 2)),
+        (["--workers", "auto", "--admin-token-file", "x", "--threads", "2"], (3, 2)),
         (["--workers", "3"], (3, None)),
         ([], (1, None)),
     ],

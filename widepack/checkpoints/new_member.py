@@ -92,11 +92,11 @@ class NewMemberRequest:
 
 
 def opening(
-    key: str | None,
-    trust_pickle: bool,
-    ignore: str | Sequence[str],
-    model: str | Callable[..., object] | None,
-    model_args: Mapping[str, Any] | None,
+    key: str | None = None,
+    trust_pickle: bool = False,
+    ignore: str | Sequence[str] = (),
+    model: str | Callable[..., object] | None = None,
+    model_args: Mapping[str, Any] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> NewMemberRequest:
     """Returns how checkpoints are opened. Raises: UsageError for arguments of other types."""

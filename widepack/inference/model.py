@@ -102,7 +102,11 @@ class WideModel(LoadedModel[WideEntry]):
         return self._artifact.manifest.state_dicts.versioned({**tensors, **self._artifact.extra_state(i)})
 
     def _swap(
-        self, member: int | str, checkpoint: str | PathLike[str] | Mapping[str, Any], how: Mapping[str, Any]
+        self,
+        member: int | str,
+        checkpoint: str | PathLike[str] | Mapping[str, Any],
+        how: Mapping[str, Any],
+        agreed: Callable[[], None] = lambda: None,
     ) -> SwapReport:
         if isinstance(checkpoint, Mapping):
             how, checkpoint = {**how, "state": checkpoint}, _IN_MEMORY
@@ -110,7 +114,7 @@ class WideModel(LoadedModel[WideEntry]):
         from .members.swap import opening, swap  # opens checkpoints, which no other part of a model does
 
         programs = [e.programs for e in self._entries.values()]
-        return swap(self._artifact, programs, member, Path(checkpoint), opening(**how))
+        return swap(self._artifact, programs, member, Path(checkpoint), opening(**how), agreed)
 
     # ---------------------------------------------------------------- int8 weights
 
@@ -221,3 +225,21 @@ def weights_version(model: WideModel) -> int:
     the same number ran on the same version.
     """
     return model._artifact.replacements  # noqa: SLF001  no name that an entry could have
+
+
+def swap_together(model: WideModel, member: int, checkpoint: Path, agreed: Callable[[], None]) -> SwapReport:
+    """Replaces a member as several processes do it together: in all of them or in none.
+
+    Args:
+        model: The model of this process.
+        member, checkpoint: As `WideModel.swap` takes them.
+        agreed: Waits for the other processes. It is called when nothing but the exchange is left to do, and
+            again when the new member's answers are verified. If it raises, the old member stays.
+
+    Returns:
+        As `WideModel.swap`.
+
+    Raises:
+        WidepackError: As `WideModel.swap`, and what `agreed` raises.
+    """
+    return model._swap(member, checkpoint, {}, agreed)  # noqa: SLF001  no name that an entry could have

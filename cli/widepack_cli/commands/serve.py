@@ -250,8 +250,7 @@ GROUPS = {
     default="1",
     show_default=True,
     help="Processes. Each loads the artifacts; mapped weights share memory. auto: one for each core that "
-    "may be used, with one thread, or for --threads cores; one process on a GPU, with --grpc-port and with "
-    "--admin-token-file.",
+    "may be used, with one thread, or for --threads cores; one process on a GPU and with --grpc-port.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
 @click.option("--device", help="Where to run, for example cuda:0. Default: cpu.")
@@ -359,16 +358,11 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     if uds is not None:
         _refuse_address()
     if not workers:
-        one = grpc_port is not None or options["admin_token_file"] or (options["device"] or "cpu") != "cpu"
+        one = grpc_port is not None or (options["device"] or "cpu") != "cpu"
         workers, options["threads"] = (1, options["threads"]) if one else _by_cores(options["threads"])
     max_connections, json_log = options.pop("max_connections"), options.pop("json_log")
     only_check = options.pop("check")
     options["graph"] = {"on": True, "off": False}.get(options["graph"], "auto")
-    if workers > 1 and options["admin_token_file"] is not None:
-        raise Refusal(
-            f"--workers {workers} with --admin-token-file: a swap changes one process only; use one worker, "
-            "or publish with `widepack update` and serve with --reload"
-        )
     if grpc_port is not None:
         _require_rpc(grpc_port, workers)
     from widepack_serve.server.logs import set_up_logs

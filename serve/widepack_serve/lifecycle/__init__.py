@@ -9,7 +9,7 @@
 | `receiving.py` | Limits the bytes of all bodies that have arrived and are not read |
 | `sending.py` | Limits the bytes of all answers that clients have not read |
 | `service.py` | Answers requests, for REST and gRPC: the catalog, the batcher, the metrics |
-| `swaps.py` | Replaces a member by a checkpoint of one folder |
+| `swaps.py` | Describes a swap, and finds its checkpoint in one folder |
 | `threads.py` | Runs functions on threads that do not delay the end of the server |
 | `time_limit.py` | Limits the time in which what a client sends must arrive |
 | `tokens.py` | Checks the token of a request |

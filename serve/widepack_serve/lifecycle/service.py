@@ -8,12 +8,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 
 from widepack.errors import UsageError, WidepackError
-from widepack.inference.model import WideModel
+from widepack.inference.model import WideModel, swap_together
 from widepack.spec.dtypes import dtype_of
 from widepack.system.memory import give_back
 
@@ -36,7 +36,7 @@ from .desk import Desk
 from .loading import digest_of, loaded, ready_artifact
 from .receiving import Receiving
 from .sending import Sending
-from .swaps import checkpoint_in
+from .swaps import SwapOrder, SwapResult, checkpoint_in
 from .threads import Threads
 
 log = logging.getLogger("widepack.serve")
@@ -72,6 +72,7 @@ class Service:
         draining: Whether it takes no new requests.
         token: The token that every request needs; None for none.
         admin_token: The token for swaps; None: they are forbidden.
+        swap_in_all: Replaces a member in all processes of a server; None if this is the only one.
 
     Raises:
         WidepackError: An artifact cannot be loaded or served.
@@ -120,6 +121,7 @@ class Service:
         self.sending = Sending(settings.most_sending, lambda: self.metrics.rejected("sending_full"))
         self.desk = Desk()
         self.draining = False
+        self.swap_in_all: Callable[[SwapOrder], Awaitable[SwapResult]] | None = None
         self._changing = asyncio.Lock()
         self._uploads = False
         self._threads = Threads()
@@ -234,19 +236,44 @@ class Service:
 
         Returns: a sentence about the swap. Raises: RequestError.
         """
-        async with self._changing:
-            model = self._one_member(name)  # of the artifact that is served now
-            try:
-                report = await asyncio.to_thread(model.artifact.model.swap, model.member, path)
-            except WidepackError as e:
-                self.metrics.swapped(None)
-                raise Conflict(
-                    str(e).replace(f"checkpoint {path}", title).replace(str(path), title)
-                ) from None
-        self.metrics.swapped(report.pause)
-        log.info("member %s of %s was replaced", report.member, model.artifact.name)
-        void = "; the calibration no longer counts" if report.uncalibrated else ""
+        model = self._one_member(name)
+        artifact = model.artifact
+        order = SwapOrder(artifact.name, artifact.model.manifest.digest, model.member, str(path), title)
+        try:
+            done = await (self.swap_in_all or self.swap_here)(order)
+        except Conflict:
+            self.metrics.swapped(None)
+            raise
+        self.metrics.swapped(done.pause)
+        void = "; the calibration no longer counts" if done.uncalibrated else ""
         return f"{model.name} is now {title}{void}"
+
+    async def swap_here(self, order: SwapOrder, agreed: Callable[[], None] = lambda: None) -> SwapResult:
+        """Replaces a member in this process.
+
+        agreed: as `swap_together` takes it. It is called on a thread. Raises: RequestError.
+        """
+        async with self._changing:
+            artifact = self.catalog.artifacts[order.artifact]
+            model, path = artifact.model, order.path
+            if model.manifest.digest != order.digest:
+                raise Busy(f"a new artifact of {artifact.name} was loaded meanwhile; try again")
+            try:
+                done = await asyncio.to_thread(swap_together, model, order.member, Path(path), agreed)
+            except WidepackError as e:
+                text = str(e).replace(f"checkpoint {path}", order.title)
+                raise Conflict(text.replace(path, order.title)) from None
+        log.info("member %s of %s was replaced", done.member, artifact.name)
+        return SwapResult(done.pause, done.uncalibrated)
+
+    def swap_again(self, order: SwapOrder) -> None:
+        """Replaces a member before the start, as other processes of this server did while they served.
+
+        An artifact that they do not serve stays as it is. Raises: WidepackError.
+        """
+        model = self.catalog.artifacts[order.artifact].model
+        if model.manifest.digest == order.digest:
+            model.swap(order.member, order.path)
 
     def _one_member(self, name: str) -> ServedModel:
         """Returns the model of one member. Raises: RequestError."""

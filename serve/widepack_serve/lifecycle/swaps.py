@@ -1,10 +1,43 @@
-"""Finds the checkpoint of a swap: only in one folder."""
+"""Describes a swap of one member, and finds its checkpoint: only in one folder."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RequestError
+
+
+@dataclass(frozen=True)
+class SwapOrder:
+    """What a process has to replace.
+
+    Attributes:
+        artifact: The artifact's name on the wire.
+        digest: Its digest. A process that serves another one refuses.
+        member: The member's number.
+        path: The checkpoint.
+        title: What messages call it.
+    """
+
+    artifact: str
+    digest: str
+    member: int
+    path: str
+    title: str
+
+
+@dataclass(frozen=True)
+class SwapResult:
+    """What a swap did.
+
+    Attributes:
+        pause: For how many seconds calls waited.
+        uncalibrated: Whether the artifact's calibration no longer counts.
+    """
+
+    pause: float
+    uncalibrated: bool
 
 
 def checkpoint_in(folder: Path, name: str) -> Path:

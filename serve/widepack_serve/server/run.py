@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from widepack.errors import UsageError, WidepackError
 from ..errors import AddressInUse
 from ..lifecycle.collector import settle
 from ..settings import Settings
+from .swap_coordinator import SwapCoordinator, send
 
 if TYPE_CHECKING:
     from ..lifecycle.service import Service
@@ -172,7 +174,7 @@ class Workers:
     itself.
 
     A process that dies is started again, and new connections go to the others meanwhile. If one ends before
-    it was ready for the first time, all end.
+    it was ready for the first time, all end. A swap is made in all processes or in none.
 
     Args:
         settings: Of each process.
@@ -190,6 +192,7 @@ class Workers:
         first = listener.dup() if listener.family == socket.AF_UNIX else listener
         self._listeners = [first, *(self._another_listener() for _ in range(count - 1))]
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: dict[int, Connection] = {}  # of the processes that live, by their place
         self._ending = False
         self._restart_at: dict[int, float] = {}
 
@@ -201,35 +204,51 @@ class Workers:
         Returns:
             The exit code: 0 if all ended as they should, 2 if the settings are wrong, else 1.
         """
-        with tempfile.TemporaryDirectory(prefix="widepack-metrics-") as folder:
+        with tempfile.TemporaryDirectory(prefix="widepack-serve-") as folder:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(sig, self._forward)
-            self._processes = [self._start(listener, folder) for listener in self._listeners]
+            self._swaps = SwapCoordinator(Path(folder))
+            self._processes = [self._start(place, folder) for place in range(len(self._listeners))]
             if self._all_ready(folder):
                 started()
                 while not self._ending:
-                    time.sleep(_LOOK_S)
+                    self._swap(folder)
                     self._replace_dead(folder)
             return self._wait()
+
+    def _swap(self, folder: str) -> None:
+        """Waits a moment for swaps that processes ask for, and makes them."""
+        arrived = wait(list(self._connections.values()), _LOOK_S)
+        for place, connection in list(self._connections.items()):
+            if connection in arrived and not self._swaps.take(connection):
+                self._connections.pop(place).close()
+        complete = len(self._connections) == len(self._processes) and self._are_ready(folder)
+        self._swaps.answer_all(list(self._connections.values()), complete=complete)
 
     def _another_listener(self) -> socket.socket:
         if self._listener.family == socket.AF_UNIX:
             return self._listener.dup()  # all processes take connections from one queue
         return listening(*self._address, shared=True)
 
-    def _start(self, listener: socket.socket, folder: str) -> subprocess.Popen[bytes]:
+    def _start(self, place: int, folder: str) -> subprocess.Popen[bytes]:
+        self._connections[place], other = Pipe()
+        files = self._listeners[place].fileno(), other.fileno()
         document = {
             "settings": self._settings.to_json(),
-            "socket": listener.fileno(),
+            "socket": files[0],
+            "coordinator": files[1],
             "options": self._options,
             "ready": folder,
         }
-        return subprocess.Popen(
-            [sys.executable, "-m", "widepack_serve.server.worker", json.dumps(document)],
-            pass_fds=[listener.fileno()],
-            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which sends it on
-        )
+        with other:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "widepack_serve.server.worker", json.dumps(document)],
+                pass_fds=files,
+                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which sends it on
+            )
+        send(self._connections[place], made=self._swaps.made)
+        return process
 
     def _all_ready(self, folder: str) -> bool:
         """Waits until all processes are ready. Returns: whether they are; False if one ended before."""
@@ -237,10 +256,13 @@ class Workers:
             if any(p.poll() is not None for p in self._processes):
                 self._forward(signal.SIGINT, None)
                 return False
-            if all((Path(folder) / f"{READY}{p.pid}").exists() for p in self._processes):
+            if self._are_ready(folder):
                 return True
             time.sleep(_LOOK_S)
         return False
+
+    def _are_ready(self, folder: str) -> bool:
+        return all((Path(folder) / f"{READY}{p.pid}").exists() for p in self._processes)
 
     def _replace_dead(self, folder: str) -> None:
         """Starts processes again that died, each after some time, which grows while they die at once."""
@@ -262,7 +284,7 @@ class Workers:
                 del self._restart_at[place]
                 try:
                     self._listeners[place] = self._another_listener()
-                    self._processes[place] = self._start(self._listeners[place], folder)
+                    self._processes[place] = self._start(place, folder)
                 except (OSError, WidepackError) as e:
                     print(f"a process cannot be started: {e}; another try is in 10 s", file=sys.stderr)
                     self._restart_at[place] = now + _RESTART_MOST_S
@@ -283,6 +305,8 @@ class Workers:
     def _wait(self) -> int:
         for listener in (self._listener, *self._listeners):
             listener.close()  # else connections wait here that no process accepts
+        for connection in self._connections.values():
+            send(connection, close=True)
         limit = time.monotonic() + self._settings.drain + self._settings.timeout + _MORE_S
         codes = []
         for process in self._processes:

@@ -5,11 +5,12 @@
 2. The new member answers the probe's inputs with each entry's own program, in its dtype and in float64. The
    answers must be finite where those of other members are, and as close to float64 as a build requires.
 3. All new values of bound programs are computed (`weight_exchange.py`). A program that is bound meanwhile is
-   included.
+   included. Other processes that swap the same member agree, or the swap ends here.
 4. The gate closes: calls in flight end, and new ones wait. Slices are written and values exchanged. The gate
    opens. This time is the pause.
 5. The wide programs answer the probe's inputs again, and are compared with the new member's float64 answers.
-   After a wrong answer the old weights are restored, also in what was bound or copied since then.
+   After a wrong answer the old weights are restored, also in what was bound or copied since then. So they
+   are if another process does not agree.
 
 The artifact does not change: its files are mapped privately, so that only this process has the new member.
 """
@@ -17,7 +18,7 @@ The artifact does not change: its files are mapped privately, so that only this 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -100,10 +101,22 @@ def swap(
     member: int | str,
     checkpoint: str | Path,
     how: NewMemberRequest,
+    agreed: Callable[[], None],
 ) -> SwapReport:
     """Replaces a loaded member by a checkpoint.
 
-    entries: the programs of every entry. how: how the checkpoint is opened. Raises: as `WideModel.swap`.
+    Args:
+        artifact: The open artifact.
+        entries: The programs of every entry.
+        member, checkpoint: What is replaced, and by what.
+        how: How the checkpoint is opened.
+        agreed: Is called before the exchange, and when the new member's answers are verified.
+
+    Returns:
+        What was done.
+
+    Raises:
+        as `WideModel.swap`; what `agreed` raises, and then the old member stays.
     """
     place = artifact.index(member)
     for e in entries:
@@ -130,7 +143,7 @@ def swap(
             )
         if how.model is not None:
             check_own_extra(artifact, entries, place, new, how)
-        report = _Swap(artifact, entries, place, checkpoint, stages).run(new)
+        report = _Swap(artifact, entries, place, checkpoint, stages, agreed).run(new)
         ignore = (*artifact.manifest.state_dicts.ignored, *how.ignore)
         uncalibrated = CALIBRATION in artifact.manifest.provenance and bool(artifact.swapped)
         return replace(report, unused=unused_names([new.checkpoint], ignore), uncalibrated=uncalibrated)
@@ -146,9 +159,10 @@ class _Swap:
         place: int,
         checkpoint: str | Path,
         stages: StageClock,
+        agreed: Callable[[], None],
     ) -> None:
         self.artifact, self.entries, self.place = artifact, entries, place
-        self.checkpoint, self.stages = checkpoint, stages
+        self.checkpoint, self.stages, self.agreed = checkpoint, stages, agreed
         self.number = artifact.chosen[place]
         self._answers: dict[tuple[str, str], OwnAnswers] = {}  # of the new member, by entry and pattern
         self._before = artifact.replaced.get(self.number)  # of the old member, if it was swapped too
@@ -178,6 +192,8 @@ class _Swap:
         )
         differing = len(found.member) + len(found.unread)
         if not found.member:
+            self.agreed()
+            self.agreed()
             artifact.replaced[self.number] = replacement
             return SwapReport(name, source, self.stages.seconds, 0.0, 0, differing, 0)
         for e in self.entries:
@@ -190,10 +206,11 @@ class _Swap:
                 _verify(
                     artifact, self.place, e, pattern, bound, self._answers[e.name, pattern], self.checkpoint
                 )
+            self.stages.done("verify")
+            self.agreed()
         except BaseException:
             self._restore(update, found, changes, [b for _, _, b in known])
             raise
-        self.stages.done("verify")
         return SwapReport(
             name, source, self.stages.seconds, pause, changes.bytes, differing, changes.exchanged
         )
@@ -211,7 +228,7 @@ class _Swap:
         Returns:
             the changes, the programs that they are of, and the pause in seconds. Raises: UsageError.
         """
-        artifact = self.artifact
+        artifact, waiting = self.artifact, True
         while True:
             known = [(e, pattern, bound) for e in self.entries for pattern, bound in e.bound()]
             for e, pattern, _ in known:
@@ -221,6 +238,9 @@ class _Swap:
             for e, pattern, bound in known:
                 update.changes(bound, changes, partial(e.binder.rebind, pattern))
             self.stages.done("derive")
+            if waiting:
+                waiting = False
+                self.agreed()
             with artifact.lock:  # no program is bound meanwhile
                 now = [b for e in self.entries for _, b in e.bound()]
                 if now == [b for _, _, b in known] and not artifact.closed:
