@@ -20,7 +20,7 @@ _FIELD = re.compile(
     r"(?:(?P<repeated>repeated )?(?P<type>\w+)|map<string, (?P<values>\w+)>) "
     r"(?P<name>\w+) = (?P<number>\d+)"
 )
-_ENTRY = "Entry"
+_ENTRY, _STREAM = "Entry", "stream "
 
 
 def file_of(
@@ -28,8 +28,6 @@ def file_of(
     package: str,
     enums: Mapping[str, Sequence[str]] | None = None,
     services: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
-    *,
-    streams: bool = False,
 ) -> FileDescriptorProto:
     """Describes a package as a .proto file does.
 
@@ -38,8 +36,8 @@ def file_of(
             which it is defined.
         package: The name of the package.
         enums: The names of each enumeration, as `schema.ENUMS` has them.
-        services: The methods of each service by their names in the package, with what each takes and answers.
-        streams: Whether the methods take and answer streams of messages.
+        services: The methods of each service by their names in the package, with what each takes and answers:
+            `Message`, or `stream Message` for several.
     """
     file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     made: dict[str, DescriptorProto] = {}
@@ -59,10 +57,10 @@ def file_of(
         for method, (takes, gives) in methods.items():
             service.method.add(
                 name=method,
-                input_type=f".{package}.{takes}",
-                output_type=f".{package}.{gives}",
-                client_streaming=streams,
-                server_streaming=streams,
+                input_type=f".{package}.{takes.removeprefix(_STREAM)}",
+                output_type=f".{package}.{gives.removeprefix(_STREAM)}",
+                client_streaming=takes.startswith(_STREAM),
+                server_streaming=gives.startswith(_STREAM),
             )
     return file
 

@@ -52,6 +52,9 @@ _SLOWEST = 1e6
 
 _MOST_QUESTIONS, _QUESTION_S = 1000, 5.0
 """How many questions a call about the services may have, and seconds between two of them."""
+_WATCH_S = 0.5
+"""Seconds between two looks at the health that a client watches."""
+_UNKNOWN = "SERVICE_UNKNOWN"
 
 
 class NoMessage(RequestError):
@@ -101,7 +104,13 @@ class Methods:
         make = grpc.method_handlers_generic_handler
         return (
             make(SERVICE, methods),
-            make(f"{HEALTH}.Health", {"Check": self._handler(self._check_health, is_open=True)}),
+            make(
+                f"{HEALTH}.Health",
+                {
+                    "Check": self._handler(self._check_health, is_open=True),
+                    "Watch": self._handler(self._watch_health, is_open=True),
+                },
+            ),
             *(
                 make(f"{name}.ServerReflection", {"ServerReflectionInfo": self._handler(self._reflect)})
                 for name in REFLECTION
@@ -111,9 +120,9 @@ class Methods:
     def _handler(self, answer: Callable[[Any, str], Awaitable[None]], *, is_open: bool = False) -> Any:
         """Returns the handler of a method.
 
-        It takes and sends streams of bytes, with one message each but for reflection: a call is checked
-        before its message is read, a message that does not arrive is an error, so is a broken one, and the
-        handler knows when its answer was taken. Clients see no difference.
+        It takes and sends streams of bytes, with one message each but for reflection and `Watch`: a call is
+        checked before its message is read, a message that does not arrive is an error, so is a broken one,
+        and the handler knows when its answer was taken. Clients see no difference.
 
         answer: reads the message of a call of a client, and sends the answer. is_open: whether it needs no
         token.
@@ -250,10 +259,34 @@ class Methods:
         """Answers `Check` of the health service: for the server and for its service of inferences. Names of
         models would tell callers without the token what is served. Raises: RequestError.
         """
-        message = parsed(HEALTH_CLASSES["HealthCheckRequest"], await self._small(context, client))
-        if message.service not in ("", SERVICE):
-            raise NotFound(f"there is no service {message.service[:80]!r}; known: {SERVICE}")
-        status = "SERVING" if self._service.ready else "NOT_SERVING"
+        service = await self._asked_health(context, client)
+        if (status := self._health_of(service)) == _UNKNOWN:
+            raise NotFound(f"there is no service {service[:80]!r}; known: {SERVICE}")
+        await self._send_health(status, context, client)
+
+    async def _watch_health(self, context: Any, client: str) -> None:
+        """Answers `Watch` of the health service: as `Check`, and again whenever it changes. Raises: Busy at
+        the end of the server; RequestError.
+        """
+        service, sent = await self._asked_health(context, client), ""
+        while True:
+            if (status := self._health_of(service)) != sent:
+                sent = status
+                await self._send_health(status, context, client)
+            if self._refusing:
+                raise Busy("the server is shutting down")
+            await asyncio.sleep(_WATCH_S)
+
+    async def _asked_health(self, context: Any, client: str) -> str:
+        """Returns the service that a question about health names. Raises: RequestError."""
+        return str(parsed(HEALTH_CLASSES["HealthCheckRequest"], await self._small(context, client)).service)
+
+    def _health_of(self, service: str) -> str:
+        if service not in ("", SERVICE):
+            return _UNKNOWN
+        return "SERVING" if self._service.ready else "NOT_SERVING"
+
+    async def _send_health(self, status: str, context: Any, client: str) -> None:
         found = HEALTH_CLASSES["HealthCheckResponse"](status=status)
         await self.send(bytes(found.SerializeToString()), context, client)
 

@@ -1,8 +1,7 @@
 """Describes the services that gRPC itself defines: health and reflection.
 
-Probes of Kubernetes ask `grpc.health.v1.Health`. Its method `Watch` is left out: clients go on without it.
-By `grpc.reflection.v1.ServerReflection` tools such as grpcurl find the services and their messages. Older
-tools ask for it as `v1alpha`, which has the same messages.
+Probes of Kubernetes ask `grpc.health.v1.Health`. By `grpc.reflection.v1.ServerReflection` tools such as
+grpcurl find the services and their messages. Older tools ask for it as `v1alpha`, with the same messages.
 """
 
 from __future__ import annotations
@@ -21,7 +20,12 @@ _HEALTH_FILE = file_of(
     {"HealthCheckRequest": ("string service = 1",), "HealthCheckResponse": ("ServingStatus status = 1",)},
     HEALTH,
     {"HealthCheckResponse.ServingStatus": ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")},
-    {"Health": {"Check": ("HealthCheckRequest", "HealthCheckResponse")}},
+    {
+        "Health": {
+            "Check": ("HealthCheckRequest", "HealthCheckResponse"),
+            "Watch": ("HealthCheckRequest", "stream HealthCheckResponse"),
+        }
+    },
 )
 HEALTH_CLASSES = classes_of(_HEALTH_FILE)
 
@@ -54,10 +58,9 @@ _REFLECTION_FILES = [
         package,
         services={
             "ServerReflection": {
-                "ServerReflectionInfo": ("ServerReflectionRequest", "ServerReflectionResponse")
+                "ServerReflectionInfo": ("stream ServerReflectionRequest", "stream ServerReflectionResponse")
             }
         },
-        streams=True,
     )
     for package in REFLECTION
 ]
