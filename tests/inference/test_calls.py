@@ -127,7 +127,6 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
         ((torch.stack([X] * 3), STATE), {"more": MORE}, ["x has 3 dims", "ens.each"]),
         ((X[:, :3], STATE), {"more": MORE}, ["x has 3 at axis 1", "takes 4 there"]),
         ((X[:2], STATE), {"more": MORE}, ["B = 3 at axis 0", "input x has B = 2", "equal sizes"]),
-        ((X[:0], (STATE[0][:0], STATE[1][:0])), {"more": {"a": X[:0]}}, ["B = 0", "1 <= B"]),
         ((widepack.each(X), STATE), {"more": MORE}, ["x has 1 dims, [4]", "float32[B,4], 2 dims"]),
         (
             (widepack.each(torch.stack([X] * 2)), STATE),

@@ -364,14 +364,24 @@ def test_ids_names_and_versions_come_back(server: InProcess) -> None:
     assert server("GET", f"{path}/stats").status == 200
 
 
-def test_zero_rows_of_a_model_that_takes_them(server: InProcess) -> None:
-    """The dims of these models begin at 1, so that 0 rows are refused with the model's sentence."""
-    for name in ("plain", "plain.1", "plain.each"):
-        shape = (4, 0, 6) if name.endswith("each") else (0, 6)
-        got = server.maybe(binary_request(name, {"x": torch.empty(shape)}))
-        assert got is not None
-        assert got.status == 400
-        assert "valid for 1 <= B" in got.error
+def test_a_request_without_rows_is_answered_without_rows(server: InProcess) -> None:
+    for name, given, wanted in (
+        ("plain", (0, 6), (4, 0, 3)),
+        ("plain.1", (0, 6), (0, 3)),
+        ("plain.each", (4, 0, 6), (4, 0, 3)),
+        ("mixing", (0, 6), (3, 0, 3)),
+    ):
+        inputs = {"x": torch.empty(given)}
+        for found in (infer(server, name, inputs), read(server.maybe(binary_request(name, inputs))).outputs):
+            assert found["output"].shape == wanted and found["output"].dtype == torch.float32
+    x, none = torch.empty(0, 6), torch.empty(0, dtype=torch.int64)
+    assert infer(server, "plain", {"x": x, "member": none})["output"].shape == (0, 3)
+    figures = ["output.mean", "output.vote"]
+    found = infer(server, "plain", {"x": x}, *figures)
+    assert [found[name].shape for name in figures] == [(0, 3), (0,)]
+    states = {"state.total": torch.zeros(3, 6), "state.steps": torch.zeros(3, dtype=torch.int64)}
+    got = server.maybe(binary_request("counting", {"x": x, **states}))
+    assert got is not None and got.status == 400 and "valid for 1 <= B" in got.error
 
 
 def test_the_largest_batch_of_a_model_and_more(server: InProcess) -> None:

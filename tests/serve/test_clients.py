@@ -145,6 +145,11 @@ def test_answers_are_those_of_the_members(triton: tuple[str, Results]) -> None:
     for name in rows:
         assert name in found.arrays, (name, found.values.get(name))
         check_rows(found.arrays[name])
+    assert found.arrays["no rows"].shape == (
+        len(found.arrays["binary"]),
+        0,
+        *found.arrays["binary"].shape[2:],
+    )
     torch.testing.assert_close(found.arrays["one member"].double(), alone(5)[1], atol=1e-4, rtol=1e-4)
 
 
@@ -175,7 +180,6 @@ def test_errors_reach_the_client_as_sentences(triton: tuple[str, Results]) -> No
         "unknown output": f"{invalid} there is no output 'zz'; the outputs are output",
         "unknown input": f"{invalid} model ens has no input x",
         "unknown member": f"{invalid} no member is called 'mlp-79'",
-        "no rows": f"{invalid} B = 0 (input input); the model is valid for 1 <= B",
         "half": f"{invalid} input input is FP16; the model takes FP32",
         "priority": f"{invalid} the request: all requests have one priority; leave out",
     }

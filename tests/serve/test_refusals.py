@@ -106,7 +106,7 @@ DOCUMENTS: dict[str, tuple[Change, int, str]] = {
     "parameters is a list": (change(parameters=[]), 400, "input x: parameters is not a JSON object"),
     "static dim": (change(shape=[3, 4]), 400, "the model takes 6"),
     "rank": (change(shape=[12]), 400, "x"),
-    "0 rows": (change(shape=[0, 6], data=[]), 400, "the model is valid for 1 <= B"),
+    "0 rows and a number": (change(shape=[0, 6], data=[1.0]), 400, "input x"),
     "size without bytes": (change(parameters={"binary_data_size": 48}, data=...), 400, "0 bytes are left"),
     "size and data": (change(parameters={"binary_data_size": 0}), 400, "x has data and binary_data_size"),
     "negative size": (change(parameters={"binary_data_size": -1}, data=...), 400, "binary_data_size is -1"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from torch import Tensor
 from widepack_artifacts.manifest import Manifest
 
 from ..inference.binder import Binder
+from ..inference.call_check import NoRows
 from ..inference.entry import WideEntry
 from ..inference.graph_pool import GraphUse
 from ..inference.input_values import each_if_tensor
 from ..inference.loaded_entry import LoadedEntry
 from ..inference.members.member import Member
+from ..inference.no_rows import EmptyCall
 from ..inference.output import built
 from ..inference.reduced_answer import Reduction
 from ..inference.routing.member_numbers import member_numbers
@@ -30,6 +32,22 @@ from ..planning.plan import Plan
 from ..spec.names import number_of
 from ..system.gate import Gate
 from .part_calls import Sums, figures_of, states_of
+
+
+class _Bound(NamedTuple):
+    """A checked call.
+
+    values: Its tensors. per_member: For each whether it has one value for each member. empty: What cuts the
+    answer, if the call has no rows.
+    """
+
+    values: Sequence[Tensor]
+    per_member: Sequence[bool]
+    empty: EmptyCall | None = None
+
+    def cut(self, leaves: list[Any]) -> list[Any]:
+        """Returns the leaves of the answer, without rows if the call has none."""
+        return leaves if self.empty is None else self.empty.cut(leaves)
 
 
 class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
@@ -149,13 +167,8 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         state = kwargs.pop("state", None) if self._binder.states else None
         return self._answer(lambda: self._bind(args, kwargs, state, True), state)
 
-    def _bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], state: Any, each: bool = False
-    ) -> tuple[list[Tensor], list[bool]]:
-        """Returns the tensors of a call, and for each whether it has one value for each member.
-
-        each: every input has. Raises: InputError.
-        """
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], state: Any, each: bool = False) -> _Bound:
+        """Returns a checked call. each: every input has one value for each member. Raises: InputError."""
         if each:
             args = [each_if_tensor(a) for a in args]
             kwargs = {k: each_if_tensor(v) for k, v in kwargs.items()}
@@ -164,14 +177,23 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             per_member = [True] * len(per_member)
         if self._binder.carried:
             self._binder.carry(values, per_member, state)
-        self._binder.refuse_derivatives(values)
-        self._binder.check(values, per_member)
-        return values, per_member
+        return self._bound(values, per_member)
 
-    def _answer(self, bind: Callable[[], tuple[list[Tensor], list[bool]]], state: Any) -> Any:
+    def _bound(self, values: Sequence[Tensor], per_member: Sequence[bool]) -> _Bound:
+        """Returns a call after its checks. Raises: InputError."""
+        self._binder.refuse_derivatives(values)
+        try:
+            self._binder.check(values, per_member)
+        except NoRows as e:
+            empty = EmptyCall(e, self.entry, values)
+            empty.run(lambda: self._binder.check(empty.values, per_member))
+            return _Bound(empty.values, per_member, empty)
+        return _Bound(values, per_member)
+
+    def _answer(self, bind: Callable[[], _Bound], state: Any) -> Any:
         with self._lock:
-            values, per_member = self._checked(bind)
-            leaves = self._outputs(values, per_member)
+            call = self._checked(bind)
+            leaves = call.cut(self._outputs(call.values, call.per_member))
         answer = built(self.entry.result, leaves)
         if not self._binder.states:
             return answer
@@ -180,15 +202,15 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     def _reduce(
         self, request: Callable[[], tuple[Reduction, Sequence[Any]]], kwargs: Mapping[str, Any], state: Any
     ) -> Any:
-        def bind() -> tuple[Reduction, list[Tensor], list[bool]]:
+        def bind() -> tuple[Reduction, _Bound]:
             reduction, inputs = request()
-            return reduction, *self._bind(inputs, kwargs, state)
+            return reduction, self._bind(inputs, kwargs, state)
 
         with self._lock:
-            reduction, values, per_member = self._checked(bind)
-            if self._can_sum(reduction):
-                return figures_of(reduction, self._sums(values, per_member, reduction))
-            leaves = self._outputs(values, per_member)
+            reduction, call = self._checked(bind)
+            if call.empty is None and self._can_sum(reduction):
+                return figures_of(reduction, self._sums(call.values, call.per_member, reduction))
+            leaves = call.cut(self._outputs(call.values, call.per_member))
         figures = reduction.apply(built(self.entry.result, leaves), self.entry.outputs, True)
         if not self._binder.states:
             return figures
@@ -202,17 +224,18 @@ class SplitEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         return all(w.figure.streamed for w in reduction.wanted) and not ragged and not self._binder.states
 
     def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:
-        def bind() -> tuple[Sequence[Tensor], list[int], RowGroups]:
+        def bind() -> tuple[_Bound, list[int], RowGroups]:
             router = self._first.router
-            values = inputs_of_rows(self._binder, args, kwargs)
-            self._binder.refuse_derivatives(values)
-            sizes = self._binder.check(values, self._binder.none)
-            numbers = member_numbers(member, self.members, sizes[router.letter])
+            call = self._bound(inputs_of_rows(self._binder, args, kwargs), self._binder.none)
+            sizes = self._binder.check(call.values, call.per_member)
+            numbers = member_numbers(member, self.members, sizes[router.letter] if call.empty is None else 0)
+            numbers = numbers or [0] * sizes[router.letter]
             others = tuple((letter, size) for letter, size in sizes.items() if letter != router.letter)
             owners = [self._part_of[n] for n in numbers]
             groups = RowGroups.of(owners, lambda rows: router.fits(others, rows))
-            return values, numbers, groups
+            return call, numbers, groups
 
         with self._lock:
-            values, numbers, groups = self._checked(bind)
-            return built(self.entry.result, self._rows(values, numbers, groups))
+            call, numbers, groups = self._checked(bind)
+            leaves = self._rows(call.values, numbers, groups)
+        return built(self.entry.result, call.cut(leaves))

@@ -32,6 +32,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `loaded_model.py` | Defines what every loaded model can do: entries, calls, single members |
 | `loaded_weights.py` | Reads the weights of an open artifact for programs: mapped on the CPU |
 | `model.py` | Defines a loaded artifact: N members that run as one, with an entry for each method |
+| `no_rows.py` | Answers calls without rows, which programs do not take |
 | `open_artifact.py` | Defines an open artifact: its files, and the options and limits of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
 | `reduced_answer.py` | Reduces the answers of a call to the requested figures, while or after members run |

@@ -20,6 +20,18 @@ from ..errors import InputError
 from ..spec.input_spec import DimExpr
 
 
+class NoRows(InputError):
+    """Raised for a call in which a dim has size 0, and the model takes at least 1.
+
+    Attributes:
+        letter: The dim.
+    """
+
+    def __init__(self, message: str, letter: str) -> None:
+        super().__init__(message)
+        self.letter = letter
+
+
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
     """What one tensor of a call must be.
@@ -152,10 +164,9 @@ class CallCheck:
         for letter, (least, most, source) in self.dims.items():
             if letter in sizes and not (least <= sizes[letter] and (most is None or sizes[letter] <= most)):
                 bound = f"{least} <= {letter}" + ("" if most is None else f" <= {most}")
-                raise InputError(
-                    f"{letter} = {sizes[letter]} ({from_[letter]}); the model is valid for "
-                    f"{bound}{_source(source)}"
-                )
+                text = f"{letter} = {sizes[letter]} ({from_[letter]}); the model is valid for "
+                text += f"{bound}{_source(source)}"
+                raise InputError(text) if sizes[letter] else NoRows(text, letter)
         for expr, source in self._guards:
             if not guard_forms.holds(expr, sizes):
                 call = ", ".join(f"{d} = {s}" for d, s in sizes.items())

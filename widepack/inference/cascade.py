@@ -25,6 +25,7 @@ from widepack_artifacts.manifest import Manifest
 from ..errors import ArtifactError, InputError, UsageError
 from ..rows.axes import row_axis_of
 from ..rows.layout import RowAxis
+from .call_check import NoRows
 from .entry import WideEntry
 from .open_artifact import OpenArtifact
 
@@ -199,7 +200,10 @@ class Cascade:
         values, marks = self._calls.tensors(args, kwargs, "shared")
         if any(marks):
             raise InputError("a cascade gives all members one input; widepack.each is for ens(...)")
-        count = self._calls.sizes(values, marks)[self._letter]
+        try:
+            count = self._calls.sizes(values, marks)[self._letter]
+        except NoRows:  # the stages answer it, or refuse it
+            count = 0
         left = torch.arange(count, device=values[0].device)
         members = torch.zeros(count, dtype=torch.int64, device=values[0].device)
         total: Tensor | None = None

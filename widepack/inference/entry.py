@@ -26,13 +26,14 @@ from ..system.autocast import autocast_off, plain_modes
 from ..system.gate import Runs
 from ..verification.weight_error import WeightError
 from .binder import Binder
-from .call_check import key_of
+from .call_check import NoRows, key_of
 from .entry_programs import EntryPrograms
 from .graph_pool import GraphUse
 from .input_names import EACH, REDUCE
 from .input_values import each_if_tensor
 from .loaded_entry import LoadedEntry
 from .members.member import Member
+from .no_rows import EmptyCall
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs.bound_program import BoundProgram
@@ -253,8 +254,12 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         if carries:
             values, per_member = list(values), list(per_member)
             self._binder.carry(values, per_member, state)
-        program = self.bound(values, per_member)
-        found = self._run(program, program, values, per_member)
+        try:
+            program, found = self._outputs(values, per_member)
+        except NoRows as e:
+            empty = EmptyCall(e, self.entry, values)
+            program, found = empty.run(lambda: self._outputs(empty.values, per_member))
+            found = empty.cut(found)
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
@@ -263,6 +268,13 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             return answer
         states = new_states(found, self._binder.states, outputs, len(self.members), values)
         return answer, {**state, **states}
+
+    def _outputs(
+        self, values: Sequence[torch.Tensor], per_member: Sequence[bool]
+    ) -> tuple[BoundProgram, Sequence[Any]]:
+        """Returns the program of a call, and its outputs. Raises: InputError."""
+        program = self.bound(values, per_member)
+        return program, self._run(program, program, values, per_member)
 
     def _run(
         self, runs: Runs, program: BoundProgram, values: Sequence[torch.Tensor], per_member: Sequence[bool]
@@ -398,7 +410,10 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         """
         if self._binder.carried or not reduction.streamed:
             return None
-        program = self.bound(values, per_member)
+        try:
+            program = self.bound(values, per_member)
+        except NoRows:
+            return None
         if (result := program.looped) is None:
             return None
         stream = AnswerStream(reduction, self.entry.outputs, len(self.members), program, result)

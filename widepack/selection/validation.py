@@ -172,8 +172,6 @@ class ValidationRequest:
             if part is None or part.ndim < 2 or part.shape[1] != len(ens.members):
                 raise UsageError("the members' answers differ in shape, so they have no mean")
             parts.append(part)
-        if not rows:
-            raise InputError(f"{self.source} has no rows")
         if len(targets) != rows:
             raise InputError(f"{self.source}: the file changed while it was read")
         row_dim = row_dim_of(leaf.type, run.letter) or 0
@@ -271,7 +269,7 @@ def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Te
 
     Raises:
         UsageError: There is no such column, or it holds neither numbers nor names of classes.
-        InputError: A row has no target, or no valid one.
+        InputError: There are no rows, or one has no target, or no valid one.
     """
     type_ = column_of(table, column)
     if classes is not None and (
@@ -289,12 +287,16 @@ def read_targets(table: Table, column: str, classes: Sequence[str] | None) -> Te
         )
     parts = []
     for block in table.blocks([column], {} if classes is not None else {column: torch.float64}, _ROWS):
+        if not block.rows:
+            continue  # a column of no values has any type
         if classes is None:
             parts.append(block.tensor(column))
             continue
         values, at = block.values(column)
         numbers = [_class_of(table, column, classes, v, at == k, block.start) for k, v in enumerate(values)]
         parts.append(torch.tensor(numbers, dtype=torch.int64)[at])
+    if not parts:
+        raise InputError(f"{table.path} has no rows")
     for part in parts:
         if part.shape[1:] != parts[0].shape[1:]:
             raise InputError(f"{table.path}: the targets in column {column} are lists of several lengths")

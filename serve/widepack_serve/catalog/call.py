@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from widepack.errors import WidepackError
+from widepack.inference.call_check import NoRows
 from widepack.inference.routing.member_numbers import member_numbers
 
 from ..errors import RequestError, TooLarge
@@ -252,9 +253,12 @@ class CallChecker:
             return seen
         stacked = model.kind == EACH
         per_member = [False] * len(tensors) if model.kind == ONE else layout.per_member(stacked)
-        sizes = dict(layout.entry.tensor_calls.sizes(tensors, per_member))
         found: tuple[int, int | None] = (1, None)
-        if layout.batch:
+        try:
+            sizes = dict(layout.entry.tensor_calls.sizes(tensors, per_member))
+        except NoRows as e:  # the model answers it alone, or refuses it
+            sizes, found = {}, (int(e.letter != layout.batch), None)
+        if layout.batch in sizes:
             rows = sizes.pop(layout.batch)
             alone = not rows or any(i.rows is None for i in layout.inputs)
             found = (rows, None if alone else self._number((layout.number, stacked, *sizes.items())))

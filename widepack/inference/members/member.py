@@ -19,6 +19,8 @@ from ...runtime.graph_module import graph_module
 from ...system.autocast import autocast_off
 from ...system.gate import Gate
 from ..binder import Binder, NamedInputs
+from ..call_check import NoRows
+from ..no_rows import EmptyCall
 from ..output import AnswerSizes, built, new_states
 from ..single_members import SingleMember, run_apart
 
@@ -88,14 +90,23 @@ class Member(nn.Module, NamedInputs):
         values, per_member = self._binder.bind(args, kwargs)
         if states:
             self._binder.carry(values, per_member, state)
+        try:
+            outs = self._outputs(values, per_member)
+        except NoRows as e:
+            empty = EmptyCall(e, self._entry, values)
+            outs = empty.cut(empty.run(lambda: self._outputs(empty.values, per_member)))
+        answer = built(self._entry.result, outs)
+        return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
+
+    def _outputs(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> list[Any]:
+        """Returns the outputs of a call. Raises: InputError; ArtifactError."""
         sizes = self._binder.check(values, per_member)
         bound = self.sessions.program(sizes) if self._may_run_apart(values) else None
         with autocast_off(), self._gate.passed():
             found = run_apart(bound, self.sessions.place, values) if bound is not None else None
             outs = self._run_own(values) if found is None else found
         self._sizes.check(f"the member {self.name}", outs, sizes)
-        answer = built(self._entry.result, outs)
-        return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
+        return outs
 
     def _may_run_apart(self, values: Sequence[torch.Tensor]) -> bool:
         """Returns whether a function of a backend may run: it has the weights, and gives numbers alone."""

@@ -35,9 +35,10 @@ from ...runtime.admission import check_member_run
 from ...runtime.executable import storage
 from ...system.autocast import autocast_off
 from ..binder import Binder
-from ..call_check import key_of
+from ..call_check import NoRows, key_of
 from ..entry_programs import EntryPrograms
 from ..input_names import ROUTE
+from ..no_rows import EmptyCall
 from ..output import built, check_rows
 from ..programs.bound_program import BoundProgram
 from ..single_members import SingleMembers, run_apart
@@ -258,14 +259,24 @@ class Router:
         """Runs a call. member: of each row, as `route` takes it. Raises: InputError; UsageError."""
         self.artifact.check_open()
         values = inputs_of_rows(self._binder, args, kwargs)
+        try:
+            outputs = self._outputs(values, member)
+        except NoRows as e:
+            empty = EmptyCall(e, self._entry, values)
+            member_numbers(member, self.artifact.members, 0)
+            outputs = empty.cut(empty.run(lambda: self._outputs(empty.values, 0)))
+        return built(self._entry.result, outputs)
+
+    def _outputs(self, values: Sequence[Tensor], member: Any) -> list[Any]:
+        """Returns the outputs of a call. Raises: InputError; UsageError."""
         call = self.prepared(values, member)
         try:
-            outputs = self.artifact.gate.run(call, ())
+            found: list[Any] = self.artifact.gate.run(call, ())
+            return found
         except (WidepackError, torch.OutOfMemoryError):
             raise
         except Exception as e:
             raise call.explained(e) from e
-        return built(self._entry.result, outputs)
 
     def prepared(self, values: Sequence[Tensor], member: Any) -> RoutedCall:
         """Checks a call and binds its members, before the call passes the gate.
