@@ -30,6 +30,7 @@ from .fields import (
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
+from .listing import some
 from .literals import Literal, read_literal
 from .manifest_weights import ITEM_BYTES, KINDS
 from .wide_program import PATTERNS, WideProgram
@@ -428,7 +429,7 @@ def _read_input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
         if size and size[1] and size[1] not in dims:
             raise manifest_error(
                 f"{where}: {value[:60]!r} names the dim {size[1][:60]!r}; "
-                f"known: {guard_forms.some(dims) or 'none'}"
+                f"known: {some(n[:60] for n in dims) or 'none'}"
             )
     return str(value)
 

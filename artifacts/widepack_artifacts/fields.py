@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .errors import ArtifactError
+from .listing import some
 
 MAX_RANK = 64
 MAX_TEXT = 20_000  # characters
@@ -36,7 +37,7 @@ def read_object(value: Any, where: str, keys: tuple[str, ...]) -> dict[str, Any]
         raise manifest_error(f"{where}: expected an object with {', '.join(keys)}; got {str(value)[:60]}")
     unknown, missing = sorted(set(value) - set(keys)), [k for k in keys if k not in value]
     if unknown:
-        names = ", ".join(u[:40] for u in unknown[:5])
+        names = some(u[:40] for u in unknown)
         raise manifest_error(f"{where}: unknown {names}; known: {', '.join(keys)}")
     if missing:
         raise manifest_error(f"{where}: {', '.join(missing)} missing")

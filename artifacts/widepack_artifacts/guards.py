@@ -7,11 +7,11 @@ number of terms is limited, integers are checked, and a guard that divides by ze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ArtifactError
+from .listing import some
 
 Expr = Any  # int | str | list: JSON has no recursive type
 
@@ -47,7 +47,7 @@ def check(expr: Expr, dims: Mapping[str, Any]) -> None:
             raise ArtifactError(f"guard: an expression of over {MAX_TERMS} terms, or nested over 64 deep")
         if isinstance(e, str):
             if e not in dims:
-                raise ArtifactError(f"guard: the dim {e[:60]!r} is not one of {some(dims)}")
+                raise ArtifactError(f"guard: the dim {e[:60]!r} is not one of {some(d[:60] for d in dims)}")
         elif isinstance(e, list) and e and e[0] in OPS and len(e) == (2 if e[0] == "not" else 3):
             for part in e[1:]:
                 walk(part, depth + 1)
@@ -55,12 +55,6 @@ def check(expr: Expr, dims: Mapping[str, Any]) -> None:
             raise ArtifactError(f"guard: {str(e)[:60]!r} is not an expression")
 
     walk(expr, 0)
-
-
-def some(names: Iterable[str], most: int = 10) -> str:
-    """Returns the first names of many, for messages."""
-    first = [name[:60] for name in islice(names, most + 1)]
-    return ", ".join(first[:most]) + (", ..." if len(first) > most else "")
 
 
 def evaluate(expr: Expr, dims: Mapping[str, int]) -> int | bool:

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import guards as guard_forms
 from . import strict_json
 from .entry import Entry
 from .factored import Factored
@@ -40,6 +39,7 @@ from .fields import (
 )
 from .file_list import File, check_file_name, read_file_name
 from .format_version import FORMAT, check_version
+from .listing import some
 from .manifest_weights import FACTOR, Weight, check_ragged_names
 from .state_dicts import StateDicts
 
@@ -295,5 +295,6 @@ def _check_state(value: Any, entries: Mapping[str, Entry]) -> None:
     names = state_names(entries)
     if value != names:
         raise manifest_error(
-            f"state: the states of the entries are {guard_forms.some(names) or 'none'}; got {str(value)[:80]}"
+            f"state: the states of the entries are {some(n[:60] for n in names) or 'none'}; got "
+            f"{str(value)[:80]}"
         )

@@ -13,6 +13,7 @@ from . import strict_json
 from .errors import ArtifactError
 from .file_list import File
 from .folder import CHUNK_BYTES, MANIFEST, checked_path, read_plain_file
+from .listing import some
 from .manifest import MAX_BYTES, Manifest
 from .program import Program
 
@@ -196,8 +197,7 @@ class Reader:
             except OSError as e:  # the file was removed after `path` found it
                 problems.append(f"{name}: {e.strerror or e}")
         if problems:
-            more = [f"and {len(problems) - _MOST_NAMED} more"] if len(problems) > _MOST_NAMED else []
-            rows = "\n  ".join([*problems[:_MOST_NAMED], *more])
+            rows = some(problems, _MOST_NAMED, "\n  ")
             raise ArtifactError(
                 f"{self.root}: {len(problems)} of {len(self.manifest.files)} files are not what was "
                 "written:\n"

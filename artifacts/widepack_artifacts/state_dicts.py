@@ -14,6 +14,7 @@ from typing import Any
 
 from .fields import MAX_NAME, manifest_error, read_list, read_map, read_name, read_object, read_text
 from .file_list import File, read_file_name
+from .listing import some
 
 STEM = "extra"
 MAX_KEYS = 20
@@ -67,7 +68,7 @@ class StateDicts:
             )
         if self.left_out:
             return (
-                f"its extra state {', '.join(self.left_out[:5])}, which the model reads, is not in the"
+                f"its extra state {some(self.left_out)}, which the model reads, is not in the"
                 " artifact (--ignore); keep its checkpoint"
             )
         return ""

@@ -255,21 +255,23 @@ def test_settings_of_the_working_folder(
     paths = ["runs/a/best.pt", "runs/b/best.pt"]
     assert build_command.settings_of(None, paths) == {}
     assert capsys.readouterr().err == ""
-    settings = 'model = "net.py:make"\ninput = "x=float32[B,4]"\n[model_arg]\nwidth = 8\n'
+    settings = (
+        'model = "net.py:make"\ninput = "x=float32[B,4]"\nfeatures = "a,b,c,d"\n[model_arg]\nwidth = 8\n'
+    )
     (tmp_path / "runs" / "widepack.toml").write_text(settings)
     assert build_command.settings_of(None, paths) == {}
     assert (
         "runs/widepack.toml was not read: it is not in the working folder. "
         "If you trust it, give --config runs/widepack.toml"
     ) in capsys.readouterr().err
-    expected = {"input": ["x=float32[B,4]"], "model_arg": {"width": 8}}
+    expected = {"input": ["x=float32[B,4]"], "features": ["a,b,c,d"], "model_arg": {"width": 8}}
     assert build_command.settings_of(Path("runs/widepack.toml"), paths) == {
         "model": "runs/net.py:make",
         **expected,
     }
     assert (
         "options that the command line does not give are read from runs/widepack.toml: "
-        "model, input, model_arg" in capsys.readouterr().err
+        "model, input, features, model_arg" in capsys.readouterr().err
     )
     assert "there is no such file" in refused(2, "build", *paths, "--dry-run", "--config", "gone.toml")
     (tmp_path / "widepack.toml").write_text(settings)
@@ -288,6 +290,7 @@ def test_settings_of_the_working_folder(
         {"width": 8, "depth": 2},
         ["x=float32[B,4]"],
     )
+    assert seen["features"] == "a,b,c,d"
     refused(2, "build", *paths, "--dry-run", "--model", "other:make", "--input", "y=float32[B]")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("other:make", None, ["y=float32[B]"])
 

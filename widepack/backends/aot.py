@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from widepack_artifacts.guards import check as check_condition
+from widepack_artifacts.listing import some
 
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
@@ -105,7 +106,7 @@ def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], t
     names = {f"w{i}": w for i, w in enumerate(weights)}
     needed = loader.get_constant_fqns()
     if missing := sorted(set(needed) - set(names)):
-        raise ArtifactError(f"it needs the constants {', '.join(missing[:3])}")
+        raise ArtifactError(f"it needs the constants {some(missing, 3)}")
     loader.load_constants({n: names[n] for n in needed}, False, True, True)
     run = loader.boxed_run if hasattr(loader, "boxed_run") else loader.run
     return Variant(run, row["conditions"], {str(d): int(n) for d, n in row["least"].items()})

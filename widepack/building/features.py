@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widepack_artifacts.listing import some
+
 from ..errors import UsageError
 from ..inference.feature_record import Features, row_numbers, wrong_features
 from ..prediction.column_choice import column_range
 from ..prediction.formats import open_table
-from ..prediction.input_columns import some
 from ..spec.names import names_in
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from widepack_artifacts.listing import some
+
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
 from ..checkpoints.checkpoint import Checkpoint
@@ -85,8 +87,8 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     if base is not None and not set(base.tensors()) & set(loader.state):
         raise UsageError(
             f"the base {request.base} has no weight of the model: it has"
-            f" {', '.join(list(base.tensors())[:3]) or 'nothing'}, ..., and the model"
-            f" {', '.join(list(loader.state)[:3])}, ..."
+            f" {some(base.tensors(), 3) or 'nothing'}, and the model"
+            f" {some(loader.state, 3)}"
         )
     record = None if base is None else FleetBase(base)
     fleet = MergedFleet(base, request.tolerance)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError
 from ..fleet.adapter import adapters_inside, is_adapter
@@ -96,10 +98,9 @@ class BuildRequest:
         adapters = adapters_in(self.paths)
         for path in self.paths:
             if path not in adapters and (inside := adapters_inside(path)):
-                shown = ", ".join(inside[:4]) + (", ..." if len(inside) > 4 else "")
                 raise UsageError(
                     f"{path} has no adapter_config.json and no weights: it is a folder of adapters. Give the"
-                    f" adapters in it, with --base: {shown}"
+                    f" adapters in it, with --base: {some(inside, 4)}"
                 )
         if adapters and len(adapters) < len(self.paths):
             other = next(path for path in self.paths if path not in adapters)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from widepack_artifacts import manifest as form
+from widepack_artifacts.listing import some
 from widepack_artifacts.writer import Writer
 
 from ..capture.reachable import tensors_of
@@ -308,5 +309,5 @@ def _unknown_state(
     guess = f", did you mean {near[0]}?" if near else ";"
     return UsageError(
         f"state {state.name}: {kind} has no buffer and {', '.join(entries)} no input of this name{guess}"
-        f" buffers: {', '.join(buffers[:20]) or 'none'}; inputs: {', '.join(dict.fromkeys(inputs)) or 'none'}"
+        f" buffers: {some(buffers, 20) or 'none'}; inputs: {', '.join(dict.fromkeys(inputs)) or 'none'}"
     )

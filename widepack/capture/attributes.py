@@ -44,6 +44,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from widepack_artifacts.listing import some
+
 from ..ir.torch_internals import submodules_of
 from .reachable import CLOSED, LITERALS, closure, item_name, own_attributes
 
@@ -136,8 +138,8 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Diffe
 
 def in_words(rows: Sequence[Difference], one: str, other: str, most: int = 5) -> str:
     """Returns at most `most` differences as a text: `norm.eps: 1e-05 in member a, 1e-06 in member b`."""
-    texts = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in rows[:most]]
-    return "; ".join(texts) + (f"; and {len(rows) - most} more" if len(rows) > most else "")
+    texts = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in rows]
+    return some(texts, most, "; ")
 
 
 def _short(text: str) -> str:

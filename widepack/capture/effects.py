@@ -16,6 +16,8 @@ from torch import fx, nn
 from torch.export.graph_signature import OutputKind
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from widepack_artifacts.listing import some
+
 from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError
 from ..ir.torch_internals import buffers_of, memory_id, op_base_name, schema_of
@@ -79,7 +81,7 @@ def changed_constants(
         return ""
     by = "a fused module keeps for each member" if member.training else "--state carries from call to call"
     return (
-        f"{type(member).__name__} writes into {', '.join(changed[:5])} when {entry} runs, plain "
+        f"{type(member).__name__} writes into {some(changed)} when {entry} runs, plain "
         "tensors that are no buffers; a member program has no side effects. Make them buffers with "
         f"register_buffer, which {by}"
     )
@@ -98,7 +100,7 @@ def registered_buffers(make: Callable[[], nn.Module], call: MemberCall, entry: s
         return ""
     them = "it" if len(added) == 1 else "them"
     return (
-        f"{type(member).__name__} registers the buffer{'s' if len(added) > 1 else ''} {', '.join(added[:5])}"
+        f"{type(member).__name__} registers the buffer{'s' if len(added) > 1 else ''} {some(added)}"
         f" when {entry} runs, and a program cannot add a buffer. If later calls need {them}, register {them}"
         f" in __init__; if not, compute {them} as a local value"
     )
@@ -146,7 +148,7 @@ def _changed_parameters(member: ExportedMember, names: Sequence[str], from_input
         else "make them buffers and build with --state, or change them in train mode only"
     )
     return (
-        f"{member.name} changes its parameters {', '.join(names[:5])} {when} in {member.mode} "
+        f"{member.name} changes its parameters {some(names)} {when} in {member.mode} "
         f"mode; a member program has no side effects: {way}"
     )
 
@@ -277,7 +279,7 @@ def refuse_changes(member: ExportedMember, assigned: Collection[str]) -> None:
         raise CaptureError(added)
     if observing := _observing(member.module, changed):
         raise CaptureError(
-            f"{member.name} changes {', '.join(changed[:5])} {when}, since {observing} observes: switch the "
+            f"{member.name} changes {some(changed)} {when}, since {observing} observes: switch the "
             "observers of every member off before it is saved, with "
             "model.apply(torch.ao.quantization.disable_observer)"
         )

@@ -18,6 +18,8 @@ from types import MappingProxyType
 import torch
 from torch import fx, nn
 
+from widepack_artifacts.listing import some
+
 from .derivatives import UnseenResult, takes_derivatives
 from .exported import reached
 
@@ -238,7 +240,7 @@ def scripted(module: nn.Module, at: str = "") -> str:
     if not parts:
         return ""
     return (
-        f"{type(module).__name__} contains {', '.join(parts[:5])}, compiled by torch.jit{at}, which "
+        f"{type(module).__name__} contains {some(parts)}, compiled by torch.jit{at}, which "
         "torch.export cannot capture. Use plain modules, without torch.jit"
     )
 

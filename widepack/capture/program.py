@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.opset import allowed
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
@@ -279,7 +280,7 @@ def _no_form_of(module: nn.Module, spec: InputSpec) -> str:
     ]
     if generators:
         return (
-            f"{name} draws random numbers with a torch.Generator of its own ({', '.join(generators[:5])}),"
+            f"{name} draws random numbers with a torch.Generator of its own ({some(generators)}),"
             " whose state has no form in an artifact. Draw with torch's default generator and build with"
             ' dropout="on" (--dropout on), or make what it draws an input'
         )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.weights import views
 
 from ..errors import CheckpointError
@@ -110,8 +111,7 @@ class Content(NamedTuple):
         if key is not None and is_pattern(key):
             keys = keys_in(self.value, key)
             raise RefusedFile(
-                f"has {len(keys)} members at the key {key!r}, and one is needed: give one of "
-                f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
+                f"has {len(keys)} members at the key {key!r}, and one is needed: give one of {some(keys, 6)}"
             )
         if not self.kind:
             return pick(self.value, key)._replace(settings=settings_of(self.value))

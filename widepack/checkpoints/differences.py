@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from widepack_artifacts.listing import some
+
 from ..ir.torch_internals import memory_id
 from .checkpoint import Checkpoint, is_floating
 from .model_names import prefixes_of
@@ -69,10 +71,7 @@ class Differences:
         """Returns the first lines, the number of the others, and all hints as one text."""
         head = self.lines[0]
         if len(self.lines) > 1:
-            shown = self.lines if len(self.lines) <= _SHOWN + 1 else self.lines[:_SHOWN]
-            numbered = "; ".join(f"({i}) {line}" for i, line in enumerate(shown, 1))
-            if len(shown) < len(self.lines):
-                numbered += f"; and {len(self.lines) - len(shown)} more"
+            numbered = some((f"({i}) {line}" for i, line in enumerate(self.lines, 1)), _SHOWN, "; ")
             head = f"the members do not match, {len(self.lines)} differences: {numbered}"
         return " ".join([f"{head}.", *self.hints])
 
@@ -121,9 +120,9 @@ def _compare_names(compared: Compared, i: int, result: Differences) -> None:
     beside = [n for n in compared.checkpoints[i].names if n not in info and not is_extra_state(n)]
     unexpected = sorted(n for n in (*info, *beside) if n not in expected)
     if missing:
-        result.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
+        result.lines.append(f"{label} lacks {some(missing, 20)}, which {owner} has".strip())
     if unexpected:
-        result.lines.append(f"{label} has {_names(unexpected)}, which {owner} does not have".strip())
+        result.lines.append(f"{label} has {some(unexpected, 20)}, which {owner} does not have".strip())
     if missing or unexpected:
         maker = "." if model is None else ", the one that --model with its arguments makes."
         result.hint(f"Members are of one architecture{maker}")
@@ -134,9 +133,10 @@ def _compare_names(compared: Compared, i: int, result: Differences) -> None:
         keys = [prefix.rstrip(".") for prefix in prefixes]
         pattern = pattern_of(keys)
         several = f", or take a member of each: --key {pattern!r}" if pattern else ""
-        shown = f"{', '.join(keys[:6])}{', ...' if len(keys) > 6 else ''}"
         example = f"--key {keys[0]}{several}"
-        result.hint(f"All of the model's names are in it under {shown}: name one, for example {example}.")
+        result.hint(
+            f"All of the model's names are in it under {some(keys, 6)}: name one, for example {example}."
+        )
     if unexpected and not missing:
         result.hint(
             f"What is not the model's can be left out by a pattern: {_patterns(unexpected, expected)}."
@@ -201,7 +201,7 @@ def _describe_dtypes(compared: Compared, result: Differences) -> None:
     by_dtypes: dict[str, list[str]] = {} if model is None else {_dtypes(model): ["the model"]}
     for name, info in zip(compared.labels, compared.infos):
         by_dtypes.setdefault(_dtypes(info), []).append(name or "it")
-    groups = "; ".join(f"{dtypes} in {_names(names)}" for dtypes, names in by_dtypes.items())
+    groups = "; ".join(f"{dtypes} in {some(names, 20)}" for dtypes, names in by_dtypes.items())
     result.lines.append(f"the floating weights have other dtypes: {groups}")
     dtype = _floating(compared.infos[0]).most_common(1)[0][0]
     result.hint(
@@ -245,11 +245,6 @@ def _hint(have: TensorInfo, other: TensorInfo) -> str:
         "Heads of other sizes need a factory with a parameter `state_dict=` that sizes the module by the"
         " weights."
     )
-
-
-def _names(names: list[str]) -> str:
-    """Returns at most 20 names as a text."""
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def tied_names(

@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from widepack_artifacts.listing import some
+
 from ..errors import UsageError
 from .differences import bit_equal
 
@@ -63,9 +65,8 @@ def eval_results(module: nn.Module, label: str) -> list[str]:
     changed, beside = _changes(module, False)
     if changed:
         name = type(module).__name__
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise UsageError(
-            f"{label}: eval() of {name} changes the weights {', '.join(changed[:5])}{more}, so its answers"
+            f"{label}: eval() of {name} changes the weights {some(changed)}, so its answers"
             " are not those of the weights in the checkpoint, which an artifact stores. Load each checkpoint"
             f" into a {name}, call m.eval(), and save it: either torch.save(m.state_dict()), for a build with"
             " a model whose eval() changes no weight, or the whole module with torch.save(m), for a build"

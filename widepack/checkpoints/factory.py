@@ -17,6 +17,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from widepack_artifacts.listing import some
+
 from ..errors import UsageError
 from .checkpoint import Checkpoint
 from .state_dict import an
@@ -211,7 +213,7 @@ def _suggestions(owner: object, part: str) -> str:
     names = [k for k, v in made.items() if not k.startswith("_") and v.__module__ == home]
     close = get_close_matches(part, names, n=1)
     return (f"; did you mean {close[0]}?" if close else "." if names else "") + (
-        f" It defines {', '.join(sorted(names)[:12])}." if names else ""
+        f" It defines {some(sorted(names), 12)}." if names else ""
     )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from .state_dict import (
     AUTOMATIC_KEYS,
     PARAMETERS,
@@ -101,10 +103,10 @@ def _members(state: PickedStateDict, base: str) -> int:
     for name, tensor in state.tensors.items():
         sizes.setdefault(tensor.shape[0] if tensor.ndim else -1, name)
     if len(sizes) != 1 or -1 in sizes or 0 in sizes:
-        texts = [f"{name} is {list(state.tensors[name].shape)}" for name in list(sizes.values())[:_SHOWN]]
+        texts = [f"{name} is {list(state.tensors[name].shape)}" for name in sizes.values()]
         raise RefusedFile(
             f"is not a stack of members{f' at {base!r}' if base else ''}: the tensors have no common size of "
-            f"axis 0 ({', '.join(texts)})"
+            f"axis 0 ({some(texts, _SHOWN)})"
         )
     return next(iter(sizes))
 

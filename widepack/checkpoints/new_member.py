@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
@@ -123,7 +124,7 @@ def new_member(
         )
         raise MemberMismatch(
             f"checkpoint {path}: forward reads constants that differ from member to member"
-            f" ({', '.join(constants[:5])}). {source}, and an artifact takes other weights only, also with a"
+            f" ({some(constants)}). {source}, and an artifact takes other weights only, also with a"
             " model: build the artifact again with all its checkpoints"
         )
     merged = opened is not None  # an adapter over the artifact's own base
@@ -239,7 +240,7 @@ def check_extra(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> N
     own, file = checkpoint.extra_state(), extra_file(artifact)
     if left_out := artifact.manifest.state_dicts.left_out:
         raise MemberMismatch(
-            f"checkpoint {path}: the artifact does not store the extra state {', '.join(left_out[:5])} "
+            f"checkpoint {path}: the artifact does not store the extra state {some(left_out)} "
             f"(--ignore), so it cannot be compared, and the model may use it in forward. {_COMPARE}"
         )
     members = artifact.manifest.members
@@ -251,7 +252,7 @@ def check_extra(artifact: Reader, path: str | Path, checkpoint: Checkpoint) -> N
         raise MemberMismatch(f"checkpoint {path}: its extra state contains {e}, which is no data") from None
     names = differing_names(own, states[0]) or sorted({*own, *states[0]})
     raise MemberMismatch(
-        f"checkpoint {path} has other extra state than the members ({', '.join(names[:5])}), and the"
+        f"checkpoint {path} has other extra state than the members ({some(names)}), and the"
         f" model may use it in forward. {_COMPARE}"
     )
 

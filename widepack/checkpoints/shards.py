@@ -16,6 +16,7 @@ from typing import Any
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.folder import path_state
+from widepack_artifacts.listing import some
 
 from .checkpoint import Content
 from .open_file import look, open_file, read_file
@@ -127,12 +128,12 @@ def _deepspeed(path: str, names: Sequence[str]) -> str:
 def _no_weights(path: str, names_of_weights: Sequence[str]) -> str:
     """Returns why a folder is not one checkpoint, and what to give instead."""
     if names_of_weights:
-        names = ", ".join(names_of_weights[:6])
         first = os.path.join(path, names_of_weights[0])
-        return f"is a folder, and it has {names}; name the files in it, for example {first}"
+        return (
+            f"is a folder, and it has {some(names_of_weights, 6)}; name the files in it, for example {first}"
+        )
     if inner := folders_inside(path, has_weights):
-        shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
-        return f"is a folder without weights; its subfolders have some: give {shown}"
+        return f"is a folder without weights; its subfolders have some: give {some(inner, 4)}"
     return "is a folder, and it has no weights: no .safetensors, .bin, .pt, .pth or .ckpt file"
 
 
@@ -176,8 +177,7 @@ def _read_index(path: str, trust: bool) -> Content:
     missing = sorted({name for name in files.values() if not os.path.isfile(os.path.join(folder, name))})
     if missing:
         raise RefusedFile(
-            f"is an index of {len(set(files.values()))} files, of which these are missing:"
-            f" {', '.join(missing[:6])}{' and more' if len(missing) > 6 else ''}"
+            f"is an index of {len(set(files.values()))} files, of which these are missing: {some(missing, 6)}"
         )
     shards: dict[str, Mapping[str, Any]] = {}
     opened = [(path, status)]

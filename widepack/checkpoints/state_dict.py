@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 PREFIXES = ("module.", "_orig_mod.")
 AUTOMATIC_KEYS = (
     "state_dict",
@@ -449,10 +451,8 @@ def _hint(content: object) -> str:
     inside = list(_dicts(content)) if isinstance(content, Mapping) else []
     if not inside:
         return ""
-    counts = [(path, len(picked.tensors)) for path, picked in inside[:_SHOWN]]
-    shown = [f"{path} ({count} tensor{'s' if count > 1 else ''})" for path, count in counts]
-    more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
-    keys = f"{', '.join(shown)}{more}"
+    counts = [(path, len(picked.tensors)) for path, picked in inside]
+    keys = some((f"{path} ({count} tensor{'s' if count > 1 else ''})" for path, count in counts), _SHOWN)
     pattern = pattern_of([path for path, _ in inside])
     if not pattern and len(inside) > 1 and all("." not in path for path, _ in inside):
         pattern = "*"
@@ -466,7 +466,7 @@ def _described(value: object) -> str:
     if isinstance(value, Mapping):
         others = [(k, v) for k, v in value.items() if not isinstance(v, torch.Tensor)]
         odd = [f"{repr(k) if isinstance(k, str) else _key_text(k)} is {_type(v)}" for k, v in others]
-        return f"a dict ({', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''})" if odd else "an empty dict"
+        return f"a dict ({some(odd, 3)})" if odd else "an empty dict"
     return an(value)
 
 
@@ -485,8 +485,7 @@ def _listed(value: object) -> str:
         return an(value)
     # What is no tensor comes first: it is why the value is no state dict.
     items = sorted(value.items(), key=lambda item: as_tensor(item[1]) is not None)
-    shown = [f"{_key_text(key)} ({_type(inner)})" for key, inner in items[:8]]
-    return (", ".join(shown) or "nothing") + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+    return some((f"{_key_text(key)} ({_type(inner)})" for key, inner in items), 8) or "nothing"
 
 
 def bytes_of(piece: torch.Tensor) -> torch.Tensor:

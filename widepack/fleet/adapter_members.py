@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from widepack_artifacts.correction import StackedFactors, rounded
+from widepack_artifacts.listing import some
 from widepack_artifacts.program import Ref
 from widepack_artifacts.reader import Reader
 
@@ -172,8 +173,7 @@ class AdapterMember:
         self._base, self.adapter, self._turned = base, adapter, turned or {}
         known = base.tensors()
         if unknown := [name for name in adapter.deltas if name not in known]:
-            more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-            names = f"{', '.join(unknown[:_MOST_NAMED])}{more}"
+            names = some(unknown, _MOST_NAMED)
             if base.path == OF_ARTIFACT:
                 raise CheckpointError(
                     f"adapter {adapter.path}: the artifact does not have the base's {names}, since its"
@@ -252,7 +252,7 @@ def check_ties(adapter: Adapter, tied: Iterable[Collection[str]]) -> None:
         if changed or (replaced and not whole):
             raise CheckpointError(
                 f"adapter {adapter.path}: it changes {changed[0] if changed else min(names)}, and the model"
-                f" ties {', '.join(sorted(names)[:4])} to one weight; merge the adapter into its base with"
+                f" ties {some(sorted(names), 4)} to one weight; merge the adapter into its base with"
                 " PEFT, and build from the merged checkpoints"
             )
 

@@ -22,6 +22,7 @@ from functools import partial
 
 import torch
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.program import Program
 
 from ..capture.attributes import attributes_of, differences
@@ -251,7 +252,7 @@ def _refuse_kept(runs: LiveMemberRuns, leaves: Sequence[torch.Tensor]) -> None:
             outputs.append(runs.run_module(0, leaves, member=member)[0])
     if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*outputs)):
         changed = [d.path for d in differences(before, attributes_of(member))]
-        names = ", ".join(changed[:5])
+        names = some(changed)
         what = f"leaves other values in {names}, which" if names else "keeps something that"
         raise VerificationError(
             f"forward {what} the next call reads: member 0 answers otherwise in a second call from the same "

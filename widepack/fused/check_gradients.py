@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
@@ -110,7 +111,7 @@ def _own_gradients(runs: LiveMemberRuns, i: int, leaves: Sequence[Tensor]) -> Gr
     found = [n for n in unread if (g := gradients.pop(n)) is not None and bool(g.ne(0).any())]
     if found:
         raise VerificationError(
-            f"the captured program does not read {', '.join(found[:5])}, and in member {i} itself "
+            f"the captured program does not read {some(found)}, and in member {i} itself "
             f"{'it has a gradient' if len(found) == 1 else 'they have gradients'}: {WAY_OUT}"
         )
     return gradients

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..errors import UsageError
 from ..inference.loaded_model import LoadedModel
 from ..inference.members.member import Member
@@ -105,8 +107,8 @@ def fresh_copies(model: nn.Module, n: int) -> list[nn.Module]:
     if differences := _visible_differences(model, copies[0]):
         warnings.warn(
             f"n={n}: the copies differ from what the constructor of {type(model).__name__} makes: "
-            f"{_some(differences)}. Initialization outside of reset_parameters() is not repeated. To "
-            f"repeat what the constructor does, give {factory}",
+            f"{some(differences, _MAX_ROWS, '; ')}. Initialization outside of reset_parameters() is not "
+            f"repeated. To repeat what the constructor does, give {factory}",
             stacklevel=4,
         )
     return copies
@@ -122,12 +124,8 @@ def _refuse_parts_without_reset(model: nn.Module, n: int, factory: str) -> None:
     if parts:
         raise UsageError(
             f"n={n}: parts of {type(model).__name__} have parameters, but no reset_parameters() to "
-            f"initialize them again: {_some(parts)}. Give those classes one, or {factory}"
+            f"initialize them again: {some(parts, _MAX_ROWS, '; ')}. Give those classes one, or {factory}"
         )
-
-
-def _some(rows: Sequence[str]) -> str:
-    return "; ".join(rows[:_MAX_ROWS]) + ("; ..." if len(rows) > _MAX_ROWS else "")
 
 
 def _children_first(part: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:

@@ -10,6 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..capture.call import MemberCall
 from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
@@ -213,8 +215,7 @@ class FusedMembers(nn.Module):
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as e:
             first, *problems = [line.strip() for line in str(e).splitlines() if line.strip()] or [""]
-            more = f"\nand {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise UsageError("\n".join([f"load_state_dict: {first}", *problems[:3]]) + more) from e
+            raise UsageError(some([f"load_state_dict: {first}", *problems], 4, "\n")) from e
 
     def copy_(self, to: int, source: int) -> Self:
         """Overwrites one member's parameters and buffers with another's, in place.

@@ -15,6 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..capture.export import run_once
 from ..checkpoints.eval_mode import changed_by_mode, has_own_mode
 from ..errors import UsageError
@@ -46,7 +48,7 @@ def follow_own_mode(fused: FusedMembers, mode: bool) -> None:
     differs = bool(changed) if mode else any(_differs(fused, i, mode) for i in range(len(fused)))
     if differs:
         name, method = type(switched).__name__, "train" if mode else "eval"
-        what = ", ".join(changed[:5]) or "its answers"
+        what = some(changed) or "its answers"
         raise UsageError(
             f"{method}() of {name} changes {what}, and a fused module keeps its members as they were fused:"
             " it would not answer or train alike. Fuse them in this mode: models = fused.unfuse(), call"
@@ -77,7 +79,7 @@ def _modes_set(own: nn.Module, mode: bool) -> dict[str, bool] | str:
         except UsageError as e:
             return str(e)
         if changed:
-            return f"changes {', '.join(changed[:5])}"
+            return f"changes {some(changed)}"
         modes.update({path: not before for path, p in copied.named_modules() if p.training != before})
     return modes
 

@@ -20,6 +20,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone
 from ..capture.named_fields import known_forms
@@ -160,9 +162,9 @@ def _still_used(member: nn.Module, skeleton: ModuleSkeleton) -> str:
     found = [f"{own[id(r.value)]} (as {r.path})" for r in walk(skeleton.module) if id(r.value) in own]
     found = found or [f"{own[id(value)]} (as {path})" for path, value in _in_classes(skeleton.module, own)]
     if found:
-        return f"What the copy reads of the original: {', '.join(found[:4])}."
+        return f"What the copy reads of the original: {some(found, 4)}."
     hidden = [f"{r.path} is a {kind}" for r in walk(skeleton.module) if (kind := _hidden_kind(r.value))]
-    what = f"{', '.join(hidden[:4])}, whose content cannot be followed"
+    what = f"{some(hidden, 4)}, whose content cannot be followed"
     return f"Where the copy reads the original was not found. A possible place: {what}." if hidden else ""
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
+from widepack_artifacts.listing import some
+
 from ..capture.attributes import Difference, attributes_of, differences, texts_of_values
 from ..capture.reachable import class_functions, edges
 from ..errors import MemberMismatch, UsageError
@@ -181,9 +183,7 @@ def grouped_by_text(differences: Sequence[tuple[int, str]]) -> list[str]:
 
 def numbered(title: str, rows: Sequence[str]) -> str:
     """Returns `title: (1) ...; (2) ...`."""
-    text = "; ".join(f"({k}) {words}" for k, words in enumerate(rows[:MAX_DIFFERENCES], 1))
-    more = len(rows) - MAX_DIFFERENCES
-    return f"{title}: {text}" + (f"; and {more} more" if more > 0 else "")
+    return f"{title}: " + some((f"({k}) {words}" for k, words in enumerate(rows, 1)), MAX_DIFFERENCES, "; ")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

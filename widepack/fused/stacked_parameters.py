@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.program import Kind
 
 from ..checkpoints.differences import bit_equal
@@ -115,7 +116,9 @@ def _shared_names(share: Sequence[str], weights: dict[str, torch.Tensor], parame
         matching = [n for n in weights if n in parameters and fnmatchcase(n, pattern)]
         if not matching:
             what = "a buffer, and each member has its own" if pattern in weights else "not a parameter"
-            raise UsageError(f"share: {pattern} is {what}; the parameters are {_some(sorted(parameters))}")
+            raise UsageError(
+                f"share: {pattern} is {what}; the parameters are {some(sorted(parameters), _MAX_NAMES)}"
+            )
         shared |= {first[n] for n in matching}
     return shared
 
@@ -159,13 +162,9 @@ def _check_equal_values(models: Sequence[nn.Module], names: Sequence[str]) -> No
     ]
     if different:
         raise MemberMismatch(
-            f"share: {len(different)} weights are not equal to member 0's: {_some(different)}. A shared "
+            f"share: {len(different)} weights are not equal to member 0's: {some(different)}. A shared "
             "parameter has one value for all members; load the same values into all members first"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
 def stack(root: nn.Module, models: Sequence[nn.Module], weights: Sequence[StackedWeight]) -> None:

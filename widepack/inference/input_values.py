@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.listing import some
+
 from ..errors import InputError
 
 
@@ -114,8 +116,7 @@ def describe(value: Any) -> str:
 def different_shapes(values: Sequence[Any]) -> str:
     """Returns the shapes of the tensors in a list, as the end of a message; "" if they are equal."""
     shapes = list(dict.fromkeys(str(list(v.shape)) for v in values if isinstance(v, torch.Tensor)))
-    more = ", ..." if len(shapes) > _MAX_SHAPES else ""
-    return f" with shapes {', '.join(shapes[:_MAX_SHAPES])}{more}" if len(shapes) > 1 else ""
+    return f" with shapes {some(shapes, _MAX_SHAPES)}" if len(shapes) > 1 else ""
 
 
 def way_to_tensor(value: Any, name: str, dtype: torch.dtype) -> str:

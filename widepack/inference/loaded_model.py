@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
@@ -54,7 +55,7 @@ class LoadedModel(ModelCalls, Generic[E]):
         return tuple(self._entries)
 
     def __repr__(self) -> str:
-        names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
+        names = some(self.members, 4)
         others = ", ".join(n for n in self._entries if n != FORWARD)
         parts = [
             f"{len(self)} members: {names}",

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widepack_artifacts.listing import some
+
 from .checks.require import OperandError, between, dense, integers, readable, require
 from .library import INT64, NodeList, answer_integers, in_aten, own_op
 
@@ -32,9 +34,9 @@ def _check(lengths: Tensor, steps: Tensor) -> None:
         return
     between("lengths", lengths, 1, steps.shape[0])
     for row in lengths[(lengths[..., 1:] > lengths[..., :-1]).any(-1)].reshape(-1, lengths.shape[-1])[:1]:
-        texts = ", ".join(map(str, row[:_SHOWN].tolist()))
+        texts = some(row.tolist(), _SHOWN)
         raise OperandError(
-            f"lengths is {texts}{', ...' if row.numel() > _SHOWN else ''}; pack_padded_sequence with "
+            f"lengths is {texts}; pack_padded_sequence with "
             "enforce_sorted=True needs them in descending order"
         )
 

@@ -18,12 +18,14 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+from widepack_artifacts.listing import some
+
 from ..errors import InputError, UsageError
 from ..inference.feature_record import Features
 from ..spec.dtypes import dtype_of
 from ..spec.names import names_in, number_in, number_of
 from .endings import ARROW
-from .input_columns import InputColumns, RowInput, column_of, kind_of, refusal, some
+from .input_columns import InputColumns, RowInput, column_of, kind_of, refusal
 from .table import TEXT, RowBlock, Table, place
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
@@ -199,7 +201,7 @@ def _automatic(table: Table, one: RowInput, used: Collection[str]) -> tuple[str,
     why = (
         f"several choices fit: {'; '.join(some(c) for c in choices)}"
         if choices
-        else f"it needs {needs}, and {len(numbers)} columns of numbers are left: {some(numbers)}"
+        else f"it needs {needs}, and {len(numbers)} columns of numbers are left: {some(numbers) or 'none'}"
         + (f"; no numbers: {some(others, 4)}" if others else "")
         + _decimal_commas(table, [n for n, t in left.items() if t.dtype == TEXT])
     )

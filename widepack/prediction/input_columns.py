@@ -12,7 +12,7 @@ Only floats are rounded; no other value changes. NaN and infinity are values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import prod
@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from widepack_artifacts.listing import some
 
 from ..errors import InputError, UsageError
 from ..spec.dtypes import dtype_name, dtype_of
@@ -151,13 +153,6 @@ class InputColumns:
             raise InputError(f"{place(self.path, at, column)}: there is no value (null); {way_out}")
         rows = converted(values, dtype, lambda row: place(self.path, block.start + row, column))
         return rows if missing is None else rows.masked_fill(missing, math.nan)
-
-
-def some(names: Sequence[str], most: int = 8) -> str:
-    """Returns names in one line; of many the first ones and the last one."""
-    if len(names) <= most:
-        return ", ".join(names) or "none"
-    return f"{', '.join(names[: most - 2])}, ..., {names[-1]}"
 
 
 def column_of(table: Table, name: str) -> ColumnType:

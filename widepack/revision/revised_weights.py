@@ -23,6 +23,7 @@ import torch
 
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.factored import FactoredWeight
+from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
 from widepack_artifacts.reader import Reader
@@ -112,8 +113,7 @@ def _factored(
         except MemberMismatch as error:
             bad.append(str(error))
     if bad:
-        more = [f"and {len(bad) - _MOST_NAMED} more weights"] if len(bad) > _MOST_NAMED else []
-        raise MemberMismatch("\n".join([*bad[:_MOST_NAMED], *more]))
+        raise MemberMismatch(some(bad, _MOST_NAMED, "\n"))
     return found
 
 

@@ -31,6 +31,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.file_list import graph_files
+from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts
@@ -377,7 +378,7 @@ def explained(
         return error
     name, names = next(iter(differing.items()))
     return MemberMismatch(
-        f"member {name}: its extra state ({', '.join(names[:5])}) differs from that of the artifact's"
+        f"member {name}: its extra state ({some(names)}) differs from that of the artifact's"
         " members, and forward depends on it: with their extra state and its own weights, it answers as the"
         " artifact's programs. Build the artifact again with this checkpoint"
     )

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widepack_artifacts.listing import some
+
 from ..errors import InputError, UsageError
 from ..inference.cascade import OF
 from ..inference.model import WideModel
@@ -19,7 +21,7 @@ from ..ir.tensor_type import tensor_type
 from ..prediction.csv_files import CsvForm
 from ..prediction.endings import files_of, suffix_of
 from ..prediction.formats import open_table
-from ..prediction.input_columns import column_of, some
+from ..prediction.input_columns import column_of
 from ..prediction.outputs import default_output, output_number, row_dim_of
 from ..prediction.predict import check_batch, nulls_as_nan
 from ..prediction.run import Prediction

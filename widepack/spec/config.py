@@ -21,10 +21,10 @@ else:
     import tomli as tomllib
 
 
-TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state")
+TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state", "features")
 SERVE_TABLE = "serve"
 """The table of `widepack serve`, which `build` does not read."""
-_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache"}
+_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache", "features": "age,height"}
 _TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
 
 
@@ -72,7 +72,7 @@ def _unit(name: str) -> int:
 def read_toml(folder: str | Path, name: str = "widepack.toml") -> dict[str, Any]:
     """Reads `widepack.toml` of a folder, or another file of it.
 
-    Its keys are `model`, `input`, `entry` and `state` (returned as lists), `key`, and `model_arg` (a table).
+    Its keys are `model`, `key`, `model_arg` (a table), and as lists `input`, `entry`, `state` and `features`.
     Returns: the keys that it has; {} without the file. Raises: UsageError, also for an unknown key or a wrong
     type.
     """

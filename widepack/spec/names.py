@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from widepack_artifacts.listing import some
+
 from ..errors import UsageError
 
 _SHOWN = 20
@@ -51,7 +53,7 @@ def number_of(names: Sequence[str], member: Any) -> int:
         )
     if number is None:
         if member not in names:
-            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            shown = some(names, _SHOWN)
             raise UsageError(
                 f"no member is called {member!r}; the members are {shown}, or 0 to {len(names) - 1}"
             )
@@ -83,7 +85,7 @@ def numbers_of(names: Sequence[str], members: Any) -> list[int]:
     except TypeError:
         raise UsageError(f"members is a {type(members).__name__}; give a list of numbers and names") from None
     if not named:
-        raise UsageError(f"members is empty; the members are {', '.join(names[:_SHOWN])}")
+        raise UsageError(f"members is empty; the members are {some(names, _SHOWN)}")
     member_numbers = [number_of(names, m) for m in named]
     if len(set(member_numbers)) != len(member_numbers):
         twice = ", ".join(sorted({names[i] for i in member_numbers if member_numbers.count(i) > 1}))
@@ -141,6 +143,11 @@ def refuse_duplicates(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         twice = ", ".join(sorted(n for n, times in Counter(names).items() if times > 1))
         raise UsageError(f"the members' names must differ: {twice} is given twice")
+
+
+def text_of_names(names: Sequence[str]) -> str:
+    """Returns the text of which `names_in` reads names."""
+    return ",".join(f'"{n}"' if "," in n else n for n in names)
 
 
 def names_in(text: str, what: str) -> list[str]:

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from widepack_artifacts.listing import some
+
 from ..capture.attributes import attributes_of, differences
 from ..capture.reachable import tensors_of
 from ..errors import VerificationError, WidepackError
@@ -255,7 +257,7 @@ def _other_tensors(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> st
     drawn = [n for n, (_, copy) in one.items() if n in other and not _equal(copy, other[n])]
     if drawn:
         return (
-            f"Two modules of {subject.members[i]}, with the same weights, differ in {', '.join(drawn[:5])}:"
+            f"Two modules of {subject.members[i]}, with the same weights, differ in {some(drawn)}:"
             " the factory is not deterministic, and no checkpoint stores these numbers. Save them in the"
             " checkpoint (a buffer without persistent=False), or draw them with a generator of a fixed seed"
         )
@@ -267,7 +269,7 @@ def _other_tensors(subject: Subject, i: int, runs: Sequence[VerifiedCall]) -> st
     written = [n for n, w in _weights(module).items() if n in one and not _equal(one[n][1], w)]
     if written:
         return (
-            f"Its {subject.method} writes into {', '.join(written[:5])} where torch.export does not see it"
+            f"Its {subject.method} writes into {some(written)} where torch.export does not see it"
             " (.data, or without gradients). Compute the value in a new tensor instead, such as self.weight *"
             " self.mask"
         )
@@ -355,7 +357,7 @@ def kept_between_calls(subject: Subject, i: int, calls: Sequence[VerifiedCall]) 
     now = _with_copies(module)
     changed = [n for n, (t, v) in now.items() if n not in tensors or _changed(tensors[n], (t, v))]
     changed += [d.path for d in differences(attributes, attributes_of(module)) if d.path not in changed]
-    names = ", ".join(changed[:5])
+    names = some(changed)
     what = f"leaves other values in {names}, which" if changed else "keeps something that"
     return (
         f"{subject.method} {what} the next call reads: a new module answers as the program does. To carry "

@@ -319,7 +319,7 @@ def command(
             base=base,
             unmerge=unmerge,
             tolerance=tolerance,
-            features=_features(features),
+            features=_features(features or tuple(settings.get("features") or ())),
         )
     _print(report, dry_run, as_json, verbose)
 
@@ -359,7 +359,7 @@ def settings_beside(model: str | None, config: Path | None, paths: list[str]) ->
     """Returns the options of the file of settings, without those of its model if `--model` names another."""
     settings = settings_of(config, paths)
     # arguments in the file belong to the model that is named there
-    return {k: settings.get(k) for k in ("input", "key", "entry", "state")} if model else settings
+    return {k: settings.get(k) for k in ("input", "key", "entry", "state", "features")} if model else settings
 
 
 def settings_of(config: Path | None, paths: list[str]) -> dict[str, Any]:

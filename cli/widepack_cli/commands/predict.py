@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from widepack_artifacts.listing import some
 from widepack_bench.text import duration, plural
 
 from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
@@ -159,7 +160,7 @@ def command(
 
 def lines(report: PredictReport) -> list[str]:
     """Returns the report as lines of text."""
-    shown = ", ".join(report.columns[:12]) + (", ..." if len(report.columns) > 12 else "")
+    shown = some(report.columns, 12)
     return [
         f"wrote {report.path}: {plural(report.rows, 'row')}, {plural(len(report.columns), 'column')}: "
         f"{shown}",

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from widepack_artifacts.listing import some
 from widepack_bench.text import duration, plural, size
 
 from .plan_lines import PlanRow, in_words, joined
-from .report_lines import contradicted_lines, damaged, some, unused_lines
+from .report_lines import contradicted_lines, damaged, unused_lines
 from .verified_lines import verified_line
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def build_lines(report: BuildReport, dry_run: bool, verbose: bool = False) -> list[str]:
     """Returns the report as lines of text. verbose: with ops, kernels, each measured plan, and times."""
-    text = [f"{plural(len(report.members), 'member')}: {some(report.members)}", _weights(report)]
+    text = [f"{plural(len(report.members), 'member')}: {some(report.members, 20)}", _weights(report)]
     text += _fleet(report.fleet)
     text += [line for line in [verified_line(report.verification)] if line]
     text += [f"answers      {line}" for line in approximation_lines(report.verification)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from widepack_artifacts.listing import some
 from widepack_bench.text import plural
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def given_members(
     if len(places) + len(adapters) != len(ens):
         raise VerificationError(
             f"checkpoints: {len(places) + len(adapters)} were given, the artifact has {len(ens)} members: "
-            f"{', '.join(ens.members[:20])}"
+            f"{some(ens.members, 20)}"
         )
     reader = Reader(artifact, expect=ens.manifest.digest)
     files = Weights(reader.weights_files())
@@ -175,10 +176,9 @@ def same_weights(ens: Any, given: GivenMembers) -> str:
             if not bit_equal(mine, theirs) and not near.accepts(name, k, mine, theirs):
                 wrong.append(f"member {name}: {k} differs from {checkpoint.path}")
     if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         base = f", and the base of the adapters with --base (here: {given.base})" if given.adapters else ""
         raise VerificationError(
-            f"checkpoints: {'; '.join(wrong[:_SHOWN])}{more}."
+            f"checkpoints: {some(wrong, _SHOWN, '; ')}."
             f" Give the checkpoints in the order of the members{base}; and --model, if the model changes"
             " checkpoints when it loads them"
         )

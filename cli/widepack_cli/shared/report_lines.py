@@ -30,12 +30,3 @@ def contradicted_lines(contradicted: Mapping[str, Mapping[str, Any]]) -> list[st
         f" {row['stored']!r}, which is another program"
         for name, row in contradicted.items()
     ]
-
-
-def some(names: Sequence[str], at_most: int = 20) -> str:
-    """Returns the names in one line; a long list is shortened in the middle."""
-    return (
-        ", ".join(names)
-        if len(names) <= at_most
-        else f"{', '.join(names[: at_most // 2])}, ..., {', '.join(names[-3:])}"
-    )

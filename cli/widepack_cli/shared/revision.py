@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from widepack_artifacts.listing import some
 from widepack_bench.text import duration, plural, size
 
 from .options import emit, ignore_option
-from .report_lines import damaged, some, unused_lines
+from .report_lines import damaged, unused_lines
 
 if TYPE_CHECKING:
     from widepack import ReviseReport
@@ -75,7 +76,7 @@ def print_report(report: ReviseReport, as_json: bool) -> None:
 def lines(report: ReviseReport) -> list[str]:
     """Returns the report as lines of text."""
     weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
-    text = [f"{plural(len(report.members), 'member')}: {some(report.members)}"]
+    text = [f"{plural(len(report.members), 'member')}: {some(report.members, 20)}"]
     for c in report.changed:
         if "source" not in c:
             text.append(f"{'dropped':<13}{c['member']}, from {c['left']}")

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
-from widepack.errors import WidepackError
+from widepack.errors import UsageError, WidepackError
 from widepack.inference.call_check import NoRows
 from widepack.inference.routing.member_numbers import member_numbers
+from widepack.spec.names import names_in, text_of_names
+from widepack_artifacts.listing import some
 
 from ..errors import RequestError, TooLarge
 from ..protocol.datatypes import BYTES
+from ..protocol.parameters import FEATURES
 from ..protocol.request import InferRequest, InputHead, Value
 from ..protocol.tensors import datatype_of, wire_name
 from .outputs import Defaults, Wanted, wanted_output
@@ -95,6 +98,7 @@ class CallChecker:
             RequestError: The request does not match the model.
         """
         tensors, member = self._inputs(model, request.inputs)
+        _check_features(model, request)
         wanted = self._wanted(model, request, routed=member is not None)
         if model.layout.only_binary:
             _check_binary(model, request, wanted)
@@ -283,6 +287,25 @@ class CallChecker:
         return member_numbers(member, model.artifact.members, rows)
 
 
+def _check_features(model: ServedModel, request: InferRequest) -> None:
+    """Compares the names of features in a request with those of the artifact. Raises: RequestError."""
+    for name, text in request.features.items():
+        recorded = model.artifact.features.get(name)
+        if recorded is None:
+            raise RequestError(
+                f"input {name}: the artifact records no names of features; leave out the parameter features"
+            )
+        try:
+            given = names_in(text if isinstance(text, str) else "", "features")
+        except UsageError as e:
+            raise RequestError(f"input {name}: {e}") from None
+        if given != [n.strip() for n in recorded]:
+            raise RequestError(
+                f"input {name}: its features are {some(n[:60] for n in recorded)}, in this order; the "
+                f"request gives {some(n[:60] for n in given) or 'no text with names'}"
+            )
+
+
 def _check_binary(model: ServedModel, request: InferRequest, wanted: Wanted) -> None:
     """Checks that JSON, or the fields of a message, can carry the outputs that are not requested as bytes.
 
@@ -313,11 +336,12 @@ def described_inputs(model: ServedModel) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     for one in model.layout.inputs:
         stacked = model.kind == EACH or (one.state and model.kind != ONE)
-        rows.append(
-            {
-                "name": one.name,
-                "datatype": one.datatype.name,
-                "shape": [*(front if stacked else []), *one.sizes],
-            }
-        )
+        row: dict[str, Any] = {
+            "name": one.name,
+            "datatype": one.datatype.name,
+            "shape": [*(front if stacked else []), *one.sizes],
+        }
+        if names := model.artifact.features.get(one.name):
+            row["parameters"] = {FEATURES: text_of_names(names)}
+        rows.append(row)
     return rows

@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from widepack.errors import UsageError
+from widepack.inference.feature_record import read_features
 from widepack.inference.model import WideModel
 from widepack.spec.entries import FORWARD
+from widepack_artifacts.listing import some
 
 from ..errors import NotFound, RequestError
 from .layout import EntryLayout
@@ -59,6 +61,7 @@ def served_artifact(name: str, model: WideModel, defaults: Defaults) -> ServedAr
         {entry: answers(layout) for entry, layout in layouts.items()},
         {entry: _defaults(entry, layout, defaults) for entry, layout in layouts.items()},
         left_out,
+        read_features(model.manifest),
     )
 
 
@@ -138,8 +141,7 @@ class Catalog:
         near = get_close_matches(name[:80], names, 1)
         if near:
             return f"; did you mean {near[0]}?"
-        more = ", ..." if len(self._models) > _SHOWN else ""
-        return f"; the models are {', '.join(names[:_SHOWN])}{more}"
+        return f"; the models are {some(self._models, _SHOWN)}"
 
 
 def _prefixes(artifact: ServedArtifact) -> Mapping[str, EntryLayout]:

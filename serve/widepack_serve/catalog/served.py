@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from widepack.inference.feature_record import Features
 from widepack.inference.model import WideModel
 
 from .layout import EntryLayout
@@ -28,6 +29,7 @@ class ServedArtifact:
         answers: The outputs of each entry that are its members' answers themselves.
         defaults: The outputs of each entry for all members if a client requests none.
         left_out: The entries that cannot be served, with the reason.
+        features: The names of the numbers of a row that the artifact records, by input.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ServedArtifact:
     answers: Mapping[str, Wanted]
     defaults: Mapping[str, Wanted]
     left_out: Mapping[str, str]
+    features: Features
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from ..errors import RequestError
 from .shown import shown
 
 REQUEST = ("timeout", "binary_data_output")
-INPUT = ("binary_data_size",)
+FEATURES = "features"
+"""The parameter of an input with the names of the numbers of its rows."""
+INPUT = ("binary_data_size", FEATURES)
 OUTPUT = ("binary_data", "of", "dim", "calibrated")
 """The parameters of a request, of an input and of an output."""
 

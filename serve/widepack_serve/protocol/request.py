@@ -13,7 +13,7 @@ from ..errors import RequestError
 from .datatypes import BYTES
 from .growing import SMALL, Body
 from .json_data import BOM, read_large
-from .parameters import INPUT, OUTPUT, REQUEST, parameters_of
+from .parameters import FEATURES, INPUT, OUTPUT, REQUEST, parameters_of
 from .shown import shown
 from .tensors import datatype_of, from_bytes, from_json, read_shape, texts_from_bytes, texts_from_json
 from .work import NoSteps, Work
@@ -52,6 +52,7 @@ class InferRequest:
         outputs: The requested outputs; empty for the model's default.
         binary: Whether the answer carries all outputs as bytes, unless an output says otherwise.
         timeout: Seconds that the request may wait; None for the server's default.
+        features: The names of the numbers of a row that the client gives, by input; not checked.
     """
 
     id: str | None
@@ -60,6 +61,7 @@ class InferRequest:
     outputs: list[RequestedOutput]
     binary: bool
     timeout: float | None
+    features: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,10 @@ def request_of(document: Mapping[str, Any], read: Reader, check: Check | None = 
     if check is not None:
         check(heads)
     inputs = {one.name: read(one) for one in heads}
-    return InferRequest(
-        identity, inputs, {one.name: one.shape for one in heads}, outputs, binary_output, timeout
-    )
+    shapes = {one.name: one.shape for one in heads}
+    given = {one.name: one.given.get("parameters") or {} for one in heads}
+    features = {name: found[FEATURES] for name, found in given.items() if FEATURES in found}
+    return InferRequest(identity, inputs, shapes, outputs, binary_output, timeout, features)
 
 
 def _heads(document: Mapping[str, Any]) -> list[InputHead]:

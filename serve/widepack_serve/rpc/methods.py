@@ -250,7 +250,10 @@ class Methods:
         return server_metadata()
 
     def _model_metadata(self, message: Any) -> dict[str, Any]:
-        return model_metadata(self._service.catalog.find(message.name, message.version))
+        found = model_metadata(self._service.catalog.find(message.name, message.version))
+        for row in found["inputs"]:
+            row.pop("parameters", None)  # the message has no place for them
+        return found
 
     def _model_config(self, message: Any) -> dict[str, Any]:
         return {"config": model_config(self._service.catalog.find(message.name, message.version))}

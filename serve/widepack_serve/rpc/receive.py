@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import RequestError
 from ..protocol.datatypes import BYTES
-from ..protocol.parameters import parameters_of
+from ..protocol.parameters import FEATURES, parameters_of
 from ..protocol.request import Check, InferRequest, InputHead, Value, request_of, value_of_bytes
 from ..protocol.tensors import MAX_RANK, datatype_of, from_numbers, texts_from_parts
 from ..protocol.work import NoSteps, Work
@@ -50,7 +50,7 @@ def read_message(
     _check_contents(fields, len(message.raw))
 
     def value(one: InputHead) -> Value:
-        parameters_of(one.given, one.title, ())
+        parameters_of(one.given, one.title, (FEATURES,))
         if message.raw:
             raw = memoryview(message.raw[one.number])
             return value_of_bytes(one.title, one.datatype, one.shape, raw)

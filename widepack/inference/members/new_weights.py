@@ -17,6 +17,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from widepack_artifacts.listing import some
+
 from ...checkpoints.differences import bit_equal
 from ...checkpoints.extra_state import differing_names, extra_file, extra_of_member
 from ...checkpoints.new_member import NewMember, NewMemberRequest, check_extra, with_extra
@@ -60,7 +62,7 @@ def changed_weights(artifact: OpenArtifact, place: int, new: NewMember, path: st
     number, name = artifact.chosen[place], artifact.members[place]
     rows = [w for w in artifact.manifest.member_weights if w.role != "constant"]
     if other := [w for w in rows if w.of(new.like) != w.of(number)]:
-        shapes = ", ".join(f"{w.name} is {w.of(new.like)}, the member's {w.of(number)}" for w in other[:5])
+        shapes = some(f"{w.name} is {w.of(new.like)}, the member's {w.of(number)}" for w in other)
         raise MemberMismatch(
             f"checkpoint {path} has other shapes than member {name} ({shapes}); a swap cannot change "
             "shapes: use `widepack update`, which changes the artifact"
@@ -73,11 +75,10 @@ def changed_weights(artifact: OpenArtifact, place: int, new: NewMember, path: st
     unread = {n: found.pop(n) for n in common if not artifact.reads(n)}
     shared = [(n, v.numel() * v.element_size()) for n, v in found.items() if n in common]
     if shared:
-        names = ", ".join(f"{n} ({size:,} bytes)" for n, size in shared[:10])
-        more = f" and {len(shared) - 10} more" if len(shared) > 10 else ""
+        names = some((f"{n} ({size:,} bytes)" for n, size in shared), 10)
         raise MemberMismatch(
             f"checkpoint {path} differs in {len(shared)} weight{'s' if len(shared) > 1 else ''} that "
-            f"all members share, {sum(s for _, s in shared):,} bytes: {names}{more}. One member alone "
+            f"all members share, {sum(s for _, s in shared):,} bytes: {names}. One member alone "
             "cannot change them in a running service: `widepack update` stores them for each member "
             "and lowers the programs again"
             + (
@@ -182,7 +183,7 @@ def check_own_extra(
     except MemberMismatch as refusal:
         why = "an entry has state" if any(e.entry.state for e in entries) else ""
         if left_out := artifact.manifest.state_dicts.left_out:
-            why = f"the artifact does not store {', '.join(left_out[:5])} (--ignore)"
+            why = f"the artifact does not store {some(left_out)} (--ignore)"
         if why:
             raise MemberMismatch(
                 f"checkpoint {path}: its extra state cannot be compared with that of the members in a swap:"
@@ -193,7 +194,7 @@ def check_own_extra(
         extra = extra_of_member(artifact.reader, extra_file(artifact.reader), 0)
         factory.dtype = new.dtype
         modules = [with_extra(factory, new, x) for x in (new.checkpoint.extra_state(), extra)]
-        names = ", ".join(differing_names(new.checkpoint.extra_state(), extra)[:5])
+        names = some(differing_names(new.checkpoint.extra_state(), extra))
         for e in entries:
             for pattern in PATTERNS:
                 own, other = (_answers(module, e, pattern, place) for module in modules)

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Member
 
 from ...backends.graph_capture import ONE_CAPTURE
@@ -137,7 +138,7 @@ def swap(
         new = open_new_member(artifact.reader, artifact.weights.files, checkpoint, how)
         if new.set_by_eval:
             raise MemberMismatch(
-                f"checkpoint {checkpoint}: eval() of the model sets {', '.join(new.set_by_eval[:5])} beside"
+                f"checkpoint {checkpoint}: eval() of the model sets {some(new.set_by_eval)} beside"
                 " the weights, and a swap does not compare the answers of the member's own module with those"
                 " of the programs, which may depend on it: use `widepack update` with --model, which does"
             )

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widepack_artifacts.listing import some
 from widepack_artifacts.program import Output, Program, Ref, refs
 from widepack_artifacts.weights import Weights
 
@@ -217,7 +218,7 @@ class MemberUpdate:
         if not exchanged:
             return
         if flat is not None:
-            names = ", ".join(run.names[n] for n in list(exchanged)[:3])
+            names = some((run.names[n] for n in exchanged), 3)
             raise UsageError(
                 f"backend {bound.backend!r} has values that depend on the weights and have other "
                 f"sizes for this member, or are numbers in its code ({names}): it cannot exchange a "

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.listing import some
+
 from ...errors import InputError
 from ...ir.torch_internals import is_transformed
 from ...spec.names import number_of
@@ -52,10 +54,7 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
         )
     if found and not 0 <= min(found) <= max(found) < len(names):
         wrong = dict.fromkeys(m for m in found if not 0 <= m < len(names))
-        raise InputError(
-            f"member contains {', '.join(map(str, list(wrong)[:_SHOWN]))}; the members are 0 to "
-            f"{len(names) - 1}"
-        )
+        raise InputError(f"member contains {some(wrong, _SHOWN)}; the members are 0 to {len(names) - 1}")
     return found
 
 
