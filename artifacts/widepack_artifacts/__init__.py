@@ -6,9 +6,8 @@
 | `factored` | the weights that are a base and low-rank factors: the key `factored` of the manifest |
 | `state_dicts` | what the members' state dicts have beside tensors: versions, the file of extra state |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
-| `errors` | the errors of the format |
+| `errors` | the errors of the format, and the form of lists in them |
 | `literals` | values that the members' code reads from their weights |
-| `listing` | names in messages: the first ones, and how many more there are |
 | `fields`, `strict_json`, `format_version` | JSON with limits, fields of documents, versions |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `costs` | what a call costs, as formulas: the document and its file |

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from . import guards as guard_forms
 from . import tree
+from .errors import some
 from .fields import (
     IDENTIFIER,
     MAX_NAME,
@@ -30,7 +31,6 @@ from .fields import (
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
-from .listing import some
 from .literals import Literal, read_literal
 from .manifest_weights import ITEM_BYTES, KINDS
 from .wide_program import PATTERNS, WideProgram

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .errors import ArtifactError
-from .listing import some
+from .errors import ArtifactError, some
 
 MAX_RANK = 64
 MAX_TEXT = 20_000  # characters

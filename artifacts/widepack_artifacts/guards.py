@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import ArtifactError
-from .listing import some
+from .errors import ArtifactError, some
 
 Expr = Any  # int | str | list: JSON has no recursive type
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from . import strict_json
 from .entry import Entry
+from .errors import some
 from .factored import Factored
 from .fields import (
     IDENTIFIER,
@@ -39,7 +40,6 @@ from .fields import (
 )
 from .file_list import File, check_file_name, read_file_name
 from .format_version import FORMAT, check_version
-from .listing import some
 from .manifest_weights import FACTOR, Weight, check_ragged_names
 from .state_dicts import StateDicts
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import strict_json
-from .errors import ArtifactError
+from .errors import ArtifactError, some
 from .file_list import File
 from .folder import CHUNK_BYTES, MANIFEST, checked_path, read_plain_file
-from .listing import some
 from .manifest import MAX_BYTES, Manifest
 from .program import Program
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import some
 from .fields import MAX_NAME, manifest_error, read_list, read_map, read_name, read_object, read_text
 from .file_list import File, read_file_name
-from .listing import some
 
 STEM = "extra"
 MAX_KEYS = 20

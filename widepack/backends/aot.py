@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from widepack_artifacts.errors import some
 from widepack_artifacts.guards import check as check_condition
-from widepack_artifacts.listing import some
 
 from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import UsageError
 from ..inference.feature_record import Features, row_numbers, wrong_features

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated

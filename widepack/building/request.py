@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..checkpoints.discovery import MemberPlace, member_names
 from ..errors import UsageError

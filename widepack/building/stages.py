@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from widepack_artifacts import manifest as form
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.writer import Writer
 
 from ..capture.reachable import tensors_of

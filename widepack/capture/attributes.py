@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..ir.torch_internals import submodules_of
 from .reachable import CLOSED, LITERALS, closure, item_name, own_attributes

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.export.graph_signature import OutputKind
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..checkpoints.differences import bit_equal
 from ..errors import CaptureError

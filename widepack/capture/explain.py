@@ -18,7 +18,7 @@ from types import MappingProxyType
 import torch
 from torch import fx, nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from .derivatives import UnseenResult, takes_derivatives
 from .exported import reached

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.weights import views
 
 from ..errors import CheckpointError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..ir.torch_internals import memory_id
 from .checkpoint import Checkpoint, is_floating

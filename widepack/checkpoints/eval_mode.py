@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import UsageError
 from .differences import bit_equal

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import UsageError
 from .checkpoint import Checkpoint

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from .state_dict import (
     AUTOMATIC_KEYS,

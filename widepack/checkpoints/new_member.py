@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from widepack_artifacts import strict_json
-from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.errors import ArtifactError, some
 from widepack_artifacts.folder import path_state
-from widepack_artifacts.listing import some
 
 from .checkpoint import Content
 from .open_file import look, open_file, read_file

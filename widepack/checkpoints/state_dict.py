@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 PREFIXES = ("module.", "_orig_mod.")
 AUTOMATIC_KEYS = (

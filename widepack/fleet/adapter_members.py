@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from widepack_artifacts.correction import StackedFactors, rounded
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.program import Ref
 from widepack_artifacts.reader import Reader
 

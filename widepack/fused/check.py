@@ -22,7 +22,7 @@ from functools import partial
 
 import torch
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.program import Program
 
 from ..capture.attributes import attributes_of, differences

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.program import Program
 
 from ..errors import VerificationError

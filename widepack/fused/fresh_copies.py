@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import UsageError
 from ..inference.loaded_model import LoadedModel

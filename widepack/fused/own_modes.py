@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..capture.export import run_once
 from ..checkpoints.eval_mode import changed_by_mode, has_own_mode

@@ -20,7 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..capture.call import MemberCall
 from ..capture.export import calm, clone

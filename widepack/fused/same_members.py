@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..capture.attributes import Difference, attributes_of, differences, texts_of_values
 from ..capture.reachable import class_functions, edges

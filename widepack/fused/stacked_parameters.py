@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.program import Kind
 
 from ..checkpoints.differences import bit_equal

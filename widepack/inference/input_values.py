@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import InputError
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from .checks.require import OperandError, between, dense, integers, readable, require
 from .library import INT64, NodeList, answer_integers, in_aten, own_op

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import InputError, UsageError
 from ..inference.feature_record import Features

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import InputError, UsageError
 from ..spec.dtypes import dtype_name, dtype_of

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.errors import some
 from widepack_artifacts.factored import FactoredWeight
-from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest_weights import FACTOR, Weight, member_tensor
 from widepack_artifacts.reader import Reader

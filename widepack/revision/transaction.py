@@ -30,8 +30,8 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.costs import costs_file, stored_costs
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.errors import some
 from widepack_artifacts.file_list import graph_files
-from widepack_artifacts.listing import some
 from widepack_artifacts.manifest import Member
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.state_dicts import StateDicts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import InputError, UsageError
 from ..inference.cascade import OF

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import UsageError
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..capture.attributes import attributes_of, differences
 from ..capture.reachable import tensors_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_bench.text import duration, plural
 
 from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept

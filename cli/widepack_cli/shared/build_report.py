@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_bench.text import duration, plural, size
 
 from .plan_lines import PlanRow, in_words, joined

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_bench.text import plural
 
 if TYPE_CHECKING:

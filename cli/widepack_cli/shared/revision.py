@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_bench.text import duration, plural, size
 
 from .options import emit, ignore_option

@@ -14,7 +14,7 @@ from widepack.errors import UsageError, WidepackError
 from widepack.inference.call_check import NoRows
 from widepack.inference.routing.member_numbers import member_numbers
 from widepack.spec.names import names_in, text_of_names
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import RequestError, TooLarge
 from ..protocol.datatypes import BYTES

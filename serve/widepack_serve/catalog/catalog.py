@@ -20,7 +20,7 @@ from widepack.errors import UsageError
 from widepack.inference.feature_record import read_features
 from widepack.inference.model import WideModel
 from widepack.spec.entries import FORWARD
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ..errors import NotFound, RequestError
 from .layout import EntryLayout

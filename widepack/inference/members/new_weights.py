@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 from ...checkpoints.differences import bit_equal
 from ...checkpoints.extra_state import differing_names, extra_file, extra_of_member

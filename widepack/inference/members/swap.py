@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.manifest import Member
 
 from ...backends.graph_capture import ONE_CAPTURE

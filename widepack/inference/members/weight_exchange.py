@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 from widepack_artifacts.program import Output, Program, Ref, refs
 from widepack_artifacts.weights import Weights
 

@@ -6,7 +6,7 @@ import re
 
 from paths import ROOT
 
-from widepack_artifacts.listing import some
+from widepack_artifacts.errors import some
 
 
 def test_some() -> None:
