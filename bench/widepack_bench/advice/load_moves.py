@@ -29,6 +29,7 @@ def thread_moves(subject: AdvisedArtifact, cores: int) -> Iterator[Move]:
                 how=f"widepack.load({str(subject.work.path)!r}, threads={threads})",
                 predict=partial(_with_threads, threads=threads),
                 open=partial(_open_threads, threads=threads),
+                measures_machine=True,
             )
 
 

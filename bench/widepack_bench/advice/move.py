@@ -51,7 +51,8 @@ class Move:
     name: short. how: the command, or the call, as a user writes it. predict: returns the seconds of a call
     without doing anything that takes long; None where that cannot be known before. open: does it. artifact:
     the name of the artifact that `open` writes into the folder of the subject; empty for a move that writes
-    none. environment: variables of a process, for a move that only sets these.
+    none. environment: variables of a process, for a move that only sets these. measures_machine: whether
+    `predict` takes as long as the measurement of the machine, for another number of threads.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Move:
     open: Callable[[AdvisedArtifact], Opened] | None = None
     artifact: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    measures_machine: bool = False
 
 
 def opened(subject: AdvisedArtifact, entry: Any, seconds: float | None = None) -> Opened:

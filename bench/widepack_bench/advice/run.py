@@ -7,6 +7,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from ..measure.levels import LEVELS, load_levels
 from ..measure.loading import entry_of
 from ..measure.processors import quiet
 from ..report.environment import environment
+from ..text import duration, plural
 from .call_moves import member_moves, row_moves
 from .environment_moves import allocator_moves
 from .load_moves import compile_moves, dtype_moves, memory_moves, thread_moves
@@ -112,14 +114,20 @@ def advise(
     say = progress or (lambda stage, done, total: None)
     dtype = _dtype_of(Reader(path), entry)  # refuses what is no artifact before anything is measured
     with _prepared(threads, Path(path)) as (count, folder):
-        say("measuring this machine", 0, 1)
+        say("measuring this machine, about half a minute unless `widepack calibrate` has done it", 0, 1)
+        began = time.monotonic()
         times = times_here(count, dtype)
+        machine_s = time.monotonic() - began
         say("load", 0, 1)
         work = Workload(path=Path(path), entry=entry, pattern=pattern, batch=batch, threads=count)
         subject = AdvisedArtifact.of(work, times, folder, progress)
         moves = _chosen(
             list(moves_of(subject, threads, dtypes, backends, model, model_args or {})), only, out is not None
         )
+        # Another number of threads is predicted by times of its own, and a move runs twice.
+        waits_s = sum(2 * RUN_S + machine_s * move.measures_machine for _, move in moves)
+        if moves:
+            say(f"{plural(len(moves), 'move')}, up to {duration(1e3 * min(waits_s, limit.left))}", 0, 1)
         ladder = {} if only else _ladder(subject)
         found: list[MeasuredMove] = []
         for done, (number, move) in enumerate(moves):

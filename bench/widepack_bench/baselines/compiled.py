@@ -79,6 +79,9 @@ def compiler_settings() -> Iterator[None]:
         yield
 
 
+NOT_COMPILED = "it was not compiled within"
+
+
 class TooLong(Exception):
     """Compilation took longer than its limit."""
 
@@ -97,10 +100,10 @@ def at_most(seconds: float) -> Iterator[None]:
         return
 
     def stop(_signal: int, frame: FrameType | None) -> None:
-        if _collects(frame):  # Python would ignore the exception, and the function would end half-way.
+        if _must_end(frame):
             again()
             return
-        raise TooLong(f"it was not compiled within {seconds:g} s")
+        raise TooLong(f"{NOT_COMPILED} {round(seconds, 2):g} s")
 
     def again() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01, 5.0)
@@ -124,11 +127,13 @@ def at_most(seconds: float) -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _collects(frame: FrameType | None) -> bool:
-    """Returns whether a function that the garbage collector calls is running, such as the compiler's."""
+def _must_end(frame: FrameType | None) -> bool:
+    """Returns whether a function runs that must not end half-way: one that the garbage collector calls, such
+    as the compiler's, where Python would ignore the exception; or an import, which would leave half a module.
+    """
     functions = {getattr(f, "__code__", None) for f in gc.callbacks}
     while frame is not None:
-        if frame.f_code in functions:
+        if frame.f_code in functions or frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
         frame = frame.f_back
     return False

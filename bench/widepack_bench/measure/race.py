@@ -68,6 +68,8 @@ class Interval:
         return (self.high - self.low) / max(1.0, self.value)
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "-"
         digits = 2 if self.value < 10 else 1
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
@@ -215,6 +217,12 @@ class Race:
         """Returns the verdict as text, with its numbers."""
         verdict, fastest = self.verdict, self.fastest
         ratio = self.ratio(fastest)
+        if verdict == "noisy" and math.isinf(self.noise.high):
+            count = len(self.rounds)
+            return (
+                f"refused: there was time for {count} round{'s' if count > 1 else ''} of all contestants, "
+                "too few for an interval; give more time (--budget) or fewer batches and baselines"
+            )
         if verdict == "noisy":
             return (
                 f"refused: the same program against itself gave {self.noise} in "

@@ -10,7 +10,7 @@ from widepack.ir.torch_internals import without_fast_path
 from widepack.runtime.admission import guarded
 from widepack.system.time_limit import NO_LIMIT, TimeLimit
 
-from ..baselines.compiled import at_most
+from ..baselines.compiled import NOT_COMPILED, at_most
 from ..baselines.members import reason
 from ..baselines.table import Run, difference
 from ..errors import BenchError
@@ -20,7 +20,7 @@ from ..report.row import Row
 Progress = Callable[[str, int, int], None]
 
 COMPILING = 0.5  # The part of a batch's time limit in which baselines are compiled.
-LEAST_COMPILE_S = 0.1
+LEAST_COMPILE_S = 1.0  # A baseline that has less time is not even begun.
 EAGER = ("loop", "vmap")  # Baselines that need no compilation.
 
 
@@ -121,7 +121,10 @@ class BatchContest:
             compile_s = self.limits.compile_limit_s
             if name not in EAGER:
                 compile_s = min(compile_s, limit.part(1 / (len(self.baselines) - number)).left)
-            wrong = _wrong(run, inputs, expected, max(compile_s, LEAST_COMPILE_S))
+            if compile_s < LEAST_COMPILE_S:
+                skipped[name] = f"{compile_s:.1f} s were left to prepare it; give more time (--budget)"
+                continue
+            wrong = _wrong(run, inputs, expected, compile_s)
             if wrong:
                 skipped[name] = wrong
             else:
@@ -148,7 +151,8 @@ def _wrong(run: Run, inputs: BatchInputs, expected: Any, limit_s: float) -> str:
                 wrong = difference(run(*inputs.args, **inputs.kwargs), expected)
             run(*inputs.args, **inputs.kwargs)  # Compiles the form that is timed.
     except Exception as error:  # noqa: BLE001  # compilers raise errors of any class
-        return reason(error)
+        text = reason(error)  # a compiler may wrap the exception in its own
+        return text[text.index(NOT_COMPILED) :] if NOT_COMPILED in text else text
     return wrong and f"its answers are not the loop's: {wrong}"
 
 

@@ -192,8 +192,8 @@ def _compare(
     if report.noisy:
         noisy = ", ".join(str(row.batch) for row in report.rows if row.verdict == "noisy")
         raise Noisy(
-            f"the machine was too busy to measure batch {noisy}: its times are not reliable. Run the "
-            "command again when no other programs run"
+            f"the times of batch {noisy} are not reliable, and the report says why: run the command again "
+            "when no other programs run, or with more time (--budget)"
         )
     if not report.rows:
         raise Failure("no batch could be measured")
