@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -451,3 +453,25 @@ def test_a_contestant_with_wrong_answers_is_never_timed(artifacts: Artifacts) ->
     assert [o.name for o in report.rows[0].others] == ["mine"] and report.rows[0].skipped[
         "broken"
     ] == "RuntimeError: no kernel"
+
+
+def test_a_run_that_is_too_short_says_so() -> None:
+    """One round gives no interval; it is no sign of a busy machine."""
+    calls = {"loop": lambda: time.sleep(0.002)}
+    found = noise.race(lambda: time.sleep(0.001), calls, budget_s=0.0)
+    assert found.verdict == "noisy" and str(found.noise) == "-"
+    assert "there was time for 1 round of all contestants, too few for an interval" in found.why
+    assert "--budget" in found.why and "busy" not in found.why
+
+
+def test_an_import_ends_before_the_limit_of_a_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.3)\nvalue = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TooLong), at_most(0.05):
+        slow = import_module("slow_module")
+
+        assert slow.value == 1
+        time.sleep(5)
+    assert sys.modules.pop("slow_module").value == 1

@@ -128,6 +128,8 @@ def test_the_page(artifacts: Artifacts, tmp_path: Path) -> None:
     assert not re.findall(r"(?:src|href)=", text)
     shares = [float(s) for s in re.findall(r", ([0-9.]+)%, bound by", text)]
     assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    for names in (re.findall(r"<title>(.*?): ", text.split("<svg")[k]) for k in (1, 2)):
+        assert len(names) == len(set(names)) > 2  # no two boxes, and no two dots, have one name
 
 
 def test_boxes_fill_the_rectangle_with_their_areas() -> None:

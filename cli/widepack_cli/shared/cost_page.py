@@ -62,18 +62,23 @@ def _own(group: Group) -> list[CostRow]:
     return [r for r in group.rows if (r.module in group.paths if group.depth else not r.module)]
 
 
+def _name(group: Group) -> str:
+    """Returns the name of a layer. Groups such as `body.*` of several classes have one label."""
+    return f"{group.label} ({group.class_name})" if group.class_name else group.label
+
+
 def _treemap(leaves: Sequence[tuple[Group, list[CostRow]]], roofline: Roofline) -> str:
     timed = [(g, time) for g, own in leaves if (time := roofline.time(own)).seconds > 0]
     timed.sort(key=lambda row: -row[1].seconds)
     whole = sum(time.seconds for _, time in timed)
     shapes = []
     for (group, time), box in zip(timed, squarified([t.seconds for _, t in timed], Box(0, 0, WIDTH, TREE))):
-        name = escape(f"{group.label} ({group.class_name})" if group.class_name else group.label)
+        name = escape(_name(group))
         share = 100 * time.seconds / whole
         about = f"{name}: {duration(1000 * time.seconds)}, {share:.1f}%, bound by {time.bound}"
         text = ""
         if box.width > _LEGIBLE and box.height > _LEGIBLE / 2:
-            short = escape(_shortened(group.label, int(box.width / 7)))
+            short = escape(_shortened(_name(group), int(box.width / 7)))
             text = f'<text class=box x="{box.x + 5:.1f}" y="{box.y + 16:.1f}">{short}</text>'
         shapes.append(
             f'<g><title>{about}</title><rect class={time.bound} x="{box.x:.1f}" y="{box.y:.1f}" '
@@ -113,13 +118,13 @@ def _plot(leaves: Sequence[tuple[Group, list[CostRow]]], roofline: Roofline, dty
     for i, (group, intensity, time) in enumerate(sorted(dots, key=lambda d: -d[2].seconds)):
         x, y = place(intensity, min(peak, bandwidth * intensity))
         radius = 3 + 14 * math.sqrt(time.seconds / longest)
-        about = escape(f"{group.label}: {intensity:.3g} FLOP/byte, {duration(1000 * time.seconds)}")
+        about = escape(f"{_name(group)}: {intensity:.3g} FLOP/byte, {duration(1000 * time.seconds)}")
         shapes.append(
             f'<g><title>{about}</title><circle class={time.bound} cx="{x:.1f}" cy="{y:.1f}" '
             f'r="{radius:.1f}"/></g>'
         )
         if i < _NAMED:
-            label = escape(_shortened(group.label, 40))
+            label = escape(_shortened(_name(group), 40))
             shapes.append(
                 f'<text class=soft x="{x + 4:.1f}" y="{y + radius + 14 + 14 * (i % 3):.1f}">{label}</text>'
             )
