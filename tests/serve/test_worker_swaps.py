@@ -247,8 +247,8 @@ def test_a_process_that_does_not_agree_keeps_its_member(call: int, model: tuple[
 class Others:
     """Two processes in the place of those of a server, which answer what a test says."""
 
-    def __init__(self, folder: Path) -> None:
-        self.coordinator = SwapCoordinator(folder)
+    def __init__(self, folder: Path, ending: bool = False) -> None:
+        self.coordinator = SwapCoordinator(folder, lambda: ending)
         pairs = [Pipe(), Pipe()]
         self.here: list[Connection] = [here for here, _ in pairs]
         self.there: list[Connection] = [there for _, there in pairs]
@@ -262,7 +262,7 @@ class Others:
             for message in messages:
                 send(there, **message)
         for there, messages in zip(self.there[1:], replies[1:]):
-            if "ended" not in messages[-1]:
+            if messages and "ended" not in messages[-1]:
                 there.close()
         self.coordinator.answer_all(self.here, complete=True)
         found: list[dict[str, Any]] = []
@@ -308,6 +308,15 @@ def test_the_coordinator(
     assert len(copies) == len(made) == (orders[-1] == "go")
     for order in made:  # it does not depend on the file of the request
         assert order["path"] != str(tmp_path / "new.pt") and Path(order["path"]).read_bytes() == b"bytes"
+
+
+def test_a_server_that_ends_waits_for_no_swap(tmp_path: Path) -> None:
+    """A process may have stopped and never answer."""
+    (tmp_path / "new.pt").write_bytes(b"bytes")
+    others = Others(tmp_path / "copies", ending=True)
+    got = others.swap(tmp_path / "new.pt", [[AGREES, REFUSED], []])
+    assert got == {"error": "this server shuts down, and no member was replaced", "status": 503}
+    assert others.orders == ["swap", "stop"] and not others.coordinator.made
 
 
 def test_a_checkpoint_that_is_gone(tmp_path: Path) -> None:

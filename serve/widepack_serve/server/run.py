@@ -207,7 +207,7 @@ class Workers:
         with tempfile.TemporaryDirectory(prefix="widepack-serve-") as folder:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(sig, self._forward)
-            self._swaps = SwapCoordinator(Path(folder))
+            self._swaps = SwapCoordinator(Path(folder), self._is_ending)
             self._processes = [self._start(place, folder) for place in range(len(self._listeners))]
             if self._all_ready(folder):
                 started()

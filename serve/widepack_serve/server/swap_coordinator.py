@@ -16,7 +16,7 @@ import contextlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ Message = dict[str, Any]
 """One key says what it is. Of a process: `ask`, `agrees`, `ended`. Of the coordinator: `made` (first),
 `swap`, `go`, `stop`, `answer`, `close`.
 """
-_STEPS = 2
+_STEPS, _LOOK_S = 2, 0.1
+SHUTS_DOWN = "this server shuts down, and no member was replaced"
 
 
 def send(connection: Connection, **message: Any) -> None:
@@ -55,10 +56,11 @@ class SwapCoordinator:
 
     Args:
         folder: Where it keeps checkpoints.
+        ending: Returns whether the server ends, so that no process is waited for.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
+    def __init__(self, folder: Path, ending: Callable[[], bool]) -> None:
+        self._folder, self._ending, self._count = folder, ending, 0
         self._made: dict[tuple[str, int], Message] = {}
         self._asked: deque[tuple[Connection, Message]] = deque()
 
@@ -124,12 +126,16 @@ class SwapCoordinator:
 
     def _reply(self, connection: Connection) -> Message:
         """Returns the next message of a process in a swap. What else it asks waits."""
-        while (message := received(connection)) is not None:
+        while True:
+            while not connection.poll(_LOOK_S):
+                if self._ending():
+                    return {"ended": error_message(Busy(SHUTS_DOWN))}
+            if (message := received(connection)) is None:
+                text = "a process of this server ended during the swap, and no member was replaced; try again"
+                return {"ended": error_message(Busy(text))}
             if "ask" not in message:
                 return message
             self._asked.append((connection, message))
-        text = "a process of this server ended during the swap, and no member was replaced; try again"
-        return {"ended": error_message(Busy(text))}
 
     def _copied(self, path: str) -> str:
         """Copies a checkpoint, so that all processes read the same bytes, also later. Returns: its path."""

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import Busy, Conflict, Failed, RequestError
 from ..lifecycle.service import Service
 from ..lifecycle.swaps import SwapOrder, SwapResult
-from .swap_coordinator import Message, error_message, received, send
+from .swap_coordinator import SHUTS_DOWN, Message, error_message, received, send
 
 log = logging.getLogger("widepack.serve")
 _ERRORS = {e.status: e for e in (Conflict, Busy, Failed)}
@@ -76,7 +76,7 @@ class SwapParticipant:
                     run(self._answer, message["number"], message["answer"])
                 else:
                     self._verdicts.put(message)
-            gone = error_message(Busy("this server shuts down, and no member was replaced"))
+            gone = error_message(Busy(SHUTS_DOWN))
             self._verdicts.put({"stop": gone})
             run(self._close, gone)
             if message is None:
