@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loaded import saved
+from loaded import built, saved
 from paths import ROOT
 from torch import Tensor
 
@@ -440,3 +441,25 @@ def test_a_call_with_an_index_out_of_range_names_input_value_and_bounds(tmp_path
         ens(torch.full((12,), 77), good[1])
     with pytest.raises(widepack.InputError, match="offsets contains 40; 0 to 12 are possible"):
         ens(good[0], ids(0, 4, 40))
+
+
+class BagsByEnds(torch.nn.Module):
+    """Reads bags whose last offset is the number of indices. torch's kernel ends the process at no bag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = torch.nn.EmbeddingBag(20, 4, mode="max", include_last_offset=True)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        result: Tensor = self.bags(ids, offsets)
+        return result
+
+
+def test_a_build_tries_members_at_no_operands_outside_of_which_kernels_read(tmp_path: Path) -> None:
+    sample = ids(1, 2, 3, 4, 5, 6, 7, 8, 9), ids(0, 3, 3, 9)
+    dynamic = {"ids": {0: "K"}, "offsets": {0: "M"}}
+    members = [BagsByEnds() for _ in range(2)]
+    path = built(tmp_path, BagsByEnds, members, sample=sample, dynamic=dynamic)
+    torch.testing.assert_close(
+        widepack.load(path)(*sample), torch.stack([m(*sample) for m in members]).detach()
+    )

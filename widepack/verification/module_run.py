@@ -24,6 +24,7 @@ from ..capture.named_fields import known_forms
 from ..capture.state import owner_of
 from ..ir.overlapping import copy_into
 from ..ir.torch_internals import buffers_of, op_base_name, without_fast_path
+from ..kernels.checks import CHECKS, OF_VALUES
 from ..spec.entries import callable_of
 from ..spec.state import BUFFER, CHANGED
 from .subject import Subject
@@ -89,6 +90,15 @@ def _switch(
         named[switch] = on
 
 
+class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
+    """Checks operands whose values kernels trust: a module runs on values that its user may never give."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := str(func)) in OF_VALUES:
+            CHECKS[name](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
 _HALF = {"exponential", "cauchy", "geometric", "log_normal"}
 
 
@@ -148,8 +158,9 @@ def run_module(
 ) -> list[Any]:
     """Runs the user's module on one call and restores its buffers.
 
-    The nested-tensor path is off: it gives other answers at padded positions. mode: a context that the call
-    runs in.
+    The nested-tensor path is off: it gives other answers at padded positions. Values of operands are checked
+    as those of programs are, because some kernels of torch end the process otherwise. mode: a context that
+    the call runs in.
 
     Returns: the leaves of what the method returns, then the new values of the states in buffers and inputs.
     """
@@ -165,7 +176,8 @@ def run_module(
                 assert buffer is not None  # a state is a tensor from the beginning
                 copy_into(buffer, values[s.input])
         call = callable_of(module, subject.method)
-        with mode or nullcontext(), without_draws() if subject.rests else nullcontext():
+        draws = without_draws() if subject.rests else nullcontext()
+        with mode or nullcontext(), _Checked(), draws:  # type: ignore[no-untyped-call]
             result = call(*args, **kwargs)
         found = pytree.tree_leaves(known_forms(result))
         for s in sorted(subject.states, key=lambda s: s.output):
