@@ -126,6 +126,19 @@ class Recurrent(nn.Module):
         return self.head(self.steps(x)[0].relu())  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize(
+    ("divisor", "op"),
+    [(2, "Scalar_mode"), (0.5, "Scalar_mode"), (Ref("size"), "Scalar_mode"), (Ref("x"), "Tensor_mode")],
+)
+def test_compilers_get_a_divisor_that_is_a_number_as_one(divisor: Any, op: str) -> None:
+    nodes = [
+        node("size", "sym_size.int", Ref("x"), 0),
+        node("y", "div.Tensor_mode", Ref("x"), divisor, rounding_mode="floor"),
+    ]
+    given = program({}, {"x": "float32[B,4]"}, nodes, ["y"])
+    assert for_compiler(given, "aot", CPU).nodes[-1].op == f"aten.div.{op}"
+
+
 def small_layers() -> nn.Module:
     return nn.Sequential(
         *(part for _ in range(8) for part in (nn.Linear(16, 16), nn.ReLU())), nn.LayerNorm(16)

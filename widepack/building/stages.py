@@ -204,7 +204,8 @@ class Build:
         manifest = write_programs(writer, [p.entry for p in proved], {p.name: p.wides for p in proved}, pt2)
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         firsts = [(p.entry, p.entry.captured) for p in proved]
-        probe_name = write_tensors(writer, "probe", probe.make(calls))
+        tensors = probe.make(calls)
+        probe_name = write_tensors(writer, "probe", tensors)
         state_dicts = self.members.states.write(writer)
         write_costs(
             writer,
@@ -215,7 +216,7 @@ class Build:
             state_dicts=state_dicts,
             entries={p.name: replace(manifest.entries[p.name], rows=p.rows) for p in proved},
             probe=probe_name,
-            verification=join_records({p.name: p.record for p in proved}),
+            verification=join_records({p.name: probe.fitted(p.name, p.record, tensors) for p in proved}),
         )
 
     def _provenance(self) -> dict[str, Any]:

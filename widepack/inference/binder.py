@@ -239,13 +239,13 @@ class Binder:
         call.values[leaf], call.per_member[leaf] = value, stacked
 
     def _tensor(self, value: Any, title: str, leaf: LeafSpec) -> Any:
-        """Returns a NumPy array as a tensor, and any other value as it is.
+        """Returns a NumPy array as a tensor, a conjugated view in memory, and any other value as it is.
 
         Raises: InputError, also for a nested tensor.
         """
         if isinstance(value, torch.Tensor):
             refuse_nested(value, title)
-            return value
+            return value.resolve_conj() if value.is_complex() else value
         return tensor_of(value, title, leaf.dtype, self.device) if is_array(value) else value
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +87,23 @@ def decompose(program: Program, kept: Collection[str] = ()) -> Program:
                 pairs[node.name] = y, last  # what else a training op gives is for its derivative
         elif node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in pairs:
             values[node.name] = pairs[node.args[0].name][node.args[1]]
+        elif node.op == "aten.div.Tensor_mode" and _is_number(node.args[1], nodes):
+            nodes.append(replace(node, op="aten.div.Scalar_mode"))
         else:
             nodes.append(node)
     outputs = tuple(replace(o, value=replaced(o.value)) for o in program.outputs)
     return replace(program, nodes=tuple(nodes), outputs=outputs)
+
+
+def _is_number(value: Any, nodes: Sequence[Node]) -> bool:
+    """Returns whether an operand is a number, or one of these nodes computes it from sizes.
+
+    Compilers take only tensors where the schema of an op has them.
+    """
+    if not isinstance(value, Ref):
+        return True
+    found = next((n.op for n in nodes if n.name == value.name), "")
+    return found.startswith("aten.sym_") or (found.startswith("operator.") and found != "operator.getitem")
 
 
 def _recurrent_in_aten(

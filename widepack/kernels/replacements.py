@@ -123,6 +123,11 @@ def contiguous(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
+def resolved(x: Tensor) -> Tensor:
+    """Returns the tensor with its conjugation in memory, not as a view that says so."""
+    return x.resolve_conj()
+
+
 def alone(x: Tensor) -> Tensor:
     """Returns a copy of the tensor, which may be a part of one for all members."""
     return x.clone(memory_format=torch.contiguous_format)
@@ -218,6 +223,7 @@ _PREPARED: dict[Callable[[Tensor], Tensor], dict[str, tuple[int, ...]]] = {
         "nanmedian.dim": (0,),
         "_scaled_dot_product_flash_attention_for_cpu.default": (0, 1, 2),
     },
+    resolved: {"view_as_real.default": (0,)},
     # their kernels copy all of the memory that their first tensor is in
     small_memory: {
         "copy.default": (0,),

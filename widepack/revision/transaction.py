@@ -224,14 +224,16 @@ class Revision:
         entries = {e.entry: e.write(self.writer) for e in self.entries}
         calls = {place: answers for e in self.entries for place, answers in e.probe.items()}
         self._keep_derived(entries)
+        tensors = probe.make(calls)
+        records = {name: probe.fitted(name, record, tensors) for name, record in self._records().items()}
         return replace(
             self.old,
             state_dicts=self._state_dicts(),
             members=self.members,
             weights=self.table.weights,
             entries=entries,
-            probe=write_tensors(self.writer, "probe", probe.make(calls)) if self.old.probe else "",
-            verification=join_records(self._records()),
+            probe=write_tensors(self.writer, "probe", tensors) if self.old.probe else "",
+            verification=join_records(records),
         )
 
     def _state_dicts(self) -> StateDicts:

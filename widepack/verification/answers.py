@@ -22,7 +22,7 @@ from ..system.memory import bytes_lacking, give_back
 from .own_module import OwnModules, why_unsteady
 from .rounding import add_rounding, coarsest, scale_by_terms
 from .subject import AnsweredCalls, Subject, VerifiedCall
-from .tolerance import WITHOUT_FLOAT64, floating, reference_of
+from .tolerance import WITHOUT_FLOAT64, few_count, floating, reference_of
 
 
 def collect(
@@ -65,7 +65,8 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall]) -> Answered
     """Computes every member's own and float64 answers to calls that are outside of the example's range.
 
     Their bounds are their own, as their errors are. Returns: the answers; without calls if members are not
-    defined there: an answer is not finite, or float64 is no reference.
+    defined there: an answer is not finite, float64 is no reference, or a few numbers are so large that the
+    errors of all others do not count, as answers of `exp` are.
     """
     answered, nothing = AnsweredCalls.of(subject, calls), AnsweredCalls.of(subject, ())
     for i in range(len(subject.members)):
@@ -79,10 +80,19 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall]) -> Answered
         give_back()
     coarse = coarsest(subject.program(0))
     scale_by_terms(answered, coarse)
-    if any(s.unsteady(eps) for s, eps in zip(answered.stats, coarse)):
+    if any(s.unsteady(eps) for s, eps in zip(answered.stats, coarse)) or _few_count(answered):
         return nothing
     add_rounding(answered, coarse)
     return nothing if any(s.doubt for s in answered.stats) else answered
+
+
+def _few_count(answered: AnsweredCalls) -> bool:
+    """Returns whether a few numbers are far larger than all others among a member's answers in an output."""
+    return any(
+        floating(own) and few_count(torch.cat([a.truth[i][k].reshape(-1) for a in answered.found]))
+        for i in range(len(answered.subject.members))
+        for k, own in enumerate(answered.found[0].own[i] if answered.found else ())
+    )
 
 
 def _use_own_answers(answered: AnsweredCalls) -> None:
@@ -120,9 +130,12 @@ def run_program(answered: AnsweredCalls, i: int) -> None:
             own = _own_answer(subject, i, call, weights, inputs)
             try:
                 truth = exact_answer(exact)
-            except RuntimeError as e:  # an op without a float64 kernel: the own answer is the reference
+                has_float64 = all(t.shape == o.shape for t, o in zip(truth, own))  # not of bits of floats
+            except RuntimeError as e:  # an op without a float64 kernel
                 if bytes_lacking(e):
                     raise
+                has_float64 = False
+            if not has_float64:  # the own answer is the reference
                 truth = [o.to(torch.float64) if o.is_floating_point() else o for o in own]
                 answered.float64 = False
         into.own.append(own)

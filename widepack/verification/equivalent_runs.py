@@ -10,7 +10,8 @@ numbers in contiguous memory:
 | weights and inputs moved by one ulp | what the first layers round, which later ones may amplify |
 
 1. The own error is the largest of these evaluations, and at most `MOST` times the one that was measured
-   first. The factors of the bound do not change.
+   first. The factors of the bound do not change. The rms error does not count where a few numbers are far
+   larger than all others, as among answers of `exp`: it is the error of one number, a single sample.
 2. Where rounding decides a near-tie otherwise than float64 (the nearest code of a quantiser, the winner of a
    topk), a wide answer is right if it is within the bound of the answer with the other decision
    (`other_decisions`). That answer is computed in float64, and only decisions with a margin below the bound
@@ -50,7 +51,7 @@ from ..runtime.graph_module import Loop
 from ..runtime.walk import last_uses
 from .rounding import moved_by_an_ulp
 from .subject import MemberAnswers, Subject, VerifiedCall
-from .tolerance import ErrorStats, RootMeanSquare, floating, measure, root_mean_square
+from .tolerance import ErrorStats, RootMeanSquare, few_count, floating, measure, root_mean_square
 
 DRAWS = 16  # of the directions in which numbers are moved
 _JUMPS = frozenset(
@@ -281,8 +282,11 @@ def own_rms(
 ) -> float:
     """Returns the largest rms error of one member's equal evaluations in one call, within `MOST`.
 
-    own: the answer of the first evaluation.
+    own: the answer of the first evaluation. Where a few numbers are far larger than all others, the result is
+    infinite: the largest error alone counts.
     """
+    if few_count(truth):
+        return math.inf
     found = [_errors(answers[output], truth, bound) for answers in evaluations.equal]
     largest = max(map(root_mean_square, found), default=0.0)
     return min(largest, MOST * measure("", "", own, own, truth).own)

@@ -176,18 +176,9 @@ def check_bounds(
     tensors: the probe. pattern: with the entry's prefix. bounds: of each output, as recorded.
     Raises: ProbeError.
     """
-    names = tensors.names if isinstance(tensors, Weights) else list(tensors)
-    start = f"{pattern}.y"
-    by_output: dict[str, list[str]] = {}
-    for name in names:
-        if name.startswith(start):
-            by_output.setdefault(name[len(start) :].partition(".")[0], []).append(name)
+    sizes = _largest(tensors, pattern)
     for k, bound in enumerate(bounds):
-        largest = 0.0
-        for name in by_output.get(str(k), []):
-            numbers = recorded(tensors, name)[1].abs()
-            numbers = numbers[torch.isfinite(numbers)]
-            largest = max(largest, float(numbers.max()) if numbers.numel() else 0.0)
+        largest = sizes.get(k, 0.0)
         for what, found, allowed in (
             ("scale", bound.scale, _MOST_SCALE * (largest or 1.0)),
             ("own_rms", bound.own_rms, _MOST_RMS * bound.scale),
@@ -199,6 +190,46 @@ def check_bounds(
                     f"{found:.2e}, and the recorded answers are at most {largest:.2e}: its bounds would "
                     f"accept wrong answers (at most {allowed:.2e} is allowed). Build the artifact again"
                 )
+
+
+def fitted(entry: str, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Returns an entry's record with the scale that `check_bounds` allows beside the recorded answers.
+
+    Other calls of the verification may have far larger answers, as those of `exp` are. record: of all
+    comparisons. tensors: the probe.
+    """
+    wide: dict[str, list[dict[str, Any]]] = {}
+    for key, rows in record["wide"].items():
+        sizes = _largest(tensors, f"{prefix(entry)}{key.rpartition('.')[0]}")
+        wide[key] = [_fitted_row(row, sizes.get(k, 0.0)) for k, row in enumerate(rows)]
+    return {**record, "wide": wide}
+
+
+def _fitted_row(row: dict[str, Any], largest: float) -> dict[str, Any]:
+    """Returns the row of an output. largest: of its recorded answers."""
+    if not largest or row["scale"] <= _MOST_SCALE * largest:
+        return row
+    scale = _MOST_SCALE * largest
+    most_rms, most = _MOST_RMS * scale, _MOST_ERROR * scale
+    return row | {
+        "scale": scale,
+        "own_rms": min(row["own_rms"], most_rms),
+        "own_max": min(row["own_max"], most),
+    }
+
+
+def _largest(tensors: Mapping[str, torch.Tensor] | Weights, pattern: str) -> dict[int, float]:
+    """Returns the largest finite number of the recorded answers of each output. pattern: with the prefix."""
+    found: dict[int, float] = {}
+    start = f"{pattern}.y"
+    for name in tensors.names if isinstance(tensors, Weights) else list(tensors):
+        number = name[len(start) :].partition(".")[0] if name.startswith(start) else ""
+        if number.isdecimal():
+            numbers = recorded(tensors, name)[1].abs()
+            numbers = numbers[torch.isfinite(numbers)]
+            largest = float(numbers.max()) if numbers.numel() else 0.0
+            found[int(number)] = max(found.get(int(number), 0.0), largest)
+    return found
 
 
 def recorded_terms(

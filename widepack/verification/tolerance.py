@@ -83,6 +83,19 @@ class RootMeanSquare:
             self.squares += squares * (size / self.largest) ** 2 if self.largest < math.inf else 0.0
 
 
+def few_count(values: torch.Tensor) -> bool:
+    """Returns whether the squares of fewer than four numbers among many are nearly all of the sum of squares.
+
+    The rms error of such answers is that of one or two numbers.
+    """
+    sizes = values.abs().double().reshape(-1)
+    sizes = sizes[torch.isfinite(sizes)]
+    if sizes.numel() <= 16 or not bool(sizes.any()):
+        return False
+    squares = (sizes / sizes.max()) ** 2
+    return float(squares.sum()) ** 2 < 4 * float((squares**2).sum())
+
+
 def root_mean_square(numbers: torch.Tensor) -> float:
     """Returns the root mean square of the numbers of a tensor; 0 for an empty one."""
     found = RootMeanSquare()

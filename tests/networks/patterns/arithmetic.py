@@ -11,6 +11,17 @@ from networks.patterns.shapes import FLAT, ROWS, TEXT
 
 CASES: dict[str, Case] = {
     "einsum": case(net(lambda self, x: torch.einsum("bti,oi->bto", x, self.w), w=param(5, 8)), TEXT),
+    "division_by_a_number": case(
+        net(
+            lambda self, x: (
+                torch.div(self.fc(x), 0.5, rounding_mode="trunc")
+                + torch.div((x[:, :5] * 10).long(), 4, rounding_mode="floor")
+                + torch.div((x[:, :5] * 10).long(), x.shape[1], rounding_mode="trunc")
+            ),
+            fc=linear(6, 5),
+        ),
+        ROWS,
+    ),
     "einsum_attention": case(
         net(
             lambda self, x: torch.einsum("b i d, b j d -> b i j", self.q(x), self.k(x)).softmax(-1),
