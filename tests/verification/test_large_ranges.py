@@ -27,7 +27,8 @@ class Rate(nn.Module):
             self.layer.weight.mul_(factor)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).exp()
+        rate: Tensor = self.layer(x).exp()
+        return rate
 
 
 def rates(seed: int, factor: float) -> list[Rate]:
@@ -55,7 +56,7 @@ def test_answers_of_exp_build_and_load(tmp_path: Path, seed: int, factor: float,
 
 def test_a_record_is_as_large_as_the_recorded_answers_allow() -> None:
     tensors = {"shared.y0.0": probe.thin(torch.tensor([1.0, 2.0]), 1)}
-    row = {"output": "", "scale": 1e9, "own_rms": 1e6, "own_max": 1e7}
+    row: dict[str, Any] = {"output": "", "scale": 1e9, "own_rms": 1e6, "own_max": 1e7}
     bounds = OutputBounds("", row["own_max"], row["own_rms"], row["scale"])
     with pytest.raises(ProbeError, match="has scale 1.00e\\+09"):
         probe.check_bounds(tensors, "shared", [bounds])
@@ -92,7 +93,8 @@ class Exponents(nn.Module):
         self.layer = nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).view(torch.int32) >> 23
+        y: Tensor = self.layer(x)
+        return y.view(torch.int32) >> 23
 
 
 def test_bits_of_floats_are_compared_in_their_own_dtype(tmp_path: Path) -> None:

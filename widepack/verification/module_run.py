@@ -90,7 +90,7 @@ def _switch(
         named[switch] = on
 
 
-class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
+class _CheckedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
     """Checks operands whose values kernels trust: a module runs on values that its user may never give."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,7 +177,7 @@ def run_module(
                 copy_into(buffer, values[s.input])
         call = callable_of(module, subject.method)
         draws = without_draws() if subject.rests else nullcontext()
-        with mode or nullcontext(), _Checked(), draws:  # type: ignore[no-untyped-call]
+        with mode or nullcontext(), _CheckedOperands(), draws:  # type: ignore[no-untyped-call]
             result = call(*args, **kwargs)
         found = pytree.tree_leaves(known_forms(result))
         for s in sorted(subject.states, key=lambda s: s.output):
