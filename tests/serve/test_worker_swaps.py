@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -81,6 +81,12 @@ class Worker:
         return self.ask(path, data, **headers)
 
 
+def open_files(pid: int) -> Iterator[str]:
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            yield os.readlink(file)
+
+
 class Served:
     """A server of two processes.
 
@@ -120,7 +126,7 @@ class Served:
         ends = (self.port, connection.sock.getsockname()[1])
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         (inode,) = [r[9] for r in rows if tuple(int(end.split(":")[1], 16) for end in r[1:3]) == ends]
-        links = {pid: [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()] for pid in self.children()}
+        links = {pid: list(open_files(pid)) for pid in self.children()}
         (pid,) = [pid for pid, files in links.items() if f"socket:[{inode}]" in files]
         return pid
 
