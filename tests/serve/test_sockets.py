@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,12 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
 import torch
 from command_server import ServeProcess, command_server
 from infer import document
+
+from widepack_serve.server.http_protocol import JoinedWrites
 
 BODY = orjson.dumps(document({"x": torch.arange(12.0).reshape(2, 6) / 9}))
 PATH = "/v2/models/plain.fold1/infer"
@@ -86,6 +90,34 @@ def test_chunks(server: ServeProcess) -> None:
     chunks = [b"%x\r\n%s\r\n" % (len(p), p) for p in (BODY[:9], BODY[9:10], BODY[10:])]
     status, _, body = asked(server, head, *chunks, b"0\r\n\r\n")
     assert (status, body) == (200, asked(server, post())[2])
+
+
+class RecordingTransport:
+    """Notes what is written, and in how many parts at once."""
+
+    def __init__(self) -> None:
+        self.written: list[list[bytes]] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append([data])
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.written.append(parts)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_head_of_an_answer_is_written_with_its_body() -> None:
+    transport = RecordingTransport()
+    joined = JoinedWrites(cast(asyncio.Transport, transport))
+    joined.write(b"head")
+    assert transport.written == []
+    for part in (b"", b"body", b"more"):
+        joined.write(part)
+    joined.close()
+    assert transport.written == [[b"head", b""], [b"body"], [b"more"]] and transport.closed
 
 
 def test_http_1_0_closes_the_connection(server: ServeProcess) -> None:

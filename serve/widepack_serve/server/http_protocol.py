@@ -8,6 +8,7 @@ refuses the requests of all of them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +20,33 @@ from .connections import Connections
 
 _REFUSED_S = 1.0
 """For how long a connection beyond the limit may stay open without a request."""
+
+
+class JoinedWrites:
+    """Writes the head of an answer together with the first part of its body.
+
+    uvicorn writes them one after the other: each is a system call, and the client wakes up twice.
+
+    Args:
+        transport: Of the connection.
+    """
+
+    __slots__ = ("_head", "_transport", "write")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._head = transport, b""
+        self.write: Callable[[bytes], None] = self._keep
+
+    def _keep(self, head: bytes) -> None:
+        self._head, self.write = head, self._join
+
+    def _join(self, data: bytes) -> None:
+        self._transport.writelines([self._head, data])
+        self.write = self._transport.write
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._transport.close()
 
 
 def protocol_class(seconds: float, send_seconds: float, most: int | None = None) -> type[HttpToolsProtocol]:
@@ -99,7 +127,11 @@ def protocol_class(seconds: float, send_seconds: float, most: int | None = None)
             self._head_begun = False
             self._stop_head_timer()
             super().on_headers_complete()
-            cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+            scope = cast(dict[str, Any], self.scope)
+            scope[ABORT] = self.transport.abort
+            # an answer to HEAD has no body, and `100 Continue` precedes the head
+            if scope["method"] != "HEAD" and not self.cycle.waiting_for_100_continue:
+                self.cycle.transport = cast(asyncio.Transport, JoinedWrites(self.transport))
 
         def _start_head_timer(self, limit: float) -> None:
             self._head_timer = self.loop.call_later(limit, self._expire_head)
