@@ -4,7 +4,8 @@
 
 Each request has one row for one member, and 32 connections send the next one when the answer came. The
 servers run one after the other, in turns, with one thread an op: `serve` is `widepack serve` with one
-process, `dict` is `serve_dict.py` with one process for each processor. `again` is `serve` once more, started
+process, `dict` is `serve_dict.py` with one process for each processor, of this checkout or of `--baseline`, a
+checkout with an environment in `.venv`. `again` is `serve` once more, started
 anew: its ratio to `serve` is the noise. The client is a process of its own on the same machine, and takes as
 much time as the server, so compare `cpu_us`, the server's CPU time of a request, before requests a second.
 """
@@ -73,13 +74,23 @@ def _ready(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running(kind: str, network: str, folder: Path, words: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
-    """Runs a server. Yields: its port, and its processes. words: options of `widepack serve`."""
+def running(
+    kind: str, network: str, folder: Path, words: Sequence[str], baseline: Path | None
+) -> Iterator[tuple[int, list[int]]]:
+    """Runs a server. Yields: its port, and its processes.
+
+    words: options of `widepack serve`. baseline: the checkout of `dict`; None for this one.
+    """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         listener.set_inheritable(True)
         port, number = listener.getsockname()[1], listener.fileno()
         if kind == "dict":
-            command = [sys.executable, str(HERE / "serve_dict.py"), str(folder), network, str(number)]
+            python, script = (
+                (baseline / ".venv/bin/python", baseline / "scripts/measure/serve_dict.py")
+                if baseline
+                else (sys.executable, HERE / "serve_dict.py")
+            )
+            command = [str(python), str(script), str(folder), network, str(number)]
             count = os.cpu_count() or 1
             found = [subprocess.Popen(command, pass_fds=[number], env=ENVIRONMENT) for _ in range(count)]
         else:
@@ -109,7 +120,8 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 def loaded(network: str, folder: Path, given: argparse.Namespace, kind: str, number: int) -> dict[str, Any]:
     """Runs one server and its client once. Raises: RuntimeError for an answer that is not 200."""
-    with running(kind, network, folder, ("--workers", str(given.workers))) as (port, pids):
+    words = ("--workers", str(given.workers))
+    with running(kind, network, folder, words, given.baseline) as (port, pids):
         document = {"port": port, "connections": given.connections, "seconds": given.seconds, "warm": 1.0}
         document |= {"pids": pids, "requests": str(folder / "requests.json")}
         client = [sys.executable, str(HERE / "http_load.py"), json.dumps(document)]
@@ -156,6 +168,9 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=4.0, help="of each run of a server (default: 4)")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--workers", type=int, default=1, help="processes of widepack serve")
+    options.add_argument(
+        "--baseline", type=Path, help="a checkout whose serve_dict.py runs (default: this one)"
+    )
     options.add_argument("--connections", type=int, default=32)
     options.add_argument("--form", choices=["binary", "json"], default="binary")
     given = options.parse_args()
