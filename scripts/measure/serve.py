@@ -172,11 +172,11 @@ def main() -> int:
         "--baseline", type=Path, help="a checkout whose serve_dict.py runs (default: this one)"
     )
     options.add_argument("--connections", type=int, default=32)
-    options.add_argument("--form", choices=["binary", "json"], default="binary")
+    options.add_argument("--form", choices=["binary", "json"], default="binary", dest="body")
     given = options.parse_args()
     torch.set_num_threads(1)
     cases = {
-        f"{network}, {ids}, {given.form}": partial(measured, network, ids, given.form, given)
+        f"{network}, {ids}, {given.body}": partial(measured, network, ids, given.body, given)
         for network in NETWORKS
         for ids in ("uniform", "zipf")
     }
