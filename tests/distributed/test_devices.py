@@ -244,7 +244,7 @@ def test_copies_load_the_same_parts(heads: Path) -> None:
 
 def test_words(heads: Path) -> None:
     parts = widepack.load(heads, device=TWO)
-    members = "5 members: m0, m1, m2, m3, ..."
+    members = "5 members: m0, m1, m2, m3, m4"
     devices = "cpu, eager + cpu, eager"
     assert repr(parts) == f"DeviceModel({members}; inputs x=float32[B,6]; entries encode; {devices})"
     entry = "DeviceEntry(encode of 5 members; inputs x=float32[B,6]; "

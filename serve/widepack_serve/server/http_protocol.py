@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import TooSlow
 from ..protocol.response import document_body
@@ -47,6 +47,12 @@ class JoinedWrites:
     def close(self) -> None:
         """Closes the connection."""
         self._transport.close()
+
+
+def _join_writes(cycle: RequestResponseCycle) -> None:
+    """Joins the writes of an answer. One to HEAD has no body, and `100 Continue` precedes the head."""
+    if cycle.scope["method"] != "HEAD" and not cycle.waiting_for_100_continue:
+        cycle.transport = cast(asyncio.Transport, JoinedWrites(cycle.transport))
 
 
 def protocol_class(seconds: float, send_seconds: float, most: int | None = None) -> type[HttpToolsProtocol]:
@@ -127,11 +133,8 @@ def protocol_class(seconds: float, send_seconds: float, most: int | None = None)
             self._head_begun = False
             self._stop_head_timer()
             super().on_headers_complete()
-            scope = cast(dict[str, Any], self.scope)
-            scope[ABORT] = self.transport.abort
-            # an answer to HEAD has no body, and `100 Continue` precedes the head
-            if scope["method"] != "HEAD" and not self.cycle.waiting_for_100_continue:
-                self.cycle.transport = cast(asyncio.Transport, JoinedWrites(self.transport))
+            cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+            _join_writes(self.cycle)
 
         def _start_head_timer(self, limit: float) -> None:
             self._head_timer = self.loop.call_later(limit, self._expire_head)
