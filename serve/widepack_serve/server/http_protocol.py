@@ -49,8 +49,12 @@ class JoinedWrites:
         self._transport.close()
 
 
-def _join_writes(cycle: RequestResponseCycle) -> None:
-    """Joins the writes of an answer. One to HEAD has no body, and `100 Continue` precedes the head."""
+def _prepare_answer(cycle: RequestResponseCycle) -> None:
+    """Gives the app the way to close a connection, and joins the writes of the answer.
+
+    An answer to HEAD has no body, and `100 Continue` precedes the head.
+    """
+    cast(dict[str, Any], cycle.scope)[ABORT] = cycle.transport.abort
     if cycle.scope["method"] != "HEAD" and not cycle.waiting_for_100_continue:
         cycle.transport = cast(asyncio.Transport, JoinedWrites(cycle.transport))
 
@@ -133,8 +137,7 @@ def protocol_class(seconds: float, send_seconds: float, most: int | None = None)
             self._head_begun = False
             self._stop_head_timer()
             super().on_headers_complete()
-            cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
-            _join_writes(self.cycle)
+            _prepare_answer(self.cycle)
 
         def _start_head_timer(self, limit: float) -> None:
             self._head_timer = self.loop.call_later(limit, self._expire_head)
