@@ -15,6 +15,7 @@ import torch
 from loaded import built, saved
 from paths import ROOT
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import widepack
 from widepack.ir import ops
@@ -463,3 +464,23 @@ def test_a_build_tries_members_at_no_operands_outside_of_which_kernels_read(tmp_
     torch.testing.assert_close(
         widepack.load(path)(*sample), torch.stack([m(*sample) for m in members]).detach()
     )
+
+
+class RefusesModes(torch.nn.Module):
+    """Has an op that does not accept a dispatch mode, as some ops of users do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and _get_current_dispatch_mode() is not None:
+            raise NotImplementedError("no rule for this mode")
+        y: Tensor = self.layer(x)
+        return y
+
+
+def test_a_member_without_such_kernels_runs_without_a_mode(tmp_path: Path) -> None:
+    members = [RefusesModes() for _ in range(2)]
+    path, x = built(tmp_path, RefusesModes, members, "x=float32[B,4]"), torch.rand(5, 4)
+    torch.testing.assert_close(widepack.load(path)(x), torch.stack([m(x) for m in members]).detach())

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..capture.derivatives import weights_fixed
 from ..capture.named_fields import known_forms
 from ..capture.state import owner_of
+from ..ir.edit import all_nodes
 from ..ir.overlapping import copy_into
 from ..ir.torch_internals import buffers_of, op_base_name, without_fast_path
 from ..kernels.checks import CHECKS, OF_VALUES
@@ -97,6 +98,15 @@ class _CheckedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         if (name := str(func)) in OF_VALUES:
             CHECKS[name](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _checked_operands(subject: Subject) -> AbstractContextManager[Any]:
+    """Returns a context for modules whose programs have such kernels. Others run without: an op of the user's
+    may not accept a mode.
+    """
+    if any(node.op in OF_VALUES for program in subject.programs for node in all_nodes(program)):
+        return _CheckedOperands()  # type: ignore[no-untyped-call]
+    return nullcontext()
 
 
 _HALF = {"exponential", "cauchy", "geometric", "log_normal"}
@@ -177,7 +187,7 @@ def run_module(
                 copy_into(buffer, values[s.input])
         call = callable_of(module, subject.method)
         draws = without_draws() if subject.rests else nullcontext()
-        with mode or nullcontext(), _CheckedOperands(), draws:  # type: ignore[no-untyped-call]
+        with mode or nullcontext(), _checked_operands(subject), draws:
             result = call(*args, **kwargs)
         found = pytree.tree_leaves(known_forms(result))
         for s in sorted(subject.states, key=lambda s: s.output):
