@@ -3,11 +3,11 @@
     python scripts/measure/serve.py [--seconds 4] [--rounds 3] [--only TEXT]
 
 Each request has one row for one member, and 32 connections send the next one when the answer came. The
-servers run one after the other, in turns, with one thread an op: `serve` is `widepack serve` with one
-process, `dict` is `serve_dict.py` with one process for each processor, of this checkout or of `--baseline`, a
-checkout with an environment in `.venv`. `again` is `serve` once more, started
-anew: its ratio to `serve` is the noise. The client is a process of its own on the same machine, and takes as
-much time as the server, so compare `cpu_us`, the server's CPU time of a request, before requests a second.
+servers run one after the other, in turns, with one thread an op: `serve` is `widepack serve` with
+`--workers` processes, `dict` is `serve_dict.py` with one process for each processor, of this checkout or of
+`--baseline`, a checkout with an environment in `.venv`. `again` is `serve` once more, started anew: its ratio
+to `serve` is the noise. The client is a process of its own on the same machine, and takes as much time as the
+server, so compare `cpu_us`, the server's CPU time of a request, before requests a second.
 """
 
 from __future__ import annotations

@@ -64,15 +64,8 @@ def test_a_network_that_reads_its_own_memory_by_a_mask_loads(tmp_path: Path) -> 
     torch.testing.assert_close(widepack.load(path)(x), expected.detach())
 
 
-class Unsort(nn.Module):
+class Unsort(Coupling):
     """Writes the inverse of an order into memory of its own, and reads by it, as mixtures of experts do."""
-
-    mask: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.tensor([True, False, True, False]))
-        self.scale = nn.Parameter(torch.rand(2))
 
     def forward(self, x: Tensor) -> Tensor:
         order = x[:, 0].argsort()

@@ -52,12 +52,7 @@ class EmptyCall:
         """Returns what a call of the values returns. Raises: InputError if the model refuses it too."""
         try:
             return call()
-        except (
-            InputError,
-            RuntimeError,
-            IndexError,
-            ValueError,
-        ) as e:  # also of an op
+        except (InputError, RuntimeError, IndexError, ValueError) as e:  # also of an op
             raise InputError(str(self._refusal)) from e
 
     def cut(self, leaves: Sequence[Any]) -> list[Any]:

@@ -84,9 +84,10 @@ class RootMeanSquare:
 
 
 def few_count(values: torch.Tensor) -> bool:
-    """Returns whether the squares of fewer than four numbers among many are nearly all of the sum of squares.
+    """Returns whether the sum of squares of many numbers is mostly that of one to three of them.
 
-    The rms error of such answers is that of one or two numbers.
+    Their count is (sum of squares)^2 / (sum of fourth powers), and less than 4. The rms error of such answers
+    is that of one or two numbers.
     """
     sizes = values.abs().double().reshape(-1)
     sizes = sizes[torch.isfinite(sizes)]
