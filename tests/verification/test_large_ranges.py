@@ -79,6 +79,8 @@ def test_a_record_is_as_large_as_the_recorded_answers_allow() -> None:
         (torch.tensor([1e300] + [1.0] * 30, dtype=torch.float64), True),
         (torch.tensor([1e30, 1.0, 2.0]), False),
         (torch.zeros(40), False),
+        (torch.ones(40, dtype=torch.bool), False),
+        (torch.tensor([10**9] + [0] * 39), False),
     ],
 )
 def test_few_numbers_count_where_others_are_far_smaller(values: Tensor, few: bool) -> None:
@@ -124,3 +126,20 @@ def test_a_conjugated_view_is_an_input(tmp_path: Path) -> None:
     torch.testing.assert_close(ens.each(z.expand(3, 3, 6)), expected)
     torch.testing.assert_close(ens.route(z, member=[0, 1, 2]), expected[[0, 1, 2], [0, 1, 2]])
     torch.testing.assert_close(ens.member(1)(z), expected[1])
+
+
+class RateAndMask(Rate):
+    """Also answers with truth values."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        rate = super().forward(x)
+        return rate, rate > 0
+
+
+def test_truth_values_beside_answers_of_exp(tmp_path: Path) -> None:
+    members = []
+    for i in range(3):
+        torch.manual_seed(30 + i)
+        members.append(RateAndMask(6.0))
+    path, x = built(tmp_path, lambda: RateAndMask(6.0), members, "x=float32[B,8]"), torch.randn(4, 8)
+    assert bool(widepack.load(path)(x)[1].all())

@@ -89,9 +89,9 @@ def collect_shifted(subject: Subject, calls: Sequence[VerifiedCall]) -> Answered
 def _few_count(answered: AnsweredCalls) -> bool:
     """Returns whether a few numbers are far larger than all others among a member's answers in an output."""
     return any(
-        floating(own) and few_count(torch.cat([a.truth[i][k].reshape(-1) for a in answered.found]))
+        few_count(torch.cat([a.truth[i][k].reshape(-1) for a in answered.found]))
         for i in range(len(answered.subject.members))
-        for k, own in enumerate(answered.found[0].own[i] if answered.found else ())
+        for k in range(len(answered.stats) if answered.found else 0)
     )
 
 

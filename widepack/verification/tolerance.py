@@ -89,6 +89,8 @@ def few_count(values: torch.Tensor) -> bool:
     Their count is (sum of squares)^2 / (sum of fourth powers), and less than 4. The rms error of such answers
     is that of one or two numbers.
     """
+    if not floating(values):
+        return False
     sizes = values.abs().double().reshape(-1)
     sizes = sizes[torch.isfinite(sizes)]
     if sizes.numel() <= 16 or not bool(sizes.any()):
